@@ -9,18 +9,20 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
+from components.runtime.flags import CommandParser, whoami
 from components.runtime.kubeflow import (
     EXPERIMENT,
     PIPELINE_NAME,
     SERVICE_ACCOUNT,
     KubeflowServer,
     PipelineVersion,
+    describe_end,
     wait,
 )
 from pipelines.local.environments import REPOSITORY, python_of
@@ -51,6 +53,7 @@ ROOMS = {
     "search": ("pipelines.search", (), "try settings on the same held-out rows; say which are best"),
     "reproduce": ("pipelines.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
     "export": ("components.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
+    "doctor": ("pipelines.doctor", (), "look at a live installation: what is right, wrong and how to mend it"),
     "verify": ("components.deployment.verify", (), "prove offline that a version answered as it was released"),
     "canary": ("components.deployment.canary", (), "give a new version a growing share of traffic, or take it back"),
     "controller": ("components.deployment.controller", (), "probe servers, reload, take a bad release back"),
@@ -311,7 +314,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
-    from components.store.runs import find_outcome, new_run_name
+    from components.store.runs import find_outcome, store_name
     from pipelines import submit
     from pipelines.package import default_store, image_tag
     from pipelines.recommender import check_changes
@@ -337,13 +340,17 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     elif arguments.recurring:
         print(submit.schedule(server, run, arguments.recurring, name=arguments.pipeline))
     else:
-        name = parameters.get("trigger_id") or new_run_name("manual")
+        by = whoami().partition("@")[0]
+        name = parameters.get("trigger_id") or f"manual {datetime.now(timezone.utc):%Y-%m-%d %H:%M} by {by}"
         run_id = submit.start(server, run, name=name)
         print(run_id, flush=True)
         if arguments.wait:
-            wait(server, run_id, seconds=arguments.wait_hours * 3600)
+            ended = wait(server, run_id, seconds=arguments.wait_hours * 3600)
             store = Path(parameters.get("store") or default_store(arguments.package))
-            outcome = find_outcome(store, name)
+            outcome = find_outcome(store, store_name(name, "", run_id))
+            if ended.state != "SUCCEEDED":
+                step = f"; {outcome.step}: {outcome.reason}" if outcome else ""
+                raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
             hint = f"{store} is not mounted here; where it is, `evergreen runs --store {store}` tells of run {name}"
             print(describe_run(store, outcome) if outcome else hint)
     return 0

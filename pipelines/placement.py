@@ -122,8 +122,10 @@ class Placement:
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
     """Step -> what it asks for instead of `NEEDS`."""
     run_as_user: int | None = None
-    """User id of the steps' containers, which are then refused as root; None = the image's own user, unchecked. Takes a
-    backend of 2.17 (kubeflow/pipelines pull request 12832); the images' own user is 10001."""
+    """User id of the steps' containers, which are then refused as root; None = the image's own user, unchecked. The
+    images' own user is 10001."""
+    security_context: typing.Literal["set", "omit"] = "set"
+    """Whether the steps' tasks carry `run_as_user`. Kubeflow Pipelines before 2.16 refuses them with it: `omit`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
@@ -162,8 +164,8 @@ class Placement:
     own process."""
     num_retries: int = 2
     """Tries after the first, whatever the exit code: steps replace their own partial output. A pod that vanished with
-    its node has no exit code; Argo tries it again only where the workflow controller's defaults say
-    `retryPolicy: Always`."""
+    its node has no exit code; KFP tries any of them again only where its API server was told
+    `retryPolicy: Always` (docs/pipeline.md)."""
     training_retries: int = 4
     """The same of training, which is the longest step and goes on from its checkpoint, so that each loss of a node
     costs it minutes. More on nodes that come and go; an error that no try can mend is reported 10 s * 3^n
@@ -277,7 +279,7 @@ def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
 
 def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
     """The container's user, the registry's credentials and the step's variables."""
-    if placement.run_as_user is not None:
+    if placement.run_as_user is not None and placement.security_context == "set":
         kubernetes.set_security_context(task, run_as_user=placement.run_as_user, run_as_non_root=True)
     if placement.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(placement.image_pull_secrets))

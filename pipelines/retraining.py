@@ -71,11 +71,18 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             served: Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty =
                 not compared.
         """
-        run = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
-        record = run_outcome(run=run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason)
-        with dsl.ExitHandler(place(record, "run_outcome", placement), name="record the outcome"):
+        # Kubeflow replaces a constant that is one of these, and none inside a longer text. The first is empty in a
+        # schedule's run.
+        run = {
+            "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+            "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
+            "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        }
+        record = run_outcome(**run, store=store, trigger_id=trigger_id, trigger_reason=trigger_reason)
+        # Kubeflow's page shows 16 letters of these names.
+        with dsl.ExitHandler(place(record, "run_outcome", placement), name="retraining"):
             extracted = extraction(
-                run=run,
+                **run,
                 store=store,
                 work=work,
                 lake=lake,
@@ -89,7 +96,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             )
             place(extracted, "extraction", placement)
             validated = validation(
-                run=run,
+                **run,
                 store=store,
                 work=work,
                 champion=champion,
@@ -99,9 +106,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             )
             place(validated, "validation", placement)
             raw_dataset = validated.outputs["valid_dataset"]
-            with dsl.If(validated.outputs["Output"] == True, name="data is fit to learn from"):  # noqa: E712
+            with dsl.If(validated.outputs["Output"] == True, name="data passed"):  # noqa: E712
                 preprocessed = preprocessing(
-                    run=run,
+                    **run,
                     store=store,
                     work=work,
                     dask_scheduler=placement.preprocessing_dask_scheduler,
@@ -110,7 +117,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 place(preprocessed, "preprocessing", placement)
                 training_set = preprocessed.outputs["training_set"]
                 trained = training(
-                    run=run,
+                    **run,
                     store=store,
                     work=work,
                     backend=placement.backend,
@@ -123,7 +130,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 place(trained, "training", placement)
                 model = trained.outputs["model"]
                 judged = evaluation(
-                    run=run,
+                    **run,
                     store=store,
                     work=work,
                     champion=champion,
@@ -133,9 +140,9 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     model=model,
                 )
                 place(judged, "evaluation", placement)
-                with dsl.If(judged.outputs["Output"] == True, name="candidate is accepted"):  # noqa: E712
+                with dsl.If(judged.outputs["Output"] == True, name="gate passed"):  # noqa: E712
                     released = deployment(
-                        run=run,
+                        **run,
                         store=store,
                         repository=repository,
                         triton_urls=triton_urls,

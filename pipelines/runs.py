@@ -20,6 +20,7 @@ from components.store.runs import (
     begun_at,
     each_note,
     find_outcome,
+    kubeflow_name,
     read_notes,
     trained_model,
 )
@@ -31,6 +32,8 @@ class RunLine:
 
     run: str
     """Its folder in the store, and what every command calls it."""
+    name: str
+    """Its name in Kubeflow, which other runs may have too; `run` where it ran on this machine."""
     state: str
     """As in `RunOutcome`; `running` for a run without an outcome."""
     step: str
@@ -77,6 +80,7 @@ def read_run(store: Path, run: str) -> RunLine:
     facts = {name: value for note in notes for name, value in note.facts.items()}
     return RunLine(
         run=run,
+        name=kubeflow_name(run)[0],
         state=outcome.state if outcome else "running",
         step=outcome.step if outcome else last.step,
         started_at=begun.isoformat(timespec="seconds") if begun else None,
@@ -109,9 +113,11 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
     if not lines:
         print(f"no run has left anything in {store}")
         return
-    head = ("started", "run", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
+    head = ("started", "run", "id", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
     table = [head, *(_cells(line) for line in lines)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    if all(line.name == line.run for line in lines):  # runs of this machine have no id
+        table = [(row[0], row[1], *row[3:]) for row in table]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     if len(lines) == newest:
@@ -162,10 +168,10 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     return [*kept, *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []), *flags]
 
 
-def _cells(line: RunLine) -> list[str]:
+def _cells(line: RunLine) -> tuple[str, ...]:
     def shown(value: float | None, form: str) -> str | None:
         return None if value is None else f"{value:{form}}"
 
     numbers = shown(line.seconds, ".0f"), shown(line.rows, ","), shown(line.auc, ".4f")
-    cells = (line.started_at, line.run, line.state, line.step, *numbers, line.verdict, shown(line.version, "d"))
-    return [cell or "-" for cell in (*cells, line.model_id)]
+    cells = (line.started_at, *kubeflow_name(line.run), line.state, line.step, *numbers)
+    return tuple(cell or "-" for cell in (*cells, line.verdict, shown(line.version, "d"), line.model_id))

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.contracts.manifests import CURRENT
 from components.runtime.errors import ContractError, PermanentError
+from components.runtime.flags import whoami
 from components.runtime.kubeflow import (
     EXPERIMENT,
     PIPELINE_NAME,
@@ -65,13 +67,16 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
 
 
 def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
-    """Starts one run under this name, which the store's notes of it have too, and returns its id."""
+    """Start one run under this name, described by its parameters' reason and recommender, and return its id."""
+    reason = run.parameters.get("trigger_reason") or "no reason given"
+    recommender = run.parameters.get("recommender", CURRENT)
     run_id = server.start_run(
         server.experiment_id(run.experiment),
         name,
         source=run.source,
         parameters=run.parameters,
         service_account=run.service_account,
+        description=f"{reason}; asked by {whoami()}; recommender {recommender}",
     )
     logger.info("run %s started as %s", name, run_id)
     return run_id

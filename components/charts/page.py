@@ -43,6 +43,11 @@ def html_page(
     )
 
 
+def refusal_page(step: str, reason: str) -> str:
+    """Return the page of a step that refused before it had a report: Kubeflow shows an error for an absent one."""
+    return html_page(f"{step} refused", intro=f"<p>{escape(reason)}</p>", sections={}, decision="refused")
+
+
 def html_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numbers: Collection[int] = ()
 ) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from components.contracts.serving import AUTO, CANARY, FULL, SHADOW, UNRELEASED
 from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
 from components.deployment.settings import RolloutSettings, ServingSettings
-from components.runtime.durable import write_whole
+from components.runtime.durable import own_umask, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
     """Releases the model; see the module."""
+    own_umask()
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from components.storage.uris import local_path
@@ -59,7 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     store = local_path(arguments.store)
     with runs.noted(store, arguments.run, STEP) as note:
         runs.forget_report(store, arguments.run, STEP)
-        _deploy(arguments, note)
+        try:
+            _deploy(arguments, note)
+        except Refused as error:
+            if arguments.html:
+                from components.charts.page import refusal_page
+
+                write_whole(arguments.html, refusal_page(STEP, str(error)))
+            raise
     return 0
 
 

@@ -1,12 +1,14 @@
 """Deployment's place in the pipeline; the work is in `__main__` and the modules beside it."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="evergreen-deployment", install_kfp_package=False)
 def deployment(
     run: str,
+    run_resource: str,
+    run_id: str,
     store: str,
     repository: str,
     triton_urls: str,
@@ -17,7 +19,6 @@ def deployment(
     model: Input[Model],
     verdict: Input[Artifact],
     release: Output[Artifact],
-    metrics: Output[Metrics],
     card: Output[HTML],
 ) -> None:
     """Releases an accepted model to Triton: one ONNX graph, parity proven, published whole, probed, recorded.
@@ -25,7 +26,9 @@ def deployment(
     A verdict that another release has made stale ends the step without a release or a retry; its note gives the reason.
 
     Args:
-        run: Name of this run.
+        run: Kubeflow's name of the run.
+        run_resource: Name of its workflow, which counts where a schedule's run has no other.
+        run_id: Kubeflow's id of it; empty on this machine.
         store: Model store, folder URI; gets the release manifest and the journal's line.
         repository: Triton's model repository, folder URI.
         triton_urls: Running servers, each host:grpc_port or dns:///name:grpc_port (every address of a headless
@@ -37,22 +40,18 @@ def deployment(
         model: Model manifest.
         verdict: Verdict manifest; its scores are what the graph must repeat.
         release: Release manifest.
-        metrics: Version, parity and seconds.
         card: The model's card as of its release, for people.
     """
-    from components.contracts.manifests import Release
     from components.deployment.__main__ import main
     from components.runtime.flags import run_flags
+    from components.store.runs import store_name
 
+    name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=run, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
+        run=name, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
         trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
         output=release.path, html=card.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
             return  # refused: a retry would be refused too
         raise SystemExit(code)
-    done = Release.read(release.path)
-    metrics.log_metric("version", done.version)
-    metrics.log_metric("parity_max_abs_diff", done.parity_max_abs_diff)
-    metrics.log_metric("parity_rows", done.parity_rows)

@@ -92,7 +92,9 @@ class SiteSettings:
         if name is None:
             raise ContractError(f"model store {self.store} has no release and no recommender, expected one of them")
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
-        return ModelRepository(open_objects(self.repository), ServedNames(name), holder=holder)
+        # Triton's process has a user of its own, and no group of ours.
+        objects = open_objects(self.repository, readable=True)
+        return ModelRepository(objects, ServedNames(name), holder=holder)
 
     def serving(self: Settings, model: Model) -> Settings:
         """The settings of a deployment of `model`, whose recommender names what is served.

@@ -10,7 +10,8 @@ from typing import Any
 from components.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
 from components.evaluation.settings import GateSettings
 from components.models import share_cores
-from components.runtime.durable import write_whole
+from components.runtime.durable import own_umask, write_whole
+from components.runtime.errors import Refused
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
@@ -42,12 +43,20 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see the module for what it returns."""
+    own_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:
         forget_report(store, arguments.run, STEP)
-        verdict = _run(arguments)
+        try:
+            verdict = _run(arguments)
+        except Refused as error:
+            if arguments.html:
+                from components.charts.page import refusal_page
+
+                write_whole(Path(arguments.html), refusal_page(STEP, str(error)))
+            raise
         champion, old = verdict.champion, verdict.old_distribution
         note.facts = {
             "decision": verdict.decision,
@@ -81,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         final=local_path(arguments.work) / arguments.run / STEP,
     )
     if arguments.metrics:
-        _write_json(arguments.metrics, metrics_document(evaluation.verdict))
+        _write_json(arguments.metrics, metrics_document(evaluation.verdict, train_rows=model.num_train_rows))
     if arguments.roc:
         _write_json(arguments.roc, roc_document(evaluation.scored))
     validation = ValidationReport.read(arguments.validation_report) if arguments.validation_report else None

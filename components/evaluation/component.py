@@ -7,6 +7,8 @@ from kfp.dsl import HTML, Artifact, ClassificationMetrics, Dataset, Input, Metri
 @dsl.component(base_image="evergreen-evaluation", install_kfp_package=False)
 def evaluation(
     run: str,
+    run_resource: str,
+    run_id: str,
     store: str,
     work: str,
     champion: str,
@@ -22,7 +24,9 @@ def evaluation(
     """Judges the candidate on the held-out rows: an absolute floor, and not worse than what is served (paired DeLong).
 
     Args:
-        run: Name of the run.
+        run: Kubeflow's name of the run.
+        run_resource: Name of its workflow, which counts where a schedule's run has no other.
+        run_id: Kubeflow's id of it; empty on this machine.
         store: Folder URI of the model store.
         work: Folder URI for big data; the step writes below <work>/<run>/evaluation.
         champion: Model to beat: current, none, or a released model's id.
@@ -31,8 +35,8 @@ def evaluation(
         model: Model manifest of the candidate.
         validation_report: ValidationReport manifest, for the model's card.
         verdict: Verdict manifest.
-        metrics: AUC with its interval, log loss, normalized entropy and calibration; the champion's and the difference;
-            the same on old rows.
+        metrics: Figures that people compare runs by: AUC with its interval, log loss, calibration, the lead over the
+            champion, rows and the decision.
         roc: ROC curve of the candidate.
         report: The model's card as of the gate, for people: comparison, slices, drift, data, specification, lineage.
 
@@ -44,9 +48,11 @@ def evaluation(
 
     from components.evaluation.__main__ import main
     from components.runtime.flags import run_flags
+    from components.store.runs import store_name
 
+    name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=run, store=store, work=work, champion=champion, raw_dataset=raw_dataset.path,
+        run=name, store=store, work=work, champion=champion, raw_dataset=raw_dataset.path,
         training_set=training_set.path, model=model.path, validation_report=validation_report.path, output=verdict.path,
         metrics=metrics.path, roc=roc.path, html=report.path)  # fmt: skip
     if (code := main(flags)) > 1:

@@ -13,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.manifests import (
-    AucLead,
     Model,
-    ModelQuality,
     RawDataset,
-    ReorderingGain,
     ValidationReport,
     Verdict,
 )
@@ -47,24 +44,28 @@ def make_card(
     )
 
 
-def metrics_document(verdict: Verdict) -> dict[str, float]:
-    """Names and values of the metrics that exist, for KFP's metadata."""
-    parts: dict[str, ModelQuality | AucLead | ReorderingGain | None] = {
-        "": verdict.candidate,
-        "champion_": verdict.champion,
-        "difference_": verdict.difference,
-        "reordering_": verdict.reordering_gain,
-    }
+def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
+    """Return what people compare runs by in Kubeflow's page, as far as it exists; the model's card has the rest.
+
+    Args:
+        verdict: The gate's verdict on the candidate.
+        train_rows: Rows that the candidate was fitted to in this run.
+    """
+    candidate, lead = verdict.candidate, verdict.difference
     values: dict[str, float | None] = {
-        "num_rows": verdict.num_rows,
-        "num_clicks": verdict.num_clicks,
         "accepted": int(verdict.accepted),
+        "auc": candidate.auc,
+        "auc_low": candidate.auc_low,
+        "auc_high": candidate.auc_high,
+        "log_loss": candidate.log_loss,
+        "calibration": candidate.calibration,
+        "champion_auc": verdict.champion.auc if verdict.champion else None,
+        "lead_auc": lead.auc if lead else None,
+        "lead_low": lead.low if lead else None,
+        "lead_high": lead.high if lead else None,
+        "rows_learned": train_rows,
+        "rows_held_out": verdict.num_rows,
     }
-    if old := verdict.old_distribution:
-        parts |= {"old_": old.candidate, "old_champion_": old.champion, "old_difference_": old.difference}
-        values |= {"old_num_rows": old.num_rows, "old_num_clicks": old.num_clicks}
-    for prefix, part in parts.items():
-        values |= {f"{prefix}{name}": value for name, value in asdict(part).items()} if part else {}
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from components.contracts.manifests import CURRENT, RawDataset
 from components.contracts.recommender import parse_settings
+from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
         argv: The flags; None = the process's.
         clock: Seconds since the epoch; rows ahead of it are not read. A `--lake-until` takes its place.
     """
+    own_umask()
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _extract_window(arguments, clock)

@@ -1,12 +1,14 @@
 """The extraction step's KFP signature."""
 
 from kfp import dsl
-from kfp.dsl import Dataset, Metrics, Output
+from kfp.dsl import Dataset, Output
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
 def extraction(
     run: str,
+    run_resource: str,
+    run_id: str,
     store: str,
     work: str,
     lake: str,
@@ -18,12 +20,13 @@ def extraction(
     settings: str,
     dask_scheduler: str,
     raw_dataset: Output[Dataset],
-    metrics: Output[Metrics],
 ) -> None:
     """Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.
 
     Args:
-        run: Name of the run.
+        run: Kubeflow's name of the run.
+        run_resource: Name of its workflow, which counts where a schedule's run has no other.
+        run_id: Kubeflow's id of it; empty on this machine.
         store: Model store; file:// URI or absolute path.
         work: Folder for big data; file:// URI or absolute path.
         lake: Lake with day=YYYY-MM-DD folders of Parquet; absolute path, file:// or gs://.
@@ -35,16 +38,14 @@ def extraction(
         settings: Changes of this run to it, such as `training.seed=7 model.tower=[64,32]`.
         dask_scheduler: Address of a running Dask scheduler; empty = this machine.
         raw_dataset: RawDataset manifest of the rows.
-        metrics: Counts of rows.
     """
-    flags = {name: value for name, value in locals().items() if name not in ("raw_dataset", "metrics")}
-    from components.contracts.manifests import RawDataset
     from components.extraction.__main__ import main
     from components.runtime.flags import run_flags
+    from components.store.runs import store_name
 
-    if code := main(run_flags(**flags, output=raw_dataset.path)):
+    flags = run_flags(
+        run=store_name(run, run_resource, run_id), store=store, work=work, lake=lake, window_start=window_start,
+        window_end=window_end, parent=parent, champion=champion, recommender=recommender, settings=settings,
+        dask_scheduler=dask_scheduler, output=raw_dataset.path)  # fmt: skip
+    if code := main(flags):
         raise SystemExit(code)
-    dataset = RawDataset.read(raw_dataset.path)
-    counted = ("train_rows", "holdout_rows", "straddling_rows", "late_rows", "replay_rows", "replay_holdout_rows")
-    for name in (*counted, "malformed", "duplicates", "updated", "conflicting"):
-        metrics.log_metric(f"num_{name}", getattr(dataset, f"num_{name}"))

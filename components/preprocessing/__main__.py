@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from components.contracts.manifests import RawDataset
+from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
@@ -31,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see `runtime.exit_codes` for its exit codes."""
+    own_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     _encode_dataset(build_parser().parse_args(argv))
     return 0

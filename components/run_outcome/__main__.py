@@ -1,4 +1,4 @@
-"""How a run ended: decided from its steps' notes and KFP's state, written beside the notes, and announced.
+"""The exit handler: records how a run ended beside its steps' notes, and announces it.
 
 KFP's state alone does not show it: the hosted backend passes COMPLETE or FAILED without a message, the local one
 SUCCEEDED or FAILED, and names the exit handler itself. The notes are `store.runs`'.
@@ -14,21 +14,18 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 
-from components.contracts.serving import UNRELEASED
 from components.notices.webhook import compose, post
+from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
-from components.store.promotion_journal import canary_at_work, moment_of
-from components.store.runs import RunOutcome, StepNote, begun_at, read_notes, reports_of, write_outcome
+from components.store.promotion_journal import moment_of
+from components.store.runs import RunOutcome, StepNote, begun_at, conclude, kubeflow_name, read_notes, write_outcome
 
 logger = logging.getLogger(__name__)
 
-FAILED_STATES = frozenset({"FAILED", "CANCELED", "CANCELLED", "ERROR"})
-LAST_STEP = "deployment"
 ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
 """Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is notified. It is
 no flag and no parameter, which everyone on the machine or in the UI could read."""
@@ -41,19 +38,17 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
 
     An empty `trigger_id` is that of a run that a person or a schedule started.
     """
+    own_umask()
     folder = local_path(store)
     notes = read_notes(folder, run)
-    outcome = decide(
+    outcome = conclude(
+        folder,
         notes,
         run=run,
         trigger_id=trigger_id,
         kfp_state=kfp_state,
         ended_at=datetime.now(timezone.utc).isoformat(),
     )
-    if outcome.state == "refused" and outcome.step == LAST_STEP and (canary := canary_at_work(folder)):
-        # The round gives way to a canary, which goes on judging: no reason to try less often or to sound an alarm.
-        outcome = replace(outcome, state="canary", version=canary.version)
-    outcome = replace(outcome, reports=reports_of(folder, run))
     write_outcome(folder, outcome)
     sentence = f"{outcome.state} at {outcome.step}: {outcome.reason}"
     logger.info("run %s (%s) %s", run, trigger_reason or "started by hand", sentence)
@@ -62,39 +57,6 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
     except Exception as error:  # noqa: BLE001 - the run has ended well or badly; this must not change it
         logger.warning("the run's end was not announced: %s", type(error).__name__)
     return sentence
-
-
-def decide(notes: list[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str) -> RunOutcome:
-    """The outcome that the notes (in step order) and KFP's state together show.
-
-    A step whose note is still `running` was killed.
-    """
-    last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
-    version = None
-    if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
-        state, reason = "judged", last.reason
-    elif last.state == "refused":
-        state, reason = "refused", last.reason
-    elif last.state == "done" and last.step == LAST_STEP and kfp_state not in FAILED_STATES:
-        state, reason = "released" if last.facts["rollout"] == "full" else "canary", last.reason
-        version = int(last.facts["version"])
-    elif last.state == "failed":
-        state, reason = "failed", last.reason
-    elif last.state == "preempted":
-        state, reason = "failed", f"preempted, and no retry was left: {last.reason}"
-    elif last.state == "running":
-        state, reason = "failed", f"{last.step} ended without a note (killed, out of memory or out of time)"
-    else:
-        state, reason = "failed", f"nothing followed {last.step}, KFP says {kfp_state}"
-    return RunOutcome(
-        run=run,
-        trigger_id=trigger_id,
-        state=state,
-        step=last.step,
-        reason=reason,
-        version=version,
-        ended_at=ended_at,
-    )
 
 
 def notify(
@@ -134,7 +96,9 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     title = ". ".join([title, *_reported_by_steps(notes)])
     # As text: a file's address is no link that a chat would follow.
     done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
-    return compose(title, numbers={"request_id": outcome.run}, since=begun.timestamp(), done=done, link="")
+    return compose(
+        title, numbers={"request_id": kubeflow_name(outcome.run)[0]}, since=begun.timestamp(), done=done, link=""
+    )
 
 
 def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
-from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, wait
+from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end, wait
 from components.store.models import judged_run
-from components.store.runs import find_outcome
+from components.store.runs import find_outcome, store_name
 
 VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Holds the pipeline's parameters as JSON; `trigger_id` among them names the trial."""
@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     experiment = server.experiment_id(EXPERIMENT)
     run_id = server.start_run(experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT)
-    wait(server, run_id, seconds=24 * 3600.0)
-    outcome = find_outcome(arguments.store, trial)
+    ended = wait(server, run_id, seconds=24 * 3600.0)
+    outcome = find_outcome(arguments.store, store_name(trial, "", run_id))
     judged = judged_run(arguments.store, outcome.run) if outcome else None
     if judged is None:
-        raise PermanentError(f"run {run_id} was not judged: {outcome.reason if outcome else 'it left no outcome'}")
+        raise PermanentError(f"run {run_id} was not judged: {outcome.reason if outcome else describe_end(ended)}")
     print(f"auc={judged[0].candidate.auc}\nlog_loss={judged[0].candidate.log_loss}", flush=True)
     return 0
 

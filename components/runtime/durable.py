@@ -31,6 +31,20 @@ def no_checkpoint(name: str) -> None:
     """Does nothing; tests put a crash here, at each step of a protocol of writes that names itself."""
 
 
+PRIVATE = 0o027
+"""Mode bits that the files of a model registry and of a run's work lack: nothing for others, no writing for a group."""
+READABLE = 0o022
+"""Mode bits that files lack which another user's program reads, such as a model repository's."""
+
+
+def own_umask(mask: int = PRIVATE) -> int:
+    """Set this process's umask, and return the one before; what it and its children write from now on has it.
+
+    Argo's executor starts every step with umask 0, which would leave its files writable for everybody.
+    """
+    return os.umask(mask)
+
+
 def fsync_path(path: Path) -> None:
     """Flushes a file's or a folder's own entry to disk."""
     descriptor = os.open(path, os.O_RDONLY)

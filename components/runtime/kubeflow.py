@@ -9,12 +9,15 @@ connection is made, so that a program that only needs the names below does not l
 import json
 import logging
 import os
+import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,8 @@ ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "C
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
 """Beside those from 500 on: a token is rotated, rights are granted, and a conflict is over at the next attempt."""
+_REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
+"""Texts of answers that no repetition changes, whatever their status."""
 _PAGE = 100
 
 
@@ -46,6 +51,8 @@ class PipelineVersion:
 
     pipeline_id: str
     version_id: str
+    name: str = ""
+    """For people; empty where only the id is known."""
 
 
 class KubeflowServer:
@@ -112,12 +119,21 @@ class KubeflowServer:
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
             temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            # The server answers 500, code 13, to a version that was deleted and to a request that is wrong.
+            temporary = temporary and not _REFUSALS.search(str(error.body or ""))
             text = f"{server} answered {error.status} {error.reason}: {str(error.body or '')[:300]}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
         except urllib3.exceptions.HTTPError as error:
             raise TemporaryError(f"{server} does not answer: {error}") from error
         except (OSError, ValueError) as error:
             raise PermanentError(f"{server}: {error}") from error
+
+    def health(self) -> tuple[bool, datetime | None]:
+        """Return whether the installation has several users, and the server's time, where it tells one."""
+        with self.requests():
+            answer, _, headers = self.client._healthz_api.healthz_service_get_healthz_with_http_info()
+            date = headers.get("Date")
+            return bool(answer.multi_user), parsedate_to_datetime(date) if date else None
 
     def experiment_id(self, name: str) -> str:
         """Id of the experiment, which is created if it is absent."""
@@ -157,11 +173,19 @@ class KubeflowServer:
         return answer.pipeline_versions[0] if answer.pipeline_versions else None
 
     def newest_version(self, pipeline_id: str) -> PipelineVersion | None:
-        """The version that was uploaded last; None if there is none."""
+        """Return the version that was uploaded last; None if there is none.
+
+        The server's times have whole seconds. Of several in the last one those of `evergreen submit` come first: a
+        pipeline is made together with a version of its own name.
+        """
         with self.requests():
-            answer = self.client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc")
+            answer = self.client.list_pipeline_versions(pipeline_id, page_size=_PAGE, sort_by="created_at desc")
         found = answer.pipeline_versions
-        return PipelineVersion(pipeline_id, str(found[0].pipeline_version_id)) if found else None
+        if not found:
+            return None
+        tied = [each for each in found if each.created_at == found[0].created_at]
+        newest = next((each for each in tied if (each.description or "").startswith("sha256:")), found[0])
+        return PipelineVersion(pipeline_id, str(newest.pipeline_version_id), str(newest.display_name))
 
     def find_runs(self, experiment_id: str, *, name: str) -> list[Any]:
         """The experiment's runs of that display name."""
@@ -184,13 +208,19 @@ class KubeflowServer:
         source: Path | PipelineVersion,
         parameters: Mapping[str, Any],
         service_account: str = "",
+        description: str = "",
     ) -> str:
-        """Starts one run and returns its id.
+        """Start one run and return its id.
 
-        `source` is a compiled file or an uploaded version; KFP does not make `name` unique. An empty `service_account`
-        is the server's own choice.
+        Args:
+            experiment_id: Experiment of the run.
+            name: Name in Kubeflow's list. Other runs may have it too.
+            source: Compiled file, or uploaded version.
+            parameters: Parameters of the pipeline that differ from their defaults.
+            service_account: Service account of the steps' pods; empty = the server's own choice.
+            description: Text for people, on the run's page.
         """
-        with self.requests():
+        with self.requests(), self._described(description):
             made = self.client.run_pipeline(
                 experiment_id,
                 name,
@@ -200,10 +230,30 @@ class KubeflowServer:
             )
         return str(made.run_id)
 
+    @contextmanager
+    def _described(self, description: str) -> Iterator[None]:
+        """Gives runs that are created inside this description: kfp's client has no argument for it."""
+        api = self.client._run_api
+        create = api.run_service_create_run
+
+        def create_described(run: Any, **options: Any) -> Any:
+            run.description = description or None
+            return create(run=run, **options)
+
+        api.run_service_create_run = create_described
+        try:
+            yield
+        finally:
+            del api.run_service_create_run
+
     def get_run(self, run_id: str) -> Any:
         """The run as the server describes it now."""
         with self.requests():
             return self.client.get_run(run_id)
+
+    def link_to(self, run_id: str) -> str:
+        """Address of the run's page, where `host` serves the pages too."""
+        return f"{self.host.rstrip('/')}/#/runs/details/{run_id}"
 
     def terminate_run(self, run_id: str) -> None:
         """Asks the server to cancel the run."""
@@ -231,14 +281,22 @@ def wait(
     seconds: float,
     poll_seconds: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Waits until the run succeeded. KFP calls a run successful whose gate refused the model.
+) -> Any:
+    """Wait until the run has ended, and return it as the server describes it then.
 
-    kfp's own waiting does not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.
+    KFP calls a run successful whose gate refused the model. kfp's own waiting does not know CANCELED
+    (kubeflow/pipelines issue 14473) and would wait forever.
+
+    Args:
+        server: Kubeflow Pipelines server of the run.
+        run_id: Kubeflow's id of the run.
+        seconds: Longest wait.
+        poll_seconds: Pause between two requests.
+        sleep: Function that pauses.
 
     Raises:
-        PermanentError: it ended otherwise, or there is no such run.
-        TemporaryError: it is still active after `seconds`; it continues.
+        PermanentError: There is no such run.
+        TemporaryError: The run is active after `seconds`. It continues.
     """
     deadline = time.monotonic() + seconds
     state = "not known yet"
@@ -251,14 +309,36 @@ def wait(
             if run.state != state:
                 state = str(run.state)
                 logger.info("run %s is %s", run_id, state)
-            if state == "SUCCEEDED":
-                return
             if state in ENDED_STATES:
-                reason = f": {run.error.message}" if run.error and run.error.message else ""
-                raise PermanentError(f"run {run_id} ended {state}{reason}")
+                return run
         if time.monotonic() + poll_seconds > deadline:
             raise TemporaryError(f"run {run_id} is {state} after {seconds:g} s, and continues")
         sleep(poll_seconds)
+
+
+_GROUPS = re.compile(
+    r"executor|root|(exit-handler|condition|for-loop)-\d+(\.onExit)?|.*\(\d+\)|" + PIPELINE_NAME + "-[a-z0-9]+"
+)
+"""Names of tasks that are no step and no driver: groups of tasks, their tries, and the workflow."""
+
+
+def describe_end(run: Any) -> str:
+    """Return what Kubeflow tells of a run that ended: its state, the tasks that failed, a message.
+
+    A run whose first pod could not be created has no message. Only a step's pod is named `executor`.
+    """
+    tasks = (run.run_details.task_details if run.run_details else None) or []
+    failed = sorted({str(task.display_name) for task in tasks if task.state == "FAILED"})
+    named = [name for name in failed if not _GROUPS.fullmatch(name)]
+    texts = [f"{', '.join(named)} failed"] if named else []
+    if run.state == "FAILED" and not any(task.display_name == "executor" for task in tasks):
+        account = run.service_account or "the server's default"
+        texts.insert(0, "no step ran" if tasks else "Kubeflow names no task that ran")
+        texts.append(f"expected service account {account} to exist and its pods to be admitted")
+    if run.error and run.error.message:
+        texts.append(str(run.error.message))
+    state = "was terminated by a person" if run.state == "CANCELED" else f"ended {run.state}"
+    return f"run {run.run_id} {state}" + (f": {'; '.join(texts)}" if texts else "")
 
 
 def source_arguments(source: Path | PipelineVersion) -> dict[str, str]:

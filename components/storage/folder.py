@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from components.runtime.durable import UNFINISHED, flushed_to_disk, fsync_path, whole_file
+from components.runtime.durable import READABLE, UNFINISHED, flushed_to_disk, fsync_path, own_umask, whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import (
     ABSENT,
@@ -40,7 +40,15 @@ _TEMPORARY = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMED
 class FolderObjects:
     """See `objects.Objects`; the folder is made at the first write."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, readable: bool = False) -> None:
+        """Write nothing yet.
+
+        Args:
+            root: The folder.
+            readable: Whether other users of the machine, or of the share, may read what is written from now on. Else
+                the process's umask says it.
+        """
+        self._readable = readable
         self.root = root.absolute()
         self.uri = self.root.as_uri()
         self._is_swept = False
@@ -200,6 +208,7 @@ class FolderObjects:
         What the system refuses is translated, and is about `path` where the system names no file.
         """
         descriptor = None
+        before = own_umask(READABLE) if self._readable else None
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
@@ -212,6 +221,8 @@ class FolderObjects:
         except OSError as error:
             raise _translated(error, Path(error.filename or path)) from error
         finally:
+            if before is not None:
+                own_umask(before)
             if descriptor is not None:
                 os.close(descriptor)
 

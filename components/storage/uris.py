@@ -67,8 +67,12 @@ def typed_folder(text: str, flag: str) -> Path:
     return folder
 
 
-def open_objects(uri: str) -> Objects:
+def open_objects(uri: str, *, readable: bool = False) -> Objects:
     """The objects below `uri`: `file:///folder`, an absolute path, or `gs://bucket/prefix`.
+
+    Args:
+        uri: Where they are.
+        readable: Whether other users may read files that are written there; a bucket has its own rules.
 
     Raises:
         ContractError: `uri` is none of these, or the library of buckets is not installed.
@@ -85,4 +89,4 @@ def open_objects(uri: str) -> Objects:
                 ) from error
 
         return BucketObjects(uri)
-    return FolderObjects(local_path(uri))
+    return FolderObjects(local_path(uri), readable=readable)

@@ -3,20 +3,20 @@
 import argparse
 import importlib
 import logging
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models import share_cores
 from components.models.configs import network_config
+from components.runtime.durable import own_umask
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.uris import local_path
-from components.store.runs import noted, read_notes
+from components.store.runs import noted
 from components.training.config import TrainingSettings
 from components.training.hugectr.nodes import communicator, follow
 from components.training.preemption import stop_on_sigterm
@@ -52,12 +52,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @exits_with_code
-def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float], None] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; its exit code is an `exit_codes.ExitCode`.
 
-    SIGTERM preempts: the fit is saved, and the same command goes on from there. `log_metric` takes each number that KFP
-    shows; only finite ones, others kill a KFP run.
+    SIGTERM preempts: the fit is saved, and the same command goes on from there.
     """
+    own_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     flags = build_parser().parse_args(argv)
     share_cores()
@@ -65,19 +65,13 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
     if flags.train_job:
         with stop_on_sigterm(), noted(store, flags.run, "training") as note:
             train_elsewhere(flags, note, TrainJobs.of_this_pod())
-        _log_numbers(note.facts, log_metric)
         return ExitCode.DONE
     if flags.processes < 1 or (flags.processes > 1 and flags.backend != "torchrec"):
         raise ContractError(
             f"processes is {flags.processes} with backend {flags.backend}, expected 1, or more with backend torchrec"
         )
     if flags.backend == "torchrec" and not launch.is_worker():
-        code = launch.run_workers(sys.argv[1:] if argv is None else argv, flags.processes)
-        if code == ExitCode.DONE:
-            _log_numbers(
-                next(note.facts for note in read_notes(store, flags.run) if note.step == "training"), log_metric
-            )
-        return code
+        return launch.run_workers(sys.argv[1:] if argv is None else argv, flags.processes)
     if flags.backend == "torchrec" and not launch.is_leader():
         importlib.import_module("components.training.torchrec.engine").follow()
         return ExitCode.DONE
@@ -107,14 +101,7 @@ def main(argv: Sequence[str] | None = None, *, log_metric: Callable[[str, float]
         numbers = _numbers(model.num_train_rows, result)
         threads = torch.get_num_threads()  # equal bits need equally many
         note.facts = {"model": model.model_id, "parent": model.parent_model_id, "threads": threads, **numbers}
-        _log_numbers(note.facts, log_metric)
     return ExitCode.DONE
-
-
-def _log_numbers(facts: Mapping[str, Any], log_metric: Callable[[str, float], None] | None) -> None:
-    for name, value in facts.items():
-        if log_metric and name not in ("model", "parent", "threads") and math.isfinite(value):
-            log_metric(name, value)
 
 
 def _numbers(num_train_rows: int, result: "FitResult") -> dict[str, float]:

@@ -1,12 +1,14 @@
 """The training step's KFP signature."""
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import Artifact, Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
 def training(
     run: str,
+    run_resource: str,
+    run_id: str,
     store: str,
     work: str,
     backend: str,
@@ -16,12 +18,13 @@ def training(
     training_set: Input[Dataset],
     validation_report: Input[Artifact],
     model: Output[Model],
-    metrics: Output[Metrics],
 ) -> None:
     """Fits the network, from scratch or on from a parent, and puts the model into the store.
 
     Args:
-        run: Name of the run; a retried task of the same run (preempted ones exit with 75) goes on from its last save.
+        run: Kubeflow's name of the run. A retried task of it (preempted ones exit with 75) goes on from its last save.
+        run_resource: Name of its workflow, which counts where a schedule's run has no other.
+        run_id: Kubeflow's id of it; empty on this machine.
         store: Folder of the model store.
         work: Folder for intermediate files.
         backend: Trainer that the image has, pytorch, hugectr (needs a GPU) or torchrec (several processes).
@@ -31,13 +34,14 @@ def training(
         training_set: Encoded rows (manifest).
         validation_report: Statistics and schema to keep beside the model (manifest).
         model: The trained model (manifest).
-        metrics: AUC and log loss on rows just before they were learned; rows, steps, rows per second.
     """
     from components.runtime.flags import run_flags
+    from components.store.runs import store_name
     from components.training.__main__ import main
 
+    name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=run, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
+        run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
         training_set=training_set.path, validation_report=validation_report.path, output=model.path)  # fmt: skip
-    if code := main(flags, log_metric=metrics.log_metric):
+    if code := main(flags):
         raise SystemExit(code)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
+from components.runtime.durable import own_umask
 from components.runtime.errors import run_again
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; `REFUSED` if the rows are blocked."""
+    own_umask()
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # TensorFlow reads this once, when it is imported; 3 keeps errors only. Google's packages warn about Python's age.

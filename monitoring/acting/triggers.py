@@ -8,7 +8,7 @@ process inherits a locked file, which is free again exactly when the process has
 meanwhile. A run leaves its outcome in the model store (`store.runs`), its exit code and its output in `<state>/runs`,
 so that a restarted monitor still learns how it ended.
 
-KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named by the
+KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named after the
 request; the experiment is searched for that name first, then for any active run. Another monitor, started by mistake,
 may create a run between the search and the creation: after creating, each searches again, and of several active runs
 only the one that the server created first stays; whoever sees that its own run is a later one terminates it.
@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from components.contracts.manifests import RetrainRequest
+from components.contracts.manifests import CURRENT, RetrainRequest
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
-from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion
+from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion, describe_end
 from components.store import runs
-from components.store.runs import RunOutcome, find_outcome
+from components.store.runs import RunOutcome, find_outcome, run_title, store_name
 
 STARTED = "started"
 BUSY = "busy"
@@ -246,20 +246,24 @@ class KubeflowTrigger:
         server = self._server
         with server.requests(f"submitting {request.request_id}"):
             experiment_id = server.experiment_id(self._settings.kubeflow_experiment)
-            named = server.find_runs(experiment_id, name=request.request_id)
+            title = run_title(request.request_id)
+            named = server.find_runs(experiment_id, name=title)
             if any(run.state not in DEAD_STATES for run in named):
                 return ALREADY
             if server.active_runs(experiment_id):
                 return BUSY
+            version = self._pipeline_version()
             run_id = server.start_run(
                 experiment_id,
-                request.request_id,
-                source=self._pipeline_version(),
+                title,
+                source=version,
+                description=self._description(request),
                 parameters={**self._arguments, **request.pipeline_arguments()},
                 service_account=self._settings.kubeflow_service_account,
             )
-            logger.info("run %s started as %s", request.request_id, run_id)
-            return self._resolve_race(experiment_id, request.request_id, run_id)
+            of = version.name or version.version_id
+            logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, of)
+            return self._resolve_race(experiment_id, title, run_id)
 
     def state(self, request_id: str) -> RunState:
         """See `trigger.Trigger`.
@@ -270,7 +274,7 @@ class KubeflowTrigger:
         name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
             experiment_id = self._server.find_experiment(name)
-            runs = self._server.find_runs(experiment_id, name=request_id) if experiment_id else []
+            runs = self._server.find_runs(experiment_id, name=run_title(request_id)) if experiment_id else []
         if not runs:
             missing = "run of this name" if experiment_id else f"experiment {name} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
@@ -278,11 +282,18 @@ class KubeflowTrigger:
         if _is_active(newest):
             # `reason` is only for people: a paused run is one that somebody has to resume.
             return RunState(RUNNING, f"it is {newest.state}" if newest.state in ("PAUSED", "CANCELING") else "")
-        outcome = self._find_outcome(request_id)
-        if outcome is not None and (newest.state == "SUCCEEDED" or outcome.state == FAILED):
-            return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
-        reason = f"run {newest.run_id} is {newest.state}"
-        return RunState(RELEASED if newest.state == "SUCCEEDED" else FAILED, reason)
+        outcome = self._find_outcome(store_name(newest.display_name, "", newest.run_id))
+        if outcome is not None:
+            ended = f"{describe_end(newest)}; " if newest.state == "CANCELED" and outcome.state == FAILED else ""
+            return RunState(outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version)
+        if newest.state == "SUCCEEDED":
+            return RunState(RELEASED, f"run {newest.run_id} is {newest.state}")
+        return RunState(FAILED, describe_end(newest))
+
+    def _description(self, request: RetrainRequest) -> str:
+        """Why the run was asked for, by whom and for which recommender; Kubeflow's runs have no labels."""
+        recommender = self._arguments.get("recommender", CURRENT)
+        return f"{request.reason}; asked by the monitor as {request.request_id}; recommender {recommender}"
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
         """The result of a run that was just created, if others created runs at the same time: the first one stays."""
@@ -294,11 +305,11 @@ class KubeflowTrigger:
         self._server.terminate_run(run_id)
         return ALREADY if first.display_name == name else BUSY
 
-    def _find_outcome(self, request_id: str) -> RunOutcome | None:
+    def _find_outcome(self, run: str) -> RunOutcome | None:
         try:
-            return find_outcome(self._store, request_id)
+            return find_outcome(self._store, run)
         except (OSError, ValueError) as error:
-            raise PermanentError(f"reading the outcome of {request_id}: {error}") from error
+            raise PermanentError(f"reading the outcome of {run}: {error}") from error
 
     def _pipeline_version(self) -> PipelineVersion:
         """The uploaded version to run, looked up at each request: a new one needs no restart of the monitor."""

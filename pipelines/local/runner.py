@@ -67,7 +67,7 @@ def run_pipeline(
         PipelineFailed: a task failed after its retries, or at once where it refused its input.
     """
     from kfp import components as kfp_components
-    from kfp import local
+    from kfp import dsl, local
     from kfp.local import executor_input_utils, subprocess_task_handler
     from kfp.local.orchestrator import task_executor
 
@@ -77,7 +77,12 @@ def run_pipeline(
         refused: set[str] = set()
         handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-        pipeline = kfp_components.load_component_from_file(str(package))
+        text = package.read_text()
+        # KFP's local runner does not know the workflow's name, and its id of a run is a random number. The run's own
+        # name is unique: `run_once` refuses one that is taken.
+        for placeholder in (dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER, dsl.PIPELINE_JOB_ID_PLACEHOLDER):
+            text = text.replace(placeholder, "")
+        pipeline = kfp_components.load_component_from_text(text)
         # KFP repeats every failed task, on a cluster as here; a person at a terminal shall not wait minutes for that.
         waits = SimpleNamespace(sleep=lambda seconds: None if refused else time.sleep(seconds))
         with (

@@ -3,6 +3,7 @@
 The doubles note what they are told and know what was made; `kubectl kustomize` is the real one. No cluster was made.
 """
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import doctor
 from pipelines.__main__ import build_parser
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.placement import NEEDS, read_placement, read_values
@@ -75,6 +77,21 @@ def test_nothing_is_asked_of_another_cluster_than_the_one_that_was_made(run):
     assert [line for line in told if "--context kind-evergreen " not in line] == ["kubectl kustomize k8s/kind"]
 
 
+@pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
+def test_every_installation_has_failed_steps_tried_again(path):
+    """Kubeflow Pipelines as installed tries none again, whatever the pipeline says."""
+    text = (REPOSITORY / path).read_text().replace("\\\n", " ")
+    (patch,) = re.findall(r"set env deployment/ml-pipeline .*'COMPILED_PIPELINE_SPEC_PATCH=(.+?)'", text)
+    assert json.loads(patch) == {"templateDefaults": {"retryStrategy": {"retryPolicy": "Always", "limit": "0"}}}
+
+
+def test_kubeflow_is_ready_only_with_its_settings(run):
+    told = run("pipelines")
+    (settings,) = [at for at, line in enumerate(told) if "COMPILED_PIPELINE_SPEC_PATCH={" in line]
+    assert " -n kubeflow set env deployment/ml-pipeline " in told[settings]
+    assert " rollout status deployment/ml-pipeline " in told[settings + 1]
+
+
 def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):
     run("evergreen")
     applied = documents((run.place / "applied.yaml").read_text())
@@ -94,11 +111,12 @@ def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):
 def test_every_evergreen_command_of_the_script_is_one():
     text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
     commands = [shlex.split(line.partition("$evergreen ")[2]) for line in text.splitlines() if "$evergreen " in line]
-    assert [command[0] for command in commands] == ["recommender", "compile", "submit"]
-    recommender, compile_, submit = commands
+    assert [command[0] for command in commands] == ["recommender", "compile", "submit", "doctor"]
+    recommender, compile_, submit, look = commands
     recommender_file.build_parser().parse_args(recommender[1:])
     build_parser().parse_args(compile_)
     build_parser().parse_args([*submit, "--host", "http://127.0.0.1:1"])
+    doctor.build_parser().parse_args([*look[1:-2], "--host", "http://127.0.0.1:1"])
     for path in (recommender[2], compile_[2]):
         assert (REPOSITORY / path).is_file()
 

@@ -78,10 +78,15 @@ def test_every_folder_lies_on_a_volume_of_the_kind_that_it_needs(monitor, settin
         assert is_writable, path
 
 
-def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(manifests):
+def runs_namespace(settings) -> str:
+    """Where the pipeline's pods are: beside Kubeflow's API, or in the profile where it has several users."""
+    return settings.acting.kubeflow.kubeflow_namespace or "kubeflow"
+
+
+def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
     volumes = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"}
     claims = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m["metadata"]["name"] == "evergreen"]
-    assert sorted(c["metadata"]["namespace"] for c in claims) == ["evergreen", "kubeflow"]
+    assert sorted(c["metadata"]["namespace"] for c in claims) == ["evergreen", runs_namespace(settings)]
     (state,) = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m not in claims]
     assert (state["metadata"]["name"], state["spec"]["accessModes"]) == ("monitor-state", ["ReadWriteOnce"])
     sources = []
@@ -129,7 +134,7 @@ def test_runs_are_asked_for_at_kubeflows_api_as_the_pipelines_account(manifests,
     assert settings.acting.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
     assert settings.acting.kubeflow.pipeline_name == PIPELINE_NAME
     account = find(manifests, "ServiceAccount", settings.acting.kubeflow.kubeflow_service_account)
-    assert account["metadata"]["namespace"] == "kubeflow"
+    assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
 def test_the_token_for_kubeflow_lies_where_the_trigger_looks_and_is_good_for_nothing_else(monitor):

@@ -6,12 +6,16 @@ resource; creating a run also reads its pipeline, and asks for the right to act 
 """
 
 import re
+import shutil
+
+import pytest
 
 from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger
 from tests.k8s.environment import environment_of
 from tests.support.kfp_server import KfpServer
 from tests.support.monitors import retrain_request
-from tests.support.rendering import Manifest, find, title, workloads
+from tests.support.rendering import K8S, Manifest, find, render_variant, title, workloads
+from tests.support.yaml_texts import documents
 
 KFP = "pipelines.kubeflow.org"
 Right = tuple[str, str, str]
@@ -89,6 +93,53 @@ def test_the_monitor_is_bound_where_its_settings_say_that_the_runs_are(rendered)
     assert rule["resourceNames"] == ["evergreen-pipeline"]
     (subject,) = find(manifests, "RoleBinding", "evergreen-monitor")["subjects"]
     assert (subject["name"], subject["namespace"]) == ("monitor", "evergreen")
+
+
+def named(value, word: str, path: str = "") -> set[str]:
+    """Where `word` stands in a manifest as a whole value."""
+    if isinstance(value, dict):
+        return set().union(*(named(each, word, f"{path}/{key}") for key, each in value.items()))
+    if isinstance(value, list):
+        return set().union(*(named(each, word, path) for each in value))
+    return {path} if value == word else set()
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "gke"])
+def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, overlay):
+    shutil.copytree(K8S, tmp_path / "k8s")
+    monkeypatch.setattr("tests.support.rendering.K8S", tmp_path / "k8s")
+    (tmp_path / "k8s" / "components" / "kubeflow-multi-user" / "profile.env").write_text("PROFILE=team-a\n")
+    others = "dask-extraction+dask-preprocessing+kubeflow-trainer+kubeflow-network"
+    manifests = documents(render_variant(f"{overlay}+{others}+kubeflow-multi-user", tmp_path / "rendered"))
+    left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
+    left = {each for each in left if not each[1].endswith("MONITOR_TRIGGER")}  # a program's name, no namespace
+    to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
+    assert left == {
+        ("NetworkPolicy evergreen/monitor-to-kubeflow", to),
+        ("NetworkPolicy kubeflow/ml-pipeline-from-monitor", "/metadata/namespace"),
+    }, "Kubeflow's API server stays where it is"
+    moved = {
+        title(each).replace(" team-a/", " ") for each in manifests if each["metadata"].get("namespace") == "team-a"
+    }
+    assert moved == {
+        "PersistentVolumeClaim evergreen",
+        "ServiceAccount evergreen-pipeline",
+        "RoleBinding evergreen-pipeline",
+        *(f"{kind} evergreen-{what}" for kind in ("Role", "RoleBinding") for what in ("monitor", "train-jobs")),
+        "TrainingRuntime evergreen-torch",
+    }
+    policies = {title(each) for each in manifests if each["kind"] == "NetworkPolicy" and named(each, "team-a")}
+    assert policies == {
+        f"NetworkPolicy evergreen/{name}"
+        for name in ("triton-from-deployment", "extraction-dask-scheduler", "preprocessing-dask-scheduler")
+    }
+    for name in ("evergreen-pipeline", "evergreen-train-jobs"):
+        assert named(find(manifests, "RoleBinding", name)["subjects"], "team-a") == {"/namespace"}
+    assert named(find(manifests, "PersistentVolume", "evergreen-share-kubeflow"), "team-a") == {
+        "/spec/claimRef/namespace"
+    }
+    settings = find(manifests, "ConfigMap", "monitor-settings")["data"]
+    assert settings["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"] == "team-a"
 
 
 def test_the_only_rights_given_are_kubeflows_own_to_the_pipelines_account_which_no_workload_of_ours_has(variant):

@@ -1,14 +1,17 @@
 """The simulated clicks of a new cluster: the lake's world and the traffic's are one, and the flags are real ones."""
 
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from inference_client.replay import MAX_DELAY_FACTOR
+from pipelines.recommender_file.form import read_recommender
 from tests.k8s.pod import variables
 from tests.support.paths import REPOSITORY
-from tests.support.rendering import find, pod_spec
+from tests.support.rendering import K8S, find, pod_spec
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tm
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
     place = variables(variant, lake)["LAKE"]
     assert place == "/evergreen/lake"
-    world, drifted = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
+    world, drifted, _ = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"]
     for name, container in (("lake", lake), ("traffic", world), ("traffic", drifted)):
         (tmp_path / name).mkdir(exist_ok=True)
         moved = {
@@ -53,6 +56,38 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
     spec = pod_spec(find(variant, "Deployment", "traffic"))
     (delay,) = [a for a in spec["containers"][0]["args"] if a.startswith("--label-delay-seconds=")]
     assert spec["terminationGracePeriodSeconds"] >= float(delay.partition("=")[2]) * MAX_DELAY_FACTOR + 20
+
+
+def test_traffic_waits_until_a_model_is_served_and_no_longer(variant):
+    """Its pod would else end with an error again and again until the first release."""
+    waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1)
+    address = listener.getsockname()
+    listener.close()
+    (program,) = waits["args"]
+    asked = '("triton.evergreen.svc.cluster.local", 8001)'
+    assert asked in program
+    here = program.replace(asked, repr(address)).replace("sleep(2)", "sleep(.05)")
+    command = [sys.executable, *waits["command"][1:], here]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("waiting until a model is served")
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            with socket.create_server(address):
+                assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_kinds_labels_are_all_there_within_the_minute_that_they_wait_for(rendered):
+    spec = read_recommender(K8S / "kind" / "recommender.yaml")
+    assert spec.settings["monitor"] == {"attribution_window_seconds": 60}
+    usual = read_recommender(REPOSITORY / "examples" / "criteo" / "recommender.yaml")
+    assert replace(spec, settings={}) == replace(usual, settings={})
+    (traffic,) = pod_spec(find(rendered("kind"), "Deployment", "traffic"))["containers"]
+    (delay,) = [a for a in traffic["args"] if a.startswith("--label-delay-seconds=")]
+    assert float(delay.partition("=")[2]) * MAX_DELAY_FACTOR < 60
 
 
 def test_a_lake_that_is_there_already_ends_the_job_at_the_first_try(variant, tmp_path):

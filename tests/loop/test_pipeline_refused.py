@@ -4,6 +4,7 @@ import pytest
 
 from components.store import promotion_journal
 from components.store.runs import find_outcome
+from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import accept_into
 
 
@@ -20,6 +21,18 @@ def small_lake(tmp_path_factory, run_to_end):
         assert ended.code == 0, ended.output
     accept_into(root / "store")
     return root
+
+
+def test_steps_under_argos_umask_leave_nothing_that_others_may_read(small_lake, tmp_path, run_to_end):
+    words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
+    words += ["-p", "trigger_id=umask", "-p", "settings=gate.min_auc=0.99"]
+    for name in ("store", "work"):  # as an administrator made them
+        (small_lake / name).mkdir(exist_ok=True)
+    with argo_umask():
+        assert run_to_end(words, output=tmp_path / "run.log").code == 1
+    for name, left in (("store", "runs/umask/training.json"), ("store", "runs/umask/outcome.json"), ("work", "umask")):
+        assert (small_lake / name / left).exists()
+        assert [path for path in too_open(small_lake / name, 0o640) if "umask" in path or "models" in path] == []
 
 
 @pytest.mark.parametrize(

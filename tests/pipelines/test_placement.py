@@ -50,6 +50,13 @@ def parsed(compiled: Compiled, step: str):
     return json_format.ParseDict(compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig())
 
 
+@pytest.mark.parametrize(("security_context", "has_user"), [("set", True), ("omit", False)])
+def test_kubeflow_before_2_16_is_given_no_security_context(compile_with, security_context, has_user):
+    """It refuses a pipeline with fields that it does not know."""
+    compiled = compile_with(run_as_user=10001, security_context=security_context)
+    assert [("securityContext" in compiled.platform(step)) for step in STEPS] == [has_user] * len(STEPS)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)

@@ -39,7 +39,14 @@ def ended(tmp_path, monkeypatch):
             pass
         with noted(tmp_path, "run", "evaluation") as note:
             note.state, note.reason = "refused", "auc 0.70 trails 0.75"
-        values = {"run": "run", "store": tmp_path.as_uri(), "trigger_id": trigger_id, "trigger_reason": ""}
+        values = {
+            "run": "run",
+            "run_resource": "x",
+            "run_id": "",
+            "store": tmp_path.as_uri(),
+            "trigger_id": trigger_id,
+            "trigger_reason": "",
+        }
         return run_outcome.python_func(**values, status=SimpleNamespace(state="COMPLETE"))
 
     return end

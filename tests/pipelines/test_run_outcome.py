@@ -1,11 +1,13 @@
 """How a run ended is told by its notes, for every way that a run can end."""
 
+from dataclasses import replace
+
 import pytest
 
 from components.run_outcome.__main__ import record
-from components.runtime.errors import Preempted, Refused
+from components.runtime.errors import ContractError, Preempted, Refused
 from components.store.promotion_journal import Promotion, append_promotion
-from components.store.runs import find_outcome, noted
+from components.store.runs import Stopped, find_outcome, noted, read_outcomes
 from pipelines.runs import print_runs, read_runs
 
 
@@ -79,7 +81,7 @@ def test_a_preempted_step_that_no_retry_followed_fails_the_run_and_says_so(tmp_p
         raise Preempted("saved at epoch 2")
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
-    assert outcome.reason == "preempted, and no retry was left: saved at epoch 2"
+    assert "(terminated, or preempted without a retry): saved at epoch 2" in outcome.reason
 
 
 def test_run_that_stopped_between_steps_failed(tmp_path):
@@ -87,7 +89,89 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
         pass
     outcome = _end(tmp_path, kfp_state="CANCELED")
     assert outcome.state == "failed"
-    assert "CANCELED" in outcome.reason
+    assert outcome.reason == "a person terminated the run in Kubeflow at training"
+
+
+@pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
+def test_refusal_is_one_whatever_state_the_exit_handler_is_told(tmp_path, kfp_state):
+    """A real backend tells it RUNNING, because a group of tasks was skipped."""
+    with noted(tmp_path, "run", "evaluation") as note:
+        note.state, note.reason = "refused", "auc 0.70 trails 0.75"
+    outcome = _end(tmp_path, kfp_state=kfp_state)
+    assert (outcome.state, outcome.step, outcome.reason) == ("refused", "evaluation", "auc 0.70 trails 0.75")
+
+
+def test_run_that_a_person_terminated_is_told_from_a_preempted_one(tmp_path):
+    with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
+        raise Preempted("saved at epoch 2")
+    assert _end(tmp_path, kfp_state="CANCELED").reason == (
+        "a person terminated the run in Kubeflow at training: saved at epoch 2"
+    )
+
+
+def failing(store, step):
+    with pytest.raises(OSError), noted(store, "run", step):
+        raise OSError("no space left")
+
+
+def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
+    """Kubeflow runs the exit handler once; a person's Retry runs the failed step and those after it again."""
+    for step in ("extraction", "validation"):
+        with noted(tmp_path, "run", step):
+            pass
+    failing(tmp_path, "preprocessing")
+    assert (_end(tmp_path, kfp_state="FAILED").state, read_runs(tmp_path)[0].state) == ("failed", "failed")
+    for step in ("preprocessing", "training", "evaluation"):
+        with noted(tmp_path, "run", step):
+            assert find_outcome(tmp_path, "run") is None
+            assert read_runs(tmp_path)[0].state == "running"
+    with noted(tmp_path, "run", "deployment") as note:
+        note.facts, note.reason = {"version": 7, "rollout": "canary"}, "version 7 is a canary"
+    outcome = find_outcome(tmp_path, "run")
+    assert (outcome.state, outcome.version, outcome.step) == ("canary", 7, "deployment")
+    assert (outcome.trigger_id, outcome.reason) == ("asked-run", "version 7 is a canary")
+    assert read_outcomes(tmp_path) == [outcome]
+    (line,) = read_runs(tmp_path)
+    assert (line.state, line.version) == ("canary", 7)
+    assert 0 <= line.seconds < 60
+
+
+def test_second_pass_that_fails_again_says_where(tmp_path):
+    failing(tmp_path, "extraction")
+    _end(tmp_path, kfp_state="FAILED")
+    with noted(tmp_path, "run", "extraction"):
+        pass
+    failing(tmp_path, "validation")
+    outcome = find_outcome(tmp_path, "run")
+    assert (outcome.state, outcome.step, outcome.reason) == ("failed", "validation", "OSError: no space left")
+
+
+@pytest.mark.parametrize(("action", "state"), [("release", "released"), ("canary", "canary")])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_release_whose_step_was_stopped_before_its_note_is_in_the_journal(tmp_path, action, state, passes):
+    failing(tmp_path, "extraction")
+    if passes == 2:
+        _end(tmp_path, kfp_state="FAILED")
+    append_promotion(tmp_path, replace(promotion(action, version=3), who="run"))
+    with pytest.raises(SystemExit), noted(tmp_path, "run", "deployment"):
+        raise Stopped(143)
+    outcome = find_outcome(tmp_path, "run") if passes == 2 else _end(tmp_path, kfp_state="FAILED")
+    assert (outcome.state, outcome.version) == (state, 3)
+    assert "stopped from outside while it worked" in outcome.reason
+
+
+def test_release_of_another_run_does_not_count(tmp_path):
+    append_promotion(tmp_path, replace(promotion("release", version=3), who="another"))
+    failing(tmp_path, "deployment")
+    assert _end(tmp_path, kfp_state="FAILED").state == "failed"
+
+
+def test_outcome_whose_time_is_corrupt_is_named(tmp_path):
+    _end(tmp_path, kfp_state="FAILED")
+    path = tmp_path / "runs" / "run" / "outcome.json"
+    path.write_text(path.read_text().replace('"ended_at": "2', '"ended_at": "noon 2'))
+    with pytest.raises(ContractError, match="run run of .* has a time that cannot be read"):
+        find_outcome(tmp_path, "run")
 
 
 def test_outcome_of_another_request_is_not_mistaken(tmp_path):

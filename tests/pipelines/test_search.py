@@ -21,7 +21,7 @@ from components.contracts.recommender import parse_settings
 from components.run_outcome import trial
 from components.runtime.errors import ContractError
 from components.store.models import keep_verdict
-from components.store.runs import RunOutcome, noted, write_outcome
+from components.store.runs import RunOutcome, noted, store_name, write_outcome
 from pipelines import search
 from pipelines.local.environments import python_of
 from pipelines.runs import read_runs
@@ -43,16 +43,16 @@ model.tower: {choices: [[64, 32], [128]]}
 built = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=search")
 
 
-def leave_run(store, trigger_id: str, auc: float) -> None:
+def leave_run(store, run: str, auc: float) -> None:
     """What the steps of a judged run leave."""
-    model = keep_model(store, f"model-{trigger_id}")
-    with noted(store, trigger_id, "training") as note:
+    model = keep_model(store, f"model-{run}")
+    with noted(store, run, "training") as note:
         note.facts["model"] = model.model_id
     quality = ModelQuality(auc=auc, log_loss=1 - auc)
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
     keep_verdict(store, verdict, make_dataset(store, 9))
-    told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": trigger_id}
-    write_outcome(store, RunOutcome(run=trigger_id, trigger_id=trigger_id, state="judged", **told))
+    told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
+    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="judged", **told))
 
 
 RUN = """
@@ -149,7 +149,11 @@ def test_katib_is_given_an_experiment_whose_trials_run_the_uploaded_pipeline(tmp
     words = shlex.split(" ".join([*container["command"], *container["args"]]))
     assert words[:3] == ["python", "-m", trial.__spec__.name]
     monkeypatch.setenv(*container["env"][0].values())
-    monkeypatch.setattr(trial, "wait", lambda *_, **__: leave_run(tmp_path, "search-x7", 0.75))
+
+    def wait_for(_server, run_id, **_):
+        leave_run(tmp_path, store_name("search-x7", "evergreen-x", run_id), 0.75)
+
+    monkeypatch.setattr(trial, "wait", wait_for)
     kubeflow.pipelines[0]["display_name"] = trial.PIPELINE_NAME
     assert trial.main(words[3:]) == 0
     assert capsys.readouterr().out == "auc=0.75\nlog_loss=0.25\n"

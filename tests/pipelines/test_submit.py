@@ -3,18 +3,22 @@
 import json
 import re
 import time
+from datetime import datetime, timezone
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
+from components.run_outcome.component import run_outcome
 from components.runtime.errors import PermanentError, TemporaryError
 from components.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
-from components.store.runs import RunOutcome, noted, write_outcome
+from components.store.runs import RunOutcome, kubeflow_name, noted, read_outcomes, store_name, write_outcome
 from pipelines import submit
 from pipelines.__main__ import main
+from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import read_parameters
 from pipelines.retraining import PIPELINE_NAME
+from pipelines.runs import print_runs, read_runs
 from pipelines.submit import RunRequest
 from tests.support.kfp_server import KfpServer
 from tests.support.yaml_texts import documents
@@ -182,21 +186,20 @@ def run_through(server, kfp, states, *, seconds=60.0):
         server.runs[0]["state"] = left.pop(0)
 
     next_state(0.0)
-    wait(kfp, run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
-    return left
+    ended = wait(kfp, run_id, seconds=seconds, poll_seconds=0.0, sleep=next_state)
+    assert left == ["never looked at"]
+    return ended
 
 
 def test_waiting_ends_with_a_run_that_succeeded(server, kfp):
-    assert run_through(server, kfp, ["PENDING", "RUNNING", "PAUSED", "RUNNING", "SUCCEEDED", "never looked at"]) == [
-        "never looked at"
-    ]
+    states = ["PENDING", "RUNNING", "PAUSED", "RUNNING", "SUCCEEDED", "never looked at"]
+    assert run_through(server, kfp, states).state == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
-def test_waiting_for_a_run_that_ends_otherwise_is_an_error(server, kfp, state):
-    server.errors["run-0"] = "no node has a GPU"
-    with pytest.raises(PermanentError, match=f"run run-0 ended {state}: no node has a GPU"):
-        run_through(server, kfp, ["RUNNING", "CANCELING", state])
+def test_waiting_ends_with_a_run_that_ends_otherwise(server, kfp, state):
+    run = run_through(server, kfp, ["RUNNING", "CANCELING", state, "never looked at"])
+    assert (run.run_id, run.state) == (server.runs[0]["run_id"], state)
 
 
 def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
@@ -232,25 +235,103 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
         send()
 
 
-def test_a_run_that_is_waited_for_tells_what_it_made_under_its_one_name(server, command, tmp_path, monkeypatch, capsys):
-    def wait_for(*_, **__):
-        name = server.runs[0]["body"]["display_name"]
-        with noted(tmp_path, name, "extraction"):
-            pass
-        ended = {
-            "state": "refused",
-            "step": "evaluation",
-            "reason": "auc fell",
-            "version": None,
-            "ended_at": "2026-01-02T03:04:05Z",
-        }
-        write_outcome(tmp_path, RunOutcome(run=name, trigger_id="", **ended))
+def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
+    """What the steps of a run and its exit handler leave."""
+    with noted(store, run, step):
+        pass
+    ended_at = datetime.now(timezone.utc).isoformat()
+    told = {"state": state, "step": step, "reason": reason, "version": None, "ended_at": ended_at}
+    write_outcome(store, RunOutcome(run=run, trigger_id="", **told))
 
-    monkeypatch.setattr("pipelines.__main__.wait", wait_for)
+
+def waiting_as(server, ends):
+    """Takes the place of `wait`: what `ends(run)` does happens meanwhile."""
+
+    def wait_for(kfp, run_id, **_):
+        ends(server.runs[-1])
+        return wait(kfp, run_id, seconds=0.0)
+
+    return wait_for
+
+
+def test_run_that_is_waited_for_tells_what_it_made(server, command, tmp_path, monkeypatch, capsys):
+    def ends(run):
+        leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "refused", "evaluation", "auc fell")
+        server.end(run, "SUCCEEDED")
+
+    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
     assert command("--wait", "-p", f"store={tmp_path}") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
-    assert re.fullmatch(r"manual-\d{8}T\d{12}Z", server.runs[0]["body"]["display_name"])
-    server.runs.clear()
-    monkeypatch.setattr("pipelines.__main__.wait", lambda *_, **__: None)
+    assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
+    assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
+    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
     assert command("--wait") == 0
-    assert "`evergreen runs --store /evergreen/store` tells of run manual-" in capsys.readouterr().out
+    assert "`evergreen runs --store /evergreen/store` tells of run manual " in capsys.readouterr().out
+
+
+def test_failed_run_that_is_waited_for_names_step_reason_and_page(server, command, tmp_path, monkeypatch, capsys):
+    def ends(run):
+        leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "failed", "deployment", "disk is full")
+        tasks = {"condition_3": "FAILED", "deployment": "FAILED", "executor": "FAILED", "training": "SUCCEEDED"}
+        server.end(run, "FAILED", **tasks)
+
+    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
+    assert command("--wait", "-p", f"store={tmp_path}") == 3
+    run_id = server.runs[0]["run_id"]
+    told = capsys.readouterr().err
+    assert f"run {run_id} ended FAILED: deployment failed; deployment: disk is full; see {server.url}/#/runs" in told
+    assert told.rstrip().endswith(f"/details/{run_id}")
+
+
+def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monkeypatch, capsys):
+    """The server takes a service account that does not exist, and gives no message."""
+
+    def ends(run):
+        server.end(run, "FAILED", root_driver="FAILED", **{"evergreen_retraining_x7k2p": "FAILED"})
+
+    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
+    assert command("--wait", "--service-account", "nobody") == 3
+    expected = "ended FAILED: no step ran; root-driver failed; expected service account nobody to exist"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["uploaded", "compiled"])
+def test_run_of_a_schedule_has_kubeflows_name_in_the_store(server, command, tmp_path, source):
+    """Kubeflow fills a schedule's template before its runs have names; the page makes schedules of an upload."""
+    assert command(*(["--upload-version", "v"] if source == "uploaded" else []), "--recurring", "0 0 3 * * *") == 0
+    run = server.fire("s1")
+    constants = server.constants(run)
+    for step in ENVIRONMENT_OF_STEP:
+        given = constants[step.replace("_", "-")]
+        name = store_name(given["run"], given["run_resource"], given["run_id"])
+        assert kubeflow_name(name) == (run["display_name"], run["run_id"][:8]), step
+    given = constants["run-outcome"]
+    told = {
+        "store": tmp_path.as_uri(),
+        "trigger_id": "",
+        "trigger_reason": "",
+        "status": SimpleNamespace(state="FAILED"),
+    }
+    run_outcome.python_func(**given, **told)
+    assert [kubeflow_name(each.run)[0] for each in read_outcomes(tmp_path)] == [run["display_name"]]
+
+
+@pytest.mark.parametrize("name", ["weekly", "", "a/b", "../..", "~", "a~3011424b", "50 %2F *[x]?", "週次" * 120, "\n"])
+def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
+    ids = ["3011424b-cce0-40c0-bea8-f11f49badc9c", "fd2f3b12-cbc4-4269-8a36-7ea68e992f9e"]
+    runs = [store_name(name, "workflow-x7k2p", run_id) for run_id in ids]
+    for run, state in zip(runs, ("failed", "released")):
+        leave_end(tmp_path, run, state, "extraction", "")
+    assert [each.state for each in read_outcomes(tmp_path)] == ["failed", "released"]
+    shown = {line.name for line in read_runs(tmp_path)}
+    assert len(shown) == 1
+    assert (name or "workflow-x7k2p").startswith(shown.pop())
+    assert {path.parent for path in (tmp_path / "runs").iterdir()} == {tmp_path / "runs"}
+
+
+def test_listing_shows_kubeflows_name_and_the_begin_of_its_id(tmp_path, capsys):
+    leave_end(tmp_path, store_name("weekly 3/4", "x", "3011424b-cce0-40c0-bea8-f11f49badc9c"), "failed", "training", "")
+    print_runs(tmp_path)
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["started", "run", "id", "state"]
+    assert re.search(r"  weekly 3/4  3011424b  failed  training  ", line)

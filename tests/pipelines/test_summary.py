@@ -258,7 +258,7 @@ def store(tmp_path):
             tmp_path,
             RunOutcome(
                 run=run, trigger_id=run, state="released", step="deployment", reason="", version=version,
-                ended_at=iso(version),
+                ended_at=iso(103 + version),
             ),
         )  # fmt: skip
     return tmp_path

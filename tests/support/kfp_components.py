@@ -11,6 +11,9 @@ from typing import Any
 
 from tests.support.paths import REPOSITORY
 
+LOCAL_RUN = {"run_resource": "evergreen-retraining-x7k2p", "run_id": ""}
+"""What KFP gives every step beside the run's name on this machine."""
+
 
 def run_component(
     step: str, folder: Path, parameters: Mapping[str, Any], *, inputs: Mapping[str, str], outputs: Mapping[str, str]
@@ -20,7 +23,7 @@ def run_component(
     Args:
         step: Room of the component, whose name is the function's.
         folder: Each artifact lies here under its own name; also for the executor's files.
-        parameters: The function's parameters.
+        parameters: The function's parameters, over `LOCAL_RUN`.
         inputs: Kind of each input artifact, such as `Dataset`.
         outputs: Kind of each output artifact.
     """
@@ -37,7 +40,7 @@ def run_component(
         return {name: {"artifacts": [artifact]} for name, artifact in made.items()}
 
     executor_input = {
-        "inputs": {"parameterValues": dict(parameters), "artifacts": artifacts(inputs)},
+        "inputs": {"parameterValues": {**LOCAL_RUN, **parameters}, "artifacts": artifacts(inputs)},
         "outputs": {
             "parameters": {"Output": {"outputFile": str(folder / "Output")}},
             "artifacts": artifacts(outputs),

@@ -2,11 +2,13 @@
 
 It keeps the real server's rules: its filters; names of pipelines and of a pipeline's versions are taken once; a
 schedule has exactly one source, a cron expression that robfig/cron takes (five fields too, read as seconds to months)
-and between 1 and 10 runs at a time; several schedules may have one name. It runs no schedule.
+and between 1 and 10 runs at a time; several schedules may have one name. `fire` starts a schedule's run, `constants`
+are what the server puts in place of the placeholders of a pipeline's tasks, and `end` ends a run.
 
 Faults on request: an answer of any status, to the next few requests or to all; a request that hangs; an answer that is
 lost after the server has acted; a token that must be shown; a moment between looking and creating. What the real server
-does and this does not: who may do what, validation of the pipeline, MySQL's collation.
+does and this does not: who may do what, validation of the pipeline, MySQL's collation. Its answers are compared
+with those of a real server (tests/pipelines/test_kfp_double.py).
 """
 
 import json
@@ -14,10 +16,21 @@ import re
 import threading
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 from tests.support.http_double import HttpDouble, Reply
+from tests.support.yaml_texts import documents
 
 FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experiment_id", "namespace", "storage_state"}
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
+
+INNER = ("body", "resource_name")
+"""What the double keeps of a run and the API does not tell."""
+
+
+CODES = {400: 3, 404: 5, 409: 6, 403: 7, 500: 13, 503: 14, 401: 16}
+"""gRPC's code of an answer, by its status."""
+DEFAULT_EXPERIMENT = {"experiment_id": "default", "display_name": "Default"}
 
 
 class ErrorAnswer(Exception):
@@ -26,6 +39,12 @@ class ErrorAnswer(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+    def document(self, path: str) -> dict:
+        """The answer's body: uploads are no part of the gRPC gateway and have errors of their own form."""
+        if "/pipelines/upload" in path:
+            return {"error_message": str(self), "error_details": str(self)}
+        return {"code": CODES.get(self.status, 2), "message": str(self)}
 
 
 CRON_FIELD = re.compile(r"(\*|\?|[0-9A-Za-z]+)([-/,][0-9A-Za-z*]+)*")
@@ -39,12 +58,14 @@ class KfpServer(HttpDouble):
         self.versions: list[dict] = []
         self.requests: list[tuple[str, str]] = []
         self.failure: int | None = None
+        self.failure_text = "as the test says"
         self.failures: list[int] = []  # statuses of the next answers, before any are right again
         self.lost: list[tuple[str, str]] = []  # (method, end of path) of requests that are done and never answered
         self.token: str | None = None  # what `Authorization: Bearer` must show
         self.before_create = lambda body: None  # called outside the lock: another client may create meanwhile
         self.advance: dict[str, str] = {}  # state that a run is in -> state after it was looked at by name
         self.uploads: list[bytes] = []
+        self.files: dict[str, bytes] = {}  # uploaded file by id of the version
         self.schedules: list[dict] = []
         self.made_schedules = 0
         self.errors: dict[str, str] = {}  # id of a run -> message of its error
@@ -61,7 +82,7 @@ class KfpServer(HttpDouble):
             self.check_token(headers.get("Authorization"))
             status, document = 200, self.reply(method, path, body)
         except ErrorAnswer as refused:
-            status, document = refused.status, {"error": str(refused)}
+            status, document = refused.status, refused.document(urlsplit(path).path)
         if self.loses(method, urlsplit(path).path):
             return None
         return Reply(json.dumps(document).encode(), status, {"Content-Type": "application/json"})
@@ -73,7 +94,7 @@ class KfpServer(HttpDouble):
     def add_run(self, name: str, state: str, experiment_id: str = "e1") -> dict:
         assert state in STATES
         run = {
-            "run_id": f"run-{len(self.runs)}",
+            "run_id": f"{len(self.runs) + 0x3011424B:08x}-cce0-40c0-bea8-f11f49badc9c",
             "display_name": name,
             "state": state,
             "experiment_id": experiment_id,
@@ -89,6 +110,48 @@ class KfpServer(HttpDouble):
     @property
     def active(self) -> list[dict]:
         return [run for run in self.runs if run["state"] not in ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")]
+
+    def fire(self, schedule_id: str) -> dict:
+        """Starts a run of the schedule, as its controller does: by the template that was compiled with the schedule."""
+        (schedule,) = (each for each in self.schedules if each["recurring_run_id"] == schedule_id)
+        name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
+        run = self.add_run(name, "PENDING", schedule["experiment_id"])
+        run |= {"recurring_run_id": schedule_id, "resource_name": name, "body": schedule}
+        taken = ("runtime_config", "pipeline_version_reference")
+        run |= not_ended(run) | {key: schedule[key] for key in taken if key in schedule}
+        return run
+
+    def constants(self, run: dict) -> dict[str, dict[str, object]]:
+        """The constants that each task of the run is given, by the task's name.
+
+        The server (2.17, driver/resolve.go) replaces a constant that is a placeholder and nothing else. A schedule's
+        template has no display name, and so an empty one.
+        """
+        reference = run["body"].get("pipeline_version_reference")
+        if reference:
+            spec = documents(self.files[reference["pipeline_version_id"]].decode())[0]
+        else:
+            spec = run["body"]["pipeline_spec"]["pipeline_spec"]
+        known = {
+            "{{$.pipeline_job_name}}": "" if "recurring_run_id" in run else run["display_name"],
+            "{{$.pipeline_job_resource_name}}": run["resource_name"],
+            "{{$.pipeline_job_uuid}}": run["run_id"],
+        }
+        found = {}
+        for dag in [spec["root"], *spec["components"].values()]:
+            for name, task in dag.get("dag", {}).get("tasks", {}).items():
+                inputs = task.get("inputs", {}).get("parameters", {})
+                values = {
+                    key: value["runtimeValue"]["constant"] for key, value in inputs.items() if "runtimeValue" in value
+                }
+                found[name] = {key: known.get(value, value) for key, value in values.items()}
+        return found
+
+    def end(self, run: dict, state: str, **tasks: str) -> None:
+        """Ends a run; `tasks` are the states of its tasks by name, with `_` for `-`."""
+        run["state"] = state
+        details = [{"display_name": name.replace("_", "-"), "state": each} for name, each in tasks.items()]
+        run["run_details"] = {"task_details": details}
 
     def check_token(self, shown: str | None) -> None:
         if self.token is not None and shown != f"Bearer {self.token}":
@@ -115,7 +178,7 @@ class KfpServer(HttpDouble):
         path = parts.path.removeprefix("/apis/v2beta1/")
         self.requests.append((method, parts.path))
         if self.failure is not None:
-            raise ErrorAnswer(self.failure, "as the test says")
+            raise ErrorAnswer(self.failure, self.failure_text)
         if self.failures:
             raise ErrorAnswer(self.failures.pop(0), "as the test says, this once")
         if path == "pipelines/upload" and method == "POST":
@@ -125,7 +188,7 @@ class KfpServer(HttpDouble):
         if "namespace" in query or (body and json.loads(body).get("namespace")):
             raise ErrorAnswer(400, "in single-user mode a request shouldn't contain a namespace")
         if (method, path) == ("GET", "experiments"):
-            return {"experiments": self.select(self.experiments, query)}
+            return without_empty({"experiments": self.select(self.experiments, query)})
         if (method, path) == ("POST", "experiments"):
             if any(each["display_name"] == json.loads(body)["display_name"] for each in self.experiments):
                 raise ErrorAnswer(409, "experiment already exists")
@@ -133,7 +196,9 @@ class KfpServer(HttpDouble):
             self.experiments.append(new)
             return new
         if (method, path) == ("GET", "runs"):
-            in_scope = [run for run in self.runs if run["experiment_id"] == query.get("experiment_id")]
+            in_scope = [
+                run for run in self.runs if run["experiment_id"] == query.get("experiment_id", run["experiment_id"])
+            ]
             chosen = self.select(in_scope, query)
             answer = self.page(chosen, query)
             if "display_name" in unquote(query.get("filter", "")):
@@ -143,9 +208,14 @@ class KfpServer(HttpDouble):
         if (method, path) == ("POST", "runs"):
             return self.create_run(json.loads(body))
         if (method, path) == ("GET", "pipelines"):
-            return {"pipelines": self.select(self.pipelines, query)}
+            return without_empty({"pipelines": self.select(self.pipelines, query)})
+        if method == "GET" and (found := re.fullmatch(r"pipelines/names/([^/]+)", path)):
+            return self.pipeline_named(found[1])
+        if method == "GET" and (found := re.fullmatch(r"pipelines/[^/]+/versions/([^/]+)", path)):
+            self.check_version(found[1])
+            return next(each for each in self.versions if each["pipeline_version_id"] == found[1])
         if method == "GET" and (found := re.fullmatch(r"pipelines/([^/]+)/versions", path)):
-            return {"pipeline_versions": self.versions_of(found[1], query)}
+            return self.list_versions(found[1], query)
         if (method, path) == ("POST", "recurringruns"):
             return self.create_schedule(json.loads(body))
         if (method, path) == ("GET", "recurringruns"):
@@ -153,28 +223,47 @@ class KfpServer(HttpDouble):
         if method == "DELETE" and (found := re.fullmatch(r"recurringruns/([^/]+)", path)):
             return self.delete_schedule(found[1])
         if (method, path) == ("GET", "healthz"):
-            return {"multi_user": False}
+            return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False, "pipeline_store": "database"}
         if found := re.fullmatch(r"runs/([^/:]+)(:terminate|:archive)?", path):
             return self.change_run(method, *found.groups())
         raise ErrorAnswer(404, f"{method} {path}")
 
-    def versions_of(self, pipeline_id: str, query: dict) -> list[dict]:
+    def pipeline_named(self, name: str) -> dict:
+        for pipeline in self.pipelines:
+            if pipeline["display_name"] == name:
+                return pipeline
+        text = (
+            f"Failed to get a pipeline with name {name} and namespace . Check error stack.: Failed to get a pipeline "
+        )
+        raise ErrorAnswer(
+            404, f"{text}named {name} in namespace : ResourceNotFoundError: Namespace/Pipeline /{name} not found"
+        )
+
+    def list_versions(self, pipeline_id: str, query: dict) -> dict:
         if unknown := query.get("sort_by", "").replace("created_at desc", ""):
             raise ErrorAnswer(400, f"this double does not sort by {unknown}")
         chosen = self.select([each for each in self.versions if each["pipeline_id"] == pipeline_id], query)
         # They are kept in the order in which they came.
-        return (chosen[::-1] if query.get("sort_by") else chosen)[: int(query.get("page_size") or 10)]
+        ordered = chosen[::-1] if query.get("sort_by") else chosen
+        start, size = int(query.get("page_token") or 0), int(query.get("page_size") or 10)
+        token = str(start + size) if start + size < len(ordered) else ""
+        shown = ordered[start : start + size]
+        return without_empty({"pipeline_versions": shown, "next_page_token": token, "total_size": len(ordered)})
 
     def change_run(self, method: str, run_id: str, verb: str | None) -> dict:
         runs = [run for run in self.runs if run["run_id"] == run_id]
         if not runs:
-            raise ErrorAnswer(404, f"run {run_id}")
+            raise ErrorAnswer(
+                404,
+                f"Failed to get a run: Failed to fetch run {run_id}: ResourceNotFoundError: Run {run_id} not found",
+            )
         if (method, verb) == ("GET", None):
             error = {"error": {"code": 13, "message": self.errors[run_id]}} if run_id in self.errors else {}
-            return {key: value for key, value in runs[0].items() if key != "body"} | error
+            return {key: value for key, value in runs[0].items() if key not in INNER} | error
         if (method, verb) == ("POST", ":terminate"):
             if runs[0] not in self.active:
-                raise ErrorAnswer(400, f"run {run_id} has ended")
+                text = f"Failed to terminate a run: Failed to terminate run {run_id}: Invalid input error: "
+                raise ErrorAnswer(400, f"{text}Failed to terminate a run {run_id}. Row not found")
             runs[0]["state"] = "CANCELING"
             return {}
         if (method, verb) == ("POST", ":archive"):
@@ -186,19 +275,56 @@ class KfpServer(HttpDouble):
         spec, reference = body.get("pipeline_spec"), body.get("pipeline_version_reference")
         if (spec is None) == (reference is None):
             raise ErrorAnswer(400, "exactly one of pipeline_spec and pipeline_version_reference")
-        if body["experiment_id"] not in {each["experiment_id"] for each in self.experiments}:
-            raise ErrorAnswer(404, f"experiment {body['experiment_id']}")
-        run = self.add_run(body["display_name"], "PENDING", body["experiment_id"])
-        run["body"] = body
-        return {key: value for key, value in run.items() if key != "body"}
+        experiment = self.experiment_of(body)
+        if not body.get("display_name"):
+            text = (
+                "CreateJob(job.ToV2())Failed to create a run due to conversion error: InternalServerError: Failed to "
+            )
+            text += "convert a API run detail to its internal representation: Invalid input error: "
+            raise ErrorAnswer(500, f"{text}Run name cannot be empty")
+        if reference:
+            self.check_version(reference["pipeline_version_id"])
+            self.check_parameters(reference["pipeline_version_id"], body)
+        run = self.add_run(body["display_name"], "PENDING", experiment)
+        run |= {"body": body, "resource_name": f"evergreen-retraining-{len(self.runs):05x}"}
+        taken = ("service_account", "description", "runtime_config", "pipeline_version_reference")
+        run |= {"service_account": "pipeline-runner"} | {key: body[key] for key in taken if key in body}
+        run |= not_ended(run)
+        return {key: value for key, value in run.items() if key not in INNER}
+
+    def experiment_of(self, body: dict) -> str:
+        """The experiment that a new run belongs to, the default one where none is named."""
+        experiment = body.get("experiment_id", DEFAULT_EXPERIMENT["experiment_id"])
+        if experiment not in {each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)}:
+            raise ErrorAnswer(404, f"experiment {experiment}")
+        return str(experiment)
+
+    def check_version(self, version_id: str) -> None:
+        if version_id not in {each["pipeline_version_id"] for each in self.versions}:
+            text = "Failed to create a new run: InternalServerError: Failed to create a run due to error fetching "
+            text += "manifest: Failed to fetch a template due to error retrieving pipeline version: Failed to fetch a "
+            text += f"pipeline version and its manifest from pipeline version {version_id}: Failed to get a pipeline "
+            text += f"version with id {version_id}: ResourceNotFoundError: PipelineVersion {version_id} not found"
+            raise ErrorAnswer(500, text)
+
+    def check_parameters(self, version_id: str, body: dict) -> None:
+        """A parameter that the pipeline does not have is refused; versions that a test made by hand have any."""
+        given = body.get("runtime_config", {}).get("parameters", {})
+        if version_id in self.files and given:
+            known = documents(self.files[version_id].decode())[0]["root"]["inputDefinitions"]["parameters"]
+            if unknown := [name for name in given if name not in known]:
+                text = "Failed to create a new run: Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
+                text += "Invalid input error: parameter(s) provided are not required by pipeline: "
+                raise ErrorAnswer(400, text + ", ".join(unknown))
 
     def upload_pipeline(self, query: dict, body: bytes) -> dict:
         if "namespace" in query:
             raise ErrorAnswer(400, "in single-user mode a request shouldn't contain a namespace")
         if any(pipeline["display_name"] == query["name"] for pipeline in self.pipelines):
             raise ErrorAnswer(409, f"the name {query['name']} is taken")
-        self.uploads.append(uploaded_file(body))
-        pipeline = {"pipeline_id": f"p{len(self.pipelines) + 1}", "display_name": query["name"]}
+        self.uploads.append(uploaded_pipeline(body))
+        pipeline = {"pipeline_id": f"p{len(self.pipelines) + 1}", "display_name": query["name"], "name": query["name"]}
+        pipeline |= {"created_at": "2026-01-01T00:00:00Z"}
         self.pipelines.append(pipeline)
         # A pipeline comes with a first version of its own name.
         self.add_version({"pipelineid": pipeline["pipeline_id"], "name": query["name"]})
@@ -209,40 +335,55 @@ class KfpServer(HttpDouble):
             raise ErrorAnswer(404, f"pipeline {query['pipelineid']}")
         mine = [each for each in self.versions if each["pipeline_id"] == query["pipelineid"]]
         if any(version["display_name"] == query["name"] for version in mine):
-            raise ErrorAnswer(409, f"the version {query['name']} is taken")
-        self.uploads.append(uploaded_file(body))
+            raise ErrorAnswer(409, "Failed to create a pipeline version")
+        self.uploads.append(uploaded_pipeline(body))
         return self.add_version(query)
 
     def add_version(self, query: dict) -> dict:
         version = {"pipeline_version_id": f"v{len(self.versions) + 1}", "display_name": query["name"]}
-        version |= {"pipeline_id": query["pipelineid"], "description": query.get("description", "")}
+        version |= {"pipeline_id": query["pipelineid"], "name": query["name"], "created_at": "2026-01-01T00:00:00Z"}
+        version |= without_empty({"description": query.get("description", "")})
+        version |= {"pipeline_spec": documents(self.uploads[-1].decode())[0]}
         self.versions.append(version)
+        self.files[version["pipeline_version_id"]] = self.uploads[-1]
         return version
 
     def create_schedule(self, body: dict) -> dict:
         spec, reference = body.get("pipeline_spec"), body.get("pipeline_version_reference")
         if (spec is None) == (reference is None):
             raise ErrorAnswer(400, "exactly one of pipeline_spec and pipeline_version_reference")
-        if reference and reference["pipeline_version_id"] not in {v["pipeline_version_id"] for v in self.versions}:
-            raise ErrorAnswer(404, f"pipeline version {reference['pipeline_version_id']}")
-        if body["experiment_id"] not in {each["experiment_id"] for each in self.experiments}:
-            raise ErrorAnswer(404, f"experiment {body['experiment_id']}")
-        cron = body["trigger"]["cron_schedule"]["cron"].split()
+        if reference:
+            self.check_version(reference["pipeline_version_id"])
+        experiment = self.experiment_of(body)
+        expression = body["trigger"]["cron_schedule"]["cron"]
+        cron = expression.split()
         if len(cron) not in (5, 6) or not all(CRON_FIELD.fullmatch(part) for part in cron):
-            raise ErrorAnswer(400, "Schedule cron is not a supported format")
+            text = (
+                "Failed to create a recurring run due to conversion error: Invalid input error: Schedule cron is not a "
+            )
+            text += "supported format(https://godoc.org/github.com/robfig/cron). Error: "
+            raise ErrorAnswer(400, f"{text}Expected 5 to 6 fields, found {len(cron)}: {expression}")
         if not 1 <= int(body["max_concurrency"]) <= 10:
             raise ErrorAnswer(400, "Max concurrency of a recurring run must be at least 1 and at most 10")
         self.made_schedules += 1
-        schedule = {**body, "recurring_run_id": f"s{self.made_schedules}", "status": "ENABLED"}
+        made = {"created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z", "namespace": "kubeflow"}
+        made |= {
+            "status": f"{body['mode']}D",
+            "recurring_run_id": f"s{self.made_schedules}",
+            "experiment_id": experiment,
+        }
+        schedule = {"service_account": "pipeline-runner", **body, **made}
         self.schedules.append(schedule)
         return schedule
 
     def list_schedules(self, query: dict) -> dict:
-        chosen = self.select([s for s in self.schedules if s["experiment_id"] == query.get("experiment_id")], query)
+        wanted = query.get("experiment_id")
+        chosen = self.select([s for s in self.schedules if wanted in (None, s["experiment_id"])], query)
         # Smaller pages than asked for, as a server may.
         start = int(query.get("page_token") or 0)
         token = str(start + 1) if start + 1 < len(chosen) else ""
-        return {"recurringRuns": chosen[start : start + 1], "total_size": len(chosen), "next_page_token": token}
+        shown = chosen[start : start + 1]
+        return without_empty({"recurringRuns": shown, "total_size": len(chosen), "next_page_token": token})
 
     def delete_schedule(self, schedule_id: str) -> dict:
         if schedule_id not in {each["recurring_run_id"] for each in self.schedules}:
@@ -260,7 +401,7 @@ class KfpServer(HttpDouble):
             raise ErrorAnswer(400, f"no support for filtering on unrecognized field {predicate['key']}")
         value = row.get(predicate["key"])
         if predicate["operation"] in ("EQUALS", 1):
-            return value == predicate["stringValue"]
+            return value == predicate.get("stringValue", predicate.get("string_value"))
         if predicate["operation"] in ("IN", 8):
             return value in predicate["stringValues"]["values"]
         raise ErrorAnswer(400, f"operation {predicate['operation']}")
@@ -268,9 +409,32 @@ class KfpServer(HttpDouble):
     def page(self, rows: list[dict], query: dict) -> dict:
         # Smaller pages than asked for, as a server may: the caller must follow the token.
         start = int(query.get("page_token") or 0)
-        shown = [{k: v for k, v in row.items() if k != "body"} for row in rows[start : start + 2]]
+        shown = [{k: v for k, v in row.items() if k not in INNER} for row in rows[start : start + 2]]
         token = str(start + 2) if start + 2 < len(rows) else ""
-        return {"runs": shown, "total_size": len(rows), "next_page_token": token}
+        return without_empty({"runs": shown, "total_size": len(rows), "next_page_token": token})
+
+
+def not_ended(run: dict) -> dict:
+    """What a new run has beside what was asked for."""
+    history = [{"update_time": run["created_at"], "state": "PENDING"}]
+    return {"scheduled_at": run["created_at"], "finished_at": "1970-01-01T00:00:00Z", "state_history": history}
+
+
+def without_empty(answer: dict) -> dict:
+    """The answer as protobuf's JSON has it: what is empty is left out."""
+    return {key: value for key, value in answer.items() if value}
+
+
+def uploaded_pipeline(body: bytes) -> bytes:
+    """The one file of a multipart form, which must be a compiled pipeline."""
+    content = uploaded_file(body)
+    try:
+        found = documents(content.decode())
+    except (ValueError, yaml.YAMLError):
+        found = []
+    if not found or not isinstance(found[0], dict) or "pipelineInfo" not in found[0]:
+        raise ErrorAnswer(400, "Failed to read a pipeline spec file")
+    return content
 
 
 def uploaded_file(body: bytes) -> bytes:

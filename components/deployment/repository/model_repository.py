@@ -39,7 +39,7 @@ from components.deployment.repository.triton_config import (
     triton_config,
     warmup_files_of,
 )
-from components.runtime.durable import sha256_file, whole_file
+from components.runtime.durable import READABLE, own_umask, sha256_file, whole_file
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.folder import FolderObjects
 from components.storage.lease import Lease
@@ -294,6 +294,7 @@ class ModelRepository:
 
     @contextmanager
     def _flock(self, folder: Path) -> Iterator[Callable[[], None]]:
+        before = own_umask(READABLE)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
@@ -301,6 +302,8 @@ class ModelRepository:
             descriptor = os.open(folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise ContractError(f"model repository {folder} is not writable: {error.strerror}") from error
+        finally:
+            own_umask(before)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,7 @@ from components.deployment.__main__ import main
 from components.deployment.component import deployment
 from components.store import runs
 from components.store.promotion_journal import canary_at_work, current
+from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import criteo_with
 
 
@@ -47,6 +48,21 @@ def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp
     assert note.facts["version"] == 1
     assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
     assert current(tmp_path / "store").who == "run-1"
+
+
+def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
+    """Triton's process is another user; nobody else needs the registry, and nobody writes to either."""
+    made_before = set(too_open(tmp_path / "store", 0))
+    with argo_umask():
+        assert step(True, "run-1") == 0
+    left = too_open(tmp_path / "store", 0o640).keys() - made_before
+    assert left == set()
+    assert {"journal.jsonl", "runs/run-1/deployment.json"} <= too_open(tmp_path / "store", 0).keys()
+    repository = tmp_path / "repository"
+    assert too_open(repository, 0o644) == {}
+    unreadable = [p for p in repository.rglob("*") if not p.name.startswith(".") and not p.stat().st_mode & 0o004]
+    assert unreadable == []
+    assert repository.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(step, tmp_path):
@@ -118,11 +134,6 @@ def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys
     assert current(tmp_path / "store") is None
 
 
-class Logged(dict):
-    def log_metric(self, name, value):
-        self[name] = value
-
-
 @pytest.fixture
 def arguments(make_candidate, tmp_path):
     store = tmp_path / "store"
@@ -132,10 +143,10 @@ def arguments(make_candidate, tmp_path):
         manifest.write(artifacts[name].path)
     folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
-        "run": "run-1", "triton_urls": "", "server": "python", "device": "cpu",
+        "run": "run-1", "run_resource": "x", "run_id": "", "triton_urls": "", "server": "python", "device": "cpu",
         "trigger_id": "",
         **folders, **artifacts,
-        "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), "metrics": Logged(),
+        "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), 
         "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
     }  # fmt: skip
 
@@ -145,8 +156,7 @@ def test_component_leaves_the_release_and_its_numbers(arguments):
     with open(arguments["release"].path) as file:
         written = json.load(file)
     assert (written["kind"], written["version"], written["trigger_id"]) == ("Release", 1, None)
-    assert arguments["metrics"]["version"] == 1
-    assert 0 <= arguments["metrics"]["parity_max_abs_diff"] <= 1e-5
+    assert 0 <= written["parity_max_abs_diff"] <= 1e-5
 
 
 def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_retry(arguments, tmp_path):
@@ -156,5 +166,8 @@ def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_r
     )
     deployment.python_func(**arguments)
     assert not (tmp_path / "outputs" / "release").exists()
+    card = (tmp_path / "outputs" / "card").read_text()
+    assert "deployment refused" in card
+    assert "judged against model-0" in card
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, "judged against model-0" in note.reason) == ("refused", True)

@@ -120,28 +120,16 @@ def test_a_disk_that_fails_is_named_and_worth_another_try(flags, tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_the_component_writes_the_manifest_and_counts(flags, tmp_path):
+def test_the_component_writes_the_manifest(flags, tmp_path):
     raw_dataset = dsl.Dataset(name="raw_dataset", uri=str(tmp_path / "artifact"), metadata={})
-    metrics = dsl.Metrics(name="metrics", uri=str(tmp_path / "metrics"), metadata={})
     arguments = {
-        "run": "r", "store": flags["--store"], "work": flags["--work"], "lake": flags["--lake"], "window_start": "",
-        "window_end": "", "parent": "current", "champion": "current", "recommender": "current",
+        "run": "r", "run_resource": "x", "run_id": "", "store": flags["--store"], "work": flags["--work"],
+        "lake": flags["--lake"], "window_start": "", "window_end": "",
+        "parent": "current", "champion": "current", "recommender": "current",
         "settings": "extraction.holdout_fraction=0.2", "dask_scheduler": "",
     }  # fmt: skip
-    extraction.python_func(**arguments, raw_dataset=raw_dataset, metrics=metrics)
+    extraction.python_func(**arguments, raw_dataset=raw_dataset)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200
-    assert metrics.metadata == {
-        "num_train_rows": 800,
-        "num_holdout_rows": 200,
-        "num_straddling_rows": 0,
-        "num_replay_rows": 0,
-        "num_replay_holdout_rows": 0,
-        "num_late_rows": 0,
-        "num_malformed": 0,
-        "num_duplicates": 0,
-        "num_updated": 0,
-        "num_conflicting": 0,
-    }
     with pytest.raises(SystemExit) as caught:
-        extraction.python_func(**{**arguments, "lake": "/no"}, raw_dataset=raw_dataset, metrics=metrics)
+        extraction.python_func(**{**arguments, "lake": "/no"}, raw_dataset=raw_dataset)
     assert caught.value.code == 2

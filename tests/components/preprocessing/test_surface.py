@@ -4,10 +4,11 @@ from collections import Counter
 
 from components.contracts.criteo import CATEGORICAL
 from components.contracts.manifests import TrainingSet
+from components.store.runs import read_notes
 from tests.support.kfp_components import run_component
 
 
-def test_component_writes_the_manifest_and_metrics(write_raw, raw_table, reading, tmp_path):
+def test_component_writes_the_manifest_and_notes_its_counts(write_raw, raw_table, reading, tmp_path):
     table = raw_table(200)
     raw = write_raw(table)
     reading.asked(raw, frequency_threshold=3, category_ttl_days=30.0)
@@ -18,14 +19,16 @@ def test_component_writes_the_manifest_and_metrics(write_raw, raw_table, reading
         tmp_path,
         {**parameters, "dask_scheduler": ""},
         inputs={"raw_dataset": "Dataset"},
-        outputs={"training_set": "Dataset", "metrics": "Metrics"},
+        outputs={"training_set": "Dataset"},
     )
     assert ran.returncode == 0, ran.stderr
     assert "Warning" not in ran.stderr
     training_set = TrainingSet.read(tmp_path / "training_set")
     rare = [Counter(filter(None, column.to_pylist())) for column in table.select(CATEGORICAL).columns]
     num_rare = sum(count < 3 for counts in rare for count in counts.values())
-    assert output["artifacts"]["metrics"]["artifacts"][0]["metadata"] == {
+    assert output["artifacts"].keys() == {"training_set"}
+    (note,) = read_notes(tmp_path / "store", "run-1")
+    assert note.facts == {
         "train_rows": 200,
         "holdout_rows": 200,
         "ids": sum(training_set.slot_sizes),

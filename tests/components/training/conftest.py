@@ -11,6 +11,7 @@ import pytest
 from components.contracts.manifests import Model, ValidationReport
 from components.contracts.raw_rows import ColumnNames
 from components.runtime.flags import run_flags
+from components.store.runs import read_notes
 from components.training.__main__ import main
 from tests.support.logistic_engine import SETTINGS, fitted
 from tests.support.paths import REPOSITORY
@@ -87,12 +88,15 @@ def step_flags(tmp_path, validation_report):
 
 @pytest.fixture
 def step(tmp_path, step_flags):
-    """Runs the command; gives its exit code and the manifest it wrote, if any."""
+    """Runs the command; gives its exit code, the manifest it wrote, if any, and the numbers of its note."""
 
     def run(training_set, /, **changed):
-        metrics = {}
-        code = main(step_flags(training_set, **changed), log_metric=metrics.__setitem__)
-        return code, Model.read(tmp_path / "out" / "model.json") if code == 0 else None, metrics
+        code = main(step_flags(training_set, **changed))
+        if code:
+            return code, None, {}
+        (note,) = [n for n in read_notes(tmp_path / "a store", changed.get("run", "r1")) if n.step == "training"]
+        numbers = {name: value for name, value in note.facts.items() if name not in ("model", "parent", "threads")}
+        return code, Model.read(tmp_path / "out" / "model.json"), numbers
 
     return run
 

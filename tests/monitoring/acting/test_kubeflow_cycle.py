@@ -48,7 +48,7 @@ def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_
     for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ
         traffic(b, "bad", auc="bad")
         b.tick(at=b.clock.now + ahead)
-    assert [run["display_name"] for run in kubeflow.runs] == ["drift-20251113T021320Z-v1"]
+    assert [run["display_name"] for run in kubeflow.runs] == ["drift 2025-11-13 02:13:20 v1"]
     kubeflow.runs[0]["state"] = "SUCCEEDED"
     for b in benches:
         b.turn(2, 16.0)

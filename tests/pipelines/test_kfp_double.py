@@ -1,0 +1,117 @@
+"""The double of the KFP API answers as a real server of 2.17.0 did: status, code, message and fields.
+
+`kfp_answers.json` has what that server was asked and what it answered; long messages are cut there with `...`.
+"""
+
+import json
+import re
+import shlex
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support.kfp_server import KfpServer
+from tests.support.paths import REPOSITORY
+
+ANSWERS = json.loads((REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text())
+GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+PIPELINE, VERSION = "1e8ee6d8-6ebd-4144-b74a-34442b31cbfe", "40e53d70-9e4e-4bb4-9719-87410144386e"
+ENDED, NEVER = "ba6d12df-9927-4382-a9c6-0c030e8c8ff3", "00000000-0000-0000-0000-000000000000"
+ASKED = [name for name, answer in ANSWERS.items() if not answer["request"].startswith("GET ")]
+
+
+def call(url: str, method: str = "GET", body: bytes | None = None, kind: str = "application/json") -> tuple[int, dict]:
+    request = urllib.request.Request(url.replace(" ", "%20"), body, {"Content-Type": kind}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def upload(url: str, path: Path) -> tuple[int, dict]:
+    form = b'--x\r\nContent-Disposition: form-data; name="uploadfile"; filename="f"\r\n\r\n' + path.read_bytes()
+    return call(url, "POST", form + b"\r\n--x--\r\n", "multipart/form-data; boundary=x")
+
+
+@pytest.fixture
+def server():
+    """A server in which what the recorded requests name is there, under the double's ids."""
+    double = KfpServer()
+    double.api = f"{double.url}/apis/v2beta1"
+    for name in ("pipelines/upload?name=evergreen-retraining", "pipelines/upload_version?name=kfp2&pipelineid=p1"):
+        assert upload(f"{double.api}/{name}&description=sha256:f7", GOLDEN)[0] == 200
+    assert (
+        upload(f"{double.api}/pipelines/upload_version?name=third&pipelineid=p1&description=sha256:f8", GOLDEN)[0]
+        == 200
+    )
+    double.runs.append({**double.add_run("ended", "SUCCEEDED"), "run_id": ENDED})
+    yield double
+    double.close()
+
+
+def fields(value) -> object:
+    """The form of an answer: its fields and the kinds of their values; a compiled pipeline is one value."""
+    if isinstance(value, dict):
+        return {key: "a pipeline" if key == "pipeline_spec" else fields(each) for key, each in sorted(value.items())}
+    return [fields(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_double_answers_as_the_real_server(server, name):
+    recorded = ANSWERS[name]
+    text = recorded["request"].replace(PIPELINE, "p1").replace(VERSION, "v2")
+    if "uploadfile=@" in text:
+        path = GOLDEN if "retraining" in text else REPOSITORY / "README.md"
+        status, body = upload(server.api + text.split()[2], path)
+    elif text.startswith("-X POST"):
+        words = shlex.split(text.partition(" -d ")[0])
+        _, _, content = text.partition(" -d ")
+        status, body = call(server.api + words[2], "POST", content.encode())
+    else:
+        status, body = call(server.api + text)
+    assert status == recorded["status"]
+    if status == 200:
+        assert fields(body) == fields(recorded["body"])
+        return
+    expected = {key: str(value).removesuffix("...") for key, value in recorded["body"].items()}
+    assert {key: UUID.sub("ID", str(value)[: len(expected[key])]) for key, value in body.items()} == {
+        key: UUID.sub("ID", value) for key, value in expected.items()
+    }
+
+
+def test_double_lists_schedules_and_runs_as_the_real_server(server):
+    recorded = ANSWERS["recurring_runs"]["body"]["recurringRuns"][0]
+    asked = {"display_name": "nightly", "max_concurrency": "1", "mode": "ENABLE", "no_catchup": True}
+    asked |= {"trigger": recorded["trigger"], "runtime_config": {"parameters": {"trigger_reason": "schedule"}}}
+    asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
+    assert call(f"{server.api}/recurringruns", "POST", json.dumps(asked).encode())[0] == 200
+    listed = call(f"{server.api}/recurringruns")[1]
+    assert fields(listed) == fields(ANSWERS["recurring_runs"]["body"])
+    server.runs.clear()
+    run = server.fire("s1")
+    server.end(run, "FAILED")
+    (shown,) = call(f"{server.api}/runs?sort_by=created_at desc&page_size=3")[1]["runs"]
+    expected = ANSWERS["runs_list"]["body"]["runs"][0]
+    assert {key: fields(value) for key, value in shown.items() if key != "run_details"} == fields(expected)
+    for each in (shown, expected):
+        assert re.fullmatch(r"evergreen-retraining\w+-1-\d+", each["display_name"])
+
+
+@pytest.mark.parametrize("name", ["run_failed", "run_refused", "run_succeeded"])
+def test_a_runs_tasks_have_the_names_that_its_end_is_read_by(name):
+    """`describe_end` tells steps and drivers from groups of tasks by these names."""
+    from types import SimpleNamespace
+
+    from components.runtime.kubeflow import describe_end
+
+    body = ANSWERS[name]["body"]
+    tasks = [each.partition(": ") for each in body["run_details"]["task_details"]]
+    details = [SimpleNamespace(display_name=task, state=states.split(" > ")[-1]) for task, _, states in tasks]
+    run = SimpleNamespace(run_id="r", state=body["state"], service_account="a", error=None)
+    run.run_details = SimpleNamespace(task_details=details)
+    ended = {"run_failed": "FAILED: deployment failed"}.get(name, "SUCCEEDED")
+    assert describe_end(run) == f"run r ended {ended}"
