@@ -60,8 +60,10 @@ USERS = {
     "25 %, 10 rows a request": ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
 }
 USER_ROWS = 40_000
-RELEASES = Releases(every=1800.0, seconds=6 * 3600.0, window=1800.0, rows_per_second=4.0)
-"""Six hours with an attribution window of half an hour, AUC .79 falling to .62."""
+RELEASES = Releases(every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0)
+"""Four hours with an attribution window of half an hour, AUC .79 falling to .62."""
+FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
+"""Seconds after which the AUC falls, in the middle between two releases; and seconds between decision points then."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 """Attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
@@ -116,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for name, each in found.items()
             ]
         print(table(document))
-    found = (*rates.values(), *users.values(), *releases.values())
-    return int(not all(figures["holds"] for each in found for figures in each.values()))
+    studies = (*rates.values(), *users.values(), *releases.values())
+    return int(not all(figures["holds"] for each in studies for figures in each.values()))
 
 
 FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
@@ -238,8 +240,14 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
     newest row by which it was found; it lies in the middle between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
-    middle = round((2.5 * 3600.0 // steady.every + 0.5) * steady.every / steady.decide) * steady.decide
-    falling = replace(steady, changed_at=middle, gate_half_width=GATE_HALF_WIDTH)
+    middle = (FALL_AFTER // steady.every + 0.5) * steady.every
+    falling = replace(
+        steady,
+        changed_at=middle,
+        seconds=middle + steady.window + 3600.0,
+        decide=FALL_DECIDE,
+        gate_half_width=GATE_HALF_WIDTH,
+    )
     edge = PolicySettings(sequential_alpha=EDGE_ALPHA, sequential_tolerance=0.0)
     randoms = [[np.random.default_rng((seed, kind, number)) for number in range(streams)] for kind in (4, 5)]
     alarms: dict[str, list[int | None]] = {

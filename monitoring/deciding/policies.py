@@ -1,9 +1,12 @@
 """The four policies, their settings, and those that a monitor's settings name.
 
 `threshold` judges one window of rows at a time: its false alarms are bounded for a single look, not over months.
-`sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels, `schedule` watches
-the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
+`sequential` is bounded over all time and all versions (`monitoring.deciding.betting`). `data_drift` needs no labels,
+`schedule` watches the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
 requested again is left to `monitoring.deciding.restraint`.
+
+A release does not end what rows have shown. Breaches, drifted buckets and bets go on over it, unless the new model has
+learned rows from after the change.
 """
 
 from collections.abc import Callable
@@ -40,7 +43,7 @@ class PolicySettings:
     """A breach is where the whole 95 % interval of the windowed AUC lies below this; 0 = not given, which policy
     threshold refuses: it depends on the task."""
     sequential_alpha: float = 0.01
-    """Largest probability of a false alarm per served version, over all the time that it serves."""
+    """Largest probability of a false alarm between two changes, over all time and all versions released meanwhile."""
     sequential_tolerance: float = 0.02
     """AUC below the gate's interval that is no drift: serving meets other rows than the gate."""
     drift_buckets: int = 3

@@ -224,6 +224,13 @@ def test_rows_of_earlier_versions_are_evidence_about_the_serving_one_and_of_late
     assert seen[1:] == [(4.0, 1, (1,), {1: 4}, 1), (8.0, 1, (1,), {1: 4}, 1), (12.0, 1, (1,), {1: 4}, 1)]
 
 
+def test_version_that_served_between_two_decision_points_is_in_the_line():
+    judge = fed(make_judge(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3))
+    points = judge.decide_up_to(START + 40.0)
+    assert [each for each, _ in judge.memory()["line"]] == [1, 2, 3]
+    assert points[-1].memory["matured_total"] == 12
+
+
 def test_predecessor_is_measured_when_the_first_own_row_matures_and_not_before():
     """Its last rows may be from after a change of the world, which then speaks for neither version."""
     seen = {}

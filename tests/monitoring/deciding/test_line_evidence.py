@@ -104,6 +104,16 @@ def test_release_ends_an_alarm_only_if_its_model_has_learned_rows_that_show_the_
         assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "it stays under the alarm"
 
 
+def test_alarm_stays_as_it_was_raised_until_a_version_has_learned_the_change():
+    seen = Line({1: -50.0, 2: -40.0})
+    raised = seen.see([1], {1: FALLEN}, points=15)
+    for line, rows in (([1], {1: AUC}), ([1, 2], {2: AUC})):
+        later = seen.see(line, rows, points=20)
+        assert later.action is Action.RETRAIN
+        assert later.numbers["evidence"] == raised.numbers["evidence"]
+        assert later.numbers["rows_since_breach"] > raised.numbers["rows_since_breach"]
+
+
 def test_older_model_that_is_promoted_after_a_change_is_under_the_alarm_at_once():
     seen = Line({1: -50.0, 2: 300.0, 3: -50.0})
     seen.see([1], {1: AUC}, points=10)
