@@ -101,8 +101,7 @@ class BakingPolicy:
         is_judged = has_predecessor and self._settings.bake_rows > 0
         state: dict[str, Any] = {"state": BAKES if is_judged else WELL, "rows": 0, "sums": {}, "evidence": None}
         state["reason"] = "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
-        # Rows of a version that was a canary, or that is live again, may be older than its last promotion.
-        state["since"] = min(evidence.serving_since, evidence.time)
+        state["since"] = _since(evidence)
         promised = gate.low if gate else None
         lows = [each for each in (promised, before.auc_low if before else None) if each is not None]
         state["least_auc"] = max(min(lows) - self._settings.max_auc_loss, 0.01) if promised is not None else None
@@ -140,7 +139,7 @@ class BakingPolicy:
         if worst is not None and found[worst] >= enough:
             text = f"evidence {state['evidence']:.3g} of {enough:g} of {worst}: {text}"
             return {**state, "state": BAD, "reason": f"{text}; by chance with a probability of at most 1/{enough:g}"}
-        served = evidence.time - state["since"]
+        served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
         is_suspect = state["evidence"] is not None and state["evidence"] >= SUSPICION
         if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and not is_suspect:
             return {**state, "state": WELL, "reason": f"nothing bad was found: {text}, {served:.0f} s"}
@@ -177,6 +176,14 @@ class BakingPolicy:
             "evidence": state["evidence"],
         }
         return Decision(policy=self.name, action=actions[state["state"]], reason=state["reason"], numbers=numbers)
+
+
+def _since(evidence: Evidence) -> float:
+    """Since when the rows seen so far come from the serving version.
+
+    Rows of a version that was a canary, or that is live again, may be older than its last promotion.
+    """
+    return min(evidence.serving_since, evidence.time)
 
 
 def state_of(decision: Decision) -> str:

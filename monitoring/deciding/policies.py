@@ -230,7 +230,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
         buckets, first, since = 0, 0, None
         last: FeatureDrift | None = None
         if is_held:
-            buckets, first, since = int(memory["buckets"]), int(memory["matured_at_breach"]), memory["since"]
+            buckets, first, since = int(memory["buckets"]), int(memory["matured_at_breach"]), memory.get("since")
             last = FeatureDrift(**memory["last"]) if memory["last"] else None
         for last in evidence.drift:
             is_drifted = len(last.drifted) >= self._settings.drift_columns
@@ -261,11 +261,11 @@ class DataDriftPolicy(_ConfiguredPolicy):
             return Action.UNDECIDABLE, f"no bucket of features of model version {version} has closed yet"
         text = f"{len(last.drifted)} of {len(last.distances)} columns drifted over {last.rows} rows"
         if last.drifted:
-            named = (
+            worst = (
                 f"{column} {last.distances[column]:.3f}" if column in last.distances else column
                 for column in last.drifted[:NAMED_COLUMNS]
             )
-            text += f" ({', '.join(named)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
+            text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
         text += f", model version {last.version}" + ("" if last.version == version else f"; version {version} serves")
         if buckets >= self._settings.drift_buckets:
             return Action.RETRAIN, f"{text}; {buckets} buckets in a row"
@@ -335,7 +335,7 @@ def confirm(
     is_held = _still_holds(memory, evidence, version)
     breaches = int(memory["breaches"]) if is_held else 0
     first = int(memory["matured_at_breach"]) if is_held else 0
-    since = memory["since"] if is_held else None
+    since = memory.get("since") if is_held else None
     note = ""
     if action is Action.OK:
         breaches, first, since = 0, 0, None
