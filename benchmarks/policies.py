@@ -1,13 +1,14 @@
 """False alarms and delays of the monitor's policies on planted streams: `make benchmark-policies`.
 
 Stationary streams with an AUC of .80, on which every request for a run is a false alarm, and streams that fall to .70;
-at three click rates. Then streams whose rows share their user, one bet per row against one per request. Streams are
-`tests.support.click_streams`'s, policies the monitor's own.
+at three click rates. Then streams whose rows share their user, one bet per row against one per request. Last, hours of
+traffic under continuous retraining, judged by the monitor's own judge: models are released every 0.2, 1 and 5
+attribution windows. Streams are `tests.support.click_streams`'s and `release_streams`'s, policies the monitor's own.
 """
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -19,8 +20,9 @@ from benchmarks.spread import INTERVAL, Figure, Spread
 from components.contracts.metrics import auc_estimate, roc_auc
 from components.drift_statistics import wilson_interval
 from monitoring.deciding.policies import PolicySettings, SequentialPolicy, ThresholdPolicy
-from monitoring.deciding.policy import MaturedRows, Policy
+from monitoring.deciding.policy import Action, DecisionPoint, MaturedRows, Policy
 from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, of_partition, part
+from tests.support.release_streams import START, Releases, decisions
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74
@@ -58,6 +60,14 @@ USERS = {
     "25 %, 10 rows a request": ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
 }
 USER_ROWS = 40_000
+RELEASES = Releases(every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0)
+"""Four hours with an attribution window of half an hour, AUC .79 falling to .62."""
+FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
+"""Seconds after which the AUC falls, in the middle between two releases; and seconds between decision points then."""
+RELEASE_WINDOWS = (0.2, 1.0, 5.0)
+"""Attribution windows between two releases."""
+GATE_HALF_WIDTH = 0.005
+"""Of the gate's interval where the policy has its defaults."""
 PARTITIONS = 4
 """Of a log whose first partition's monitor judges: its requests are a sample by the hash of their ids."""
 
@@ -68,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of all streams (default: %(default)s)")
     flags = parser.parse_args(argv)
     streams, falls = (50, 20) if flags.quick else (1_000, 200)
-    rates, users = {}, {}
+    rates, users, releases = {}, {}, {}
     with documented(flags) as document:
         for name, case in CASES.items():
             print(f"click rate {name}: {streams} stationary streams of {case.stationary:,} rows, {falls} that fall")
@@ -81,7 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         users[f"{name}, of one partition in {PARTITIONS}"] = study_partition(
             USERS[name], streams=streams, seed=flags.seed
         )
-        document |= {"rates": rates, "users": users}
+        for windows in RELEASE_WINDOWS:
+            print(
+                f"releases every {windows:g} attribution windows: {streams} streams without a change, {falls} with one"
+            )
+            releases[f"{windows:g}"] = study_releases(windows, streams=streams, falls=falls, seed=flags.seed)
+        document |= {"rates": rates, "users": users, "releases": releases}
         for rate, found in (*rates.items(), *users.items()):
             document["figures"] += [
                 Figure(
@@ -92,8 +107,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 for name, each in found.items()
             ]
+        for windows, found in releases.items():
+            document["figures"] += [
+                Figure(
+                    f"a release every {windows} attribution windows, {name}, false alarms",
+                    Spread(each["false_alarms"] / each["streams"], each["low"], each["high"]),
+                    f"of {each['streams']} streams {INTERVAL}",
+                    target=each["bound"],
+                )
+                for name, each in found.items()
+            ]
         print(table(document))
-    return int(not all(figures["holds"] for each in (*rates.values(), *users.values()) for figures in each.values()))
+    studies = (*rates.values(), *users.values(), *releases.values())
+    return int(not all(figures["holds"] for each in studies for figures in each.values()))
 
 
 FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
@@ -206,6 +232,65 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
     }
 
 
+def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
+    """False alarms and delays of the sequential test, judged by the shipped judge, at one distance of releases.
+
+    A false alarm is a request in a world that stays as it is, or, after a change, for a version that has learned rows
+    that show it. All versions of a stream share one alpha. The delay is in seconds of event time from the change to the
+    newest row by which it was found; it lies in the middle between two releases.
+    """
+    steady = replace(RELEASES, every=windows * RELEASES.window)
+    middle = (FALL_AFTER // steady.every + 0.5) * steady.every
+    falling = replace(
+        steady,
+        changed_at=middle,
+        seconds=middle + steady.window + 3600.0,
+        decide=FALL_DECIDE,
+        gate_half_width=GATE_HALF_WIDTH,
+    )
+    edge = PolicySettings(sequential_alpha=EDGE_ALPHA, sequential_tolerance=0.0)
+    randoms = [[np.random.default_rng((seed, kind, number)) for number in range(streams)] for kind in (4, 5)]
+    alarms: dict[str, list[int | None]] = {
+        name: [next(_requests(each, releases, settings), None) for each in random]
+        for random, (name, releases, settings) in zip(
+            randoms,
+            (
+                (f"sequential at its edge, alpha {EDGE_ALPHA:g}", steady, edge),
+                ("sequential", replace(steady, gate_half_width=GATE_HALF_WIDTH), PolicySettings()),
+            ),
+        )
+    }
+    bounds = (EDGE_ALPHA, PolicySettings.sequential_alpha)
+    found = {name: false_alarms(each, bound) for (name, each), bound in zip(alarms.items(), bounds)}
+    late, seconds = [], []
+    for number in range(falls):
+        points = list(decisions(np.random.default_rng((seed, 6, number)), falling))
+        late.append(next((1 for each in points if _is_late_alarm(each, falling)), None))
+        seen = [each.time - START - middle for each in points if each.time - START > middle and _shows_a_change(each)]
+        seconds.append(min(seen, default=math.inf))
+    missed = sum(each == math.inf for each in seconds)
+    delays = {"falls": falls, "missed": missed, "median_seconds": None if 2 * missed > falls else median(seconds)}
+    found["sequential"] |= delays
+    found["sequential, for a version that knows the change"] = false_alarms(late, PolicySettings.sequential_alpha)
+    return found
+
+
+def _requests(random: np.random.Generator, releases: Releases, settings: PolicySettings) -> Iterator[int]:
+    """Seconds of the decision points at which a run is asked for."""
+    for point in decisions(random, releases, settings):
+        if point.decision.action is Action.RETRAIN:
+            yield round(point.time - START)
+
+
+def _shows_a_change(point: DecisionPoint) -> bool:
+    """Whether a run is asked for, or the serving version is known to have learned the change already."""
+    return point.decision.action is Action.RETRAIN or "rows from after the change" in point.decision.reason
+
+
+def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
+    return point.decision.action is Action.RETRAIN and releases.knows_the_change(point.version)
+
+
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
     """How many streams had one, the 95 % interval of their share (Wilson), and whether it allows the bound."""
     count, total = sum(each is not None for each in alarms), len(alarms)
@@ -235,6 +320,15 @@ def table(result: dict[str, Any]) -> str:
     for rate, found in result["users"].items():
         lines += ["", f"rows share their user, {rate}, at its edge"]
         lines += [f"{name:<40}{_share_cell(figures)}" for name, figures in found.items()]
+    for windows, found in result["releases"].items():
+        lines += ["", f"a release every {windows} attribution windows of half an hour"]
+        for name, figures in found.items():
+            delay = ""
+            if "falls" in figures:
+                seconds = figures["median_seconds"]
+                delay = f"{'never' if seconds is None else f'{seconds / 60:.1f} min':>18}"
+                delay += f"{figures['missed']:>5}/{figures['falls']}"
+            lines.append(f"{name:<50}{_share_cell(figures)}{delay}")
     return "\n".join(lines)
 
 

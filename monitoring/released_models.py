@@ -1,17 +1,18 @@
-"""What the model store knows of a served version: the gate's AUC, and the statistics of its training rows.
+"""What the model store knows of a served version: the gate's AUC, the rows that it has learned, and their statistics.
 
-The path is version -> release -> model -> last verdict, or reference statistics. A file that cannot be read is logged
-and counts as absent: neither judging nor archiving stops for it. Remembering a baseline, so that a later verdict on the
-same model changes no decision, is left to `monitoring.deciding.judging`.
+The path is version -> release -> model -> last verdict, manifest, or reference statistics. A file that cannot be read
+is logged and counts as absent: neither judging nor archiving stops for it. Remembering a baseline, so that a later
+verdict on the same model changes no decision, is left to `monitoring.deciding.judging`.
 """
 
 import logging
 from pathlib import Path
 
-from components.contracts.manifests import Model, Release, Verdict
+from components.contracts.manifests import Model, ModelQuality, Release, Verdict
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.errors import ContractError
 from components.store.models import model_folder, release_path, scores_path, verdict_paths
+from components.store.promotion_journal import moment_of
 from monitoring.deciding.policy import Baseline
 
 logger = logging.getLogger(__name__)
@@ -24,18 +25,40 @@ class ReleasedModels:
         self._store = store
 
     def baseline(self, version: int) -> Baseline | None:
-        """What the gate measured of `version`; None where there is no release, no verdict, or the gate had no AUC."""
+        """What is known of `version`: the gate's AUC, and what it has learned; None where there is no release."""
         try:
-            release = self._release(version)
-            path = None if release is None else verdict_paths(self._store, release.model_id)[0]
-            gate = Verdict.read(path).candidate if path is not None and path.exists() else None
+            if (release := self._release(version)) is None:
+                return None
         except (ContractError, OSError) as error:
             logger.warning("no baseline of version %d: %s", version, error)
             return None
-        if release is None or gate is None or gate.auc is None or gate.auc_low is None or gate.auc_high is None:
+        gate = self._gate(release) or ModelQuality()
+        is_measured = None not in (gate.auc, gate.auc_low, gate.auc_high)
+        return Baseline(
+            auc=gate.auc if is_measured else None,
+            low=gate.auc_low if is_measured else None,
+            high=gate.auc_high if is_measured else None,
+            previous_version=release.previous_version,
+            learned_until=self._learned_until(release),
+        )
+
+    def _gate(self, release: Release) -> ModelQuality | None:
+        """What the last verdict says of the model; None where there is none."""
+        path = verdict_paths(self._store, release.model_id)[0]
+        try:
+            return Verdict.read(path).candidate if path.exists() else None
+        except (ContractError, OSError) as error:
+            logger.warning("no baseline of version %d: %s", release.version, error)
             return None
-        before = release.previous_version
-        return Baseline(auc=gate.auc, low=gate.auc_low, high=gate.auc_high, previous_version=before)
+
+    def _learned_until(self, release: Release) -> float | None:
+        """Event time of the newest row that the model has learned; None if its manifest cannot say."""
+        path = model_folder(self._store, release.model_id) / Model.MANIFEST
+        try:
+            return moment_of(Model.read(path).last_learned_time).timestamp()
+        except (ContractError, OSError, ValueError) as error:
+            logger.warning("what model version %d has learned is not known: %s", release.version, error)
+            return None
 
     def reference(self, version: int) -> ReferenceStatistics | None:
         """The training statistics of `version`; None where it was never released here, or has none."""

@@ -5,6 +5,10 @@ An incident is a span of records together with the decisions that the monitor to
 (what each model was trained on), `decisions.jsonl` (the lines that the monitor wrote) and `incident.json` (settings of
 judging, the judge's memory at the start, models by hash, SHA-256 of every other file). It is written under a temporary
 name and renamed, so a folder of its name is a whole incident. Judging is left to `monitoring.backtest.judging`.
+
+A decision depends on predictions up to nearly one attribution window after its point: they tell which version served.
+The archive has them once they have matured. An incident that was recorded before that is not complete: its manifest has
+the time up to which it is, and a replay says so where it decides otherwise after that time.
 """
 
 import argparse
@@ -39,6 +43,7 @@ from components.store.models import model_folder, release_path, scores_path
 from components.store.recommenders import logged_recommender
 from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
 from monitoring.backtest.settings import JudgingSettings, read_judging
+from monitoring.deciding.judging import serving_ahead
 from monitoring.deciding.policy import Baseline
 from monitoring.flags import flat_values, make_settings
 from monitoring.journal import DECISIONS_FILE
@@ -78,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    points = record(
+    recorded = record(
         arguments.out,
         state=typed_folder(arguments.state, "--state"),
         archive=open_objects(typed_uri(arguments.archive)),
@@ -86,30 +91,59 @@ def _record(arguments: argparse.Namespace) -> int:
         start=arguments.start,
         end=arguments.end,
     )
-    print(f"{points} decision points recorded in {arguments.out}")
+    print(f"{recorded.points} decision points recorded in {arguments.out}")
+    if recorded.open_points:
+        print(f"{_open_text(recorded.open_points, recorded.complete_until)}; {_again_text(recorded.needs_until)}")
     return ExitCode.DONE
+
+
+def _open_text(points: int, complete_until: float) -> str:
+    """Which decisions of an incident cannot be made again for certain, and why."""
+    which = f"the last {points} of them, after {_format_time(complete_until)}, cannot be replayed for certain"
+    return f"{which}: the rows that tell which version served at them had not matured"
+
+
+def _again_text(needs_until: float) -> str:
+    return f"record it again once the archive holds rows from after {_format_time(needs_until)}"
+
+
+def _format_time(time: float) -> str:
+    return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     found = replay(arguments.incident)
     differs = found.first_difference
+    is_equal = differs is None or (differs >= found.num_complete > 0)
+    code = ExitCode.DONE if is_equal else ExitCode.REFUSED
     if arguments.json:
-        summary = {"points": len(found.lines), "digest": digest_of(found.lines), "first_difference": differs}
-        print(json.dumps({**summary, "recorded_digest": digest_of(found.recorded)}, indent=2))
-        return ExitCode.DONE if differs is None else ExitCode.REFUSED
+        summary = {
+            "points": len(found.lines),
+            "digest": digest_of(found.lines),
+            "first_difference": None if is_equal else differs,
+            "recorded_digest": digest_of(found.recorded),
+            "complete_until": found.complete_until,
+            "open_points": len(found.recorded) - found.num_complete,
+        }
+        print(json.dumps(summary, indent=2))
+        return code
     for line in found.lines:
         known = json.loads(line)
         decision = f"{known['policy']}: {known['action']}: {known['reason']}"
-        at = datetime.fromtimestamp(known["time"], timezone.utc).isoformat(timespec="milliseconds")
-        print(f"{at}  version {known['version']}  {decision}")
+        print(f"{_format_time(known['time'])}  version {known['version']}  {decision}")
     print(f"{len(found.lines)} decision points, digest {digest_of(found.lines)}")
     if differs is None:
         print("every decision is the recorded one")
-        return ExitCode.DONE
-    print(f"decision {differs + 1} differs from the recorded one:")
-    for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
-        print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
-    return ExitCode.REFUSED
+        return code
+    if is_equal:
+        print(f"each of the first {differs} decisions is the recorded one")
+    else:
+        print(f"decision {differs + 1} differs from the recorded one:")
+        for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
+            print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
+    if open_points := len(found.recorded) - found.num_complete:
+        print(_open_text(open_points, found.complete_until))
+    return code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +153,13 @@ class Replayed:
     lines: tuple[str, ...]
     """One per decision point, as `deciding.policy.DecisionPoint` writes them."""
     recorded: tuple[str, ...]
+    complete_until: float
+    """Time of the last decision point that can be decided again for certain."""
+
+    @property
+    def num_complete(self) -> int:
+        """Recorded decisions that can be made again for certain."""
+        return sum(json.loads(line)["time"] <= self.complete_until for line in self.recorded)
 
     @property
     def first_difference(self) -> int | None:
@@ -174,13 +215,26 @@ def replay(incident: Path) -> Replayed:
         memory=manifest["memory"],
     )
     lines = tuple(each.line() for each in judgements if manifest["start"] < each.time <= manifest["end"])
-    return Replayed(lines=lines, recorded=tuple((incident / DECISIONS).read_text().splitlines()))
+    recorded = tuple((incident / DECISIONS).read_text().splitlines())
+    return Replayed(lines=lines, recorded=recorded, complete_until=manifest.get("complete_until", manifest["end"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What was recorded of an incident."""
+
+    points: int
+    open_points: int
+    """The last ones, which cannot be decided again for certain."""
+    complete_until: float
+    needs_until: float
+    """Time up to which rows must be in the archive for all to be decided again."""
 
 
 def record(
     out: Path, *, state: Path, archive: Objects, store: Path, start: float = 0.0, end: float | None = None
-) -> int:
-    """Writes the incident of the decision points in (start, end] to the folder `out`; how many there are.
+) -> Recorded:
+    """Writes the incident of the decision points in (start, end] to the folder `out`.
 
     `out` must not exist; `archive` may be the lake, wherever the rows of the span lie by now. The labels of the rows
     before `end` must be final; None = the last decision written.
@@ -212,16 +266,31 @@ def record(
         judged=None if memory is None else memory["judged"] / 1e6,
         until=until,
     )
+    ahead = serving_ahead(settings.judge)
+    times = [json.loads(line)["time"] for line in lines]
+    complete_until = min(_newest_row(archive) - ahead, end)
     manifest = {
         "start": start,
         "end": end,
+        "complete_until": complete_until,
         "settings": flat_values(settings),
         "features": asdict(features) if features else None,
         "user": user,
         "memory": memory,
-        "baselines": json.loads(lines[-1])["memory"]["baselines"],
+        "baselines": _baselines(([before] if before else []) + lines),
         "models": _copy_models(aside / STATISTICS, store, versions),
     }
+    _seal(aside, manifest, out)
+    return Recorded(
+        points=len(lines),
+        open_points=sum(time > complete_until for time in times),
+        complete_until=complete_until,
+        needs_until=end + ahead,
+    )
+
+
+def _seal(aside: Path, manifest: dict[str, Any], out: Path) -> None:
+    """Write the manifest with the hash of every file, flush the folder to disk, and give it its name."""
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     manifest["sha256"] = {path.relative_to(aside).as_posix(): sha256_file(path) for path in files}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -229,7 +298,22 @@ def record(
         fsync_path(path)
     os.rename(aside, out)
     fsync_path(out.parent)
-    return len(lines)
+
+
+def _newest_row(archive: Objects) -> float:
+    """Event time of the newest served row in the archive; -inf if there is none."""
+    for _, table in read_days(archive, newest_first=True):
+        if len(table):
+            return float(table[raw_rows.EVENT_TIME].cast("int64").to_numpy().max()) / 1e6
+    return -math.inf
+
+
+def _baselines(lines: Sequence[str]) -> dict[str, Any]:
+    """What was known of each version at its first decision: a later line remembers the newest versions alone."""
+    known: dict[str, Any] = {}
+    for line in lines:
+        known = {**json.loads(line)["memory"]["baselines"], **known}
+    return known
 
 
 def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[str]]:

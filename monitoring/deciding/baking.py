@@ -25,7 +25,7 @@ import numpy as np
 
 from components.contracts.baking import BAD, BAKES, WELL, BakingSettings
 from monitoring.deciding.betting import EProcess
-from monitoring.deciding.policy import Action, Decision, Evidence, MaturedRows, PolicyMemory
+from monitoring.deciding.policy import Action, Decision, Evidence, MaturedRows, PolicyMemory, without_oldest
 
 BAKING = "baking"
 """Name of the policy."""
@@ -40,9 +40,10 @@ SUSPICION = 3.0
 of a version within its limits begins at 1 and falls."""
 TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is sharpest: about as many clicks."""
-MAX_VERSIONS = 8
-"""Versions that are remembered."""
-
+_NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
+"""State of a version before its first row."""
+_NO_WINDOW = {"auc": None, "auc_low": None, "auc_high": None, "rows": 0, "clicks": 0, "window_version": None}
+"""Numbers in place of those of another version's window."""
 _OF_TESTS = ("auc", "sums", "low", "high")
 """Parts of a version's memory that only its tests need."""
 _UNDER, _OVER, _RATE = "more clicks than predicted", "fewer clicks than predicted", "a lower click rate"
@@ -80,15 +81,18 @@ class BakingPolicy:
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`; memory: per version, its state, what it is held to and the tests' sums."""
         known: dict[str, Any] = dict(memory.get("versions", {}))
-        state = known.pop(str(evidence.version), None) or self._begin(evidence)
-        if state["state"] == BAKES:
+        version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
+        if version not in known and not has_rows:
+            # A version is judged by its own rows alone, and held to what its predecessor's last ones show.
+            reason = f"no row of model version {evidence.version} has matured yet"
+            return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
+        state = known.get(version) or self._begin(evidence)
+        if state["state"] == BAKES and has_rows:
             state = self._judge(evidence, state)
         if state["state"] != BAKES:
             # Each decision is written with all that is remembered.
             state = {name: value for name, value in state.items() if name not in _OF_TESTS}
-        known[str(evidence.version)] = state
-        while len(known) > MAX_VERSIONS:
-            del known[next(iter(known))]
+        known = without_oldest({**known, version: state}, needed=[evidence.version])
         return self._decision(evidence, state), {"versions": known}
 
     def _begin(self, evidence: Evidence) -> dict[str, Any]:
@@ -97,8 +101,10 @@ class BakingPolicy:
         is_judged = has_predecessor and self._settings.bake_rows > 0
         state: dict[str, Any] = {"state": BAKES if is_judged else WELL, "rows": 0, "sums": {}, "evidence": None}
         state["reason"] = "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
-        lows = [each for each in (gate.low if gate else None, before.auc_low if before else None) if each is not None]
-        state["least_auc"] = max(min(lows) - self._settings.max_auc_loss, 0.01) if gate and lows else None
+        state["since"] = _since(evidence)
+        promised = gate.low if gate else None
+        lows = [each for each in (promised, before.auc_low if before else None) if each is not None]
+        state["least_auc"] = max(min(lows) - self._settings.max_auc_loss, 0.01) if promised is not None else None
         rate = before.click_rate if before else None
         state["least_rate"] = self._settings.min_click_rate_ratio * rate if rate else None
         return state
@@ -133,7 +139,7 @@ class BakingPolicy:
         if worst is not None and found[worst] >= enough:
             text = f"evidence {state['evidence']:.3g} of {enough:g} of {worst}: {text}"
             return {**state, "state": BAD, "reason": f"{text}; by chance with a probability of at most 1/{enough:g}"}
-        served = evidence.time - evidence.serving_since
+        served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
         is_suspect = state["evidence"] is not None and state["evidence"] >= SUSPICION
         if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and not is_suspect:
             return {**state, "state": WELL, "reason": f"nothing bad was found: {text}, {served:.0f} s"}
@@ -163,12 +169,21 @@ class BakingPolicy:
         actions = {BAKES: Action.UNDECIDABLE, WELL: Action.OK, BAD: Action.ROLLBACK}
         numbers = {
             **evidence.window_numbers(),
+            **({} if evidence.kpis.version == evidence.version else _NO_WINDOW),
             "threshold": state["least_auc"],
             "rows_since_breach": 0,
             "rows_baked": state["rows"],
             "evidence": state["evidence"],
         }
         return Decision(policy=self.name, action=actions[state["state"]], reason=state["reason"], numbers=numbers)
+
+
+def _since(evidence: Evidence) -> float:
+    """Since when the rows seen so far come from the serving version.
+
+    Rows of a version that was a canary, or that is live again, may be older than its last promotion.
+    """
+    return min(evidence.serving_since, evidence.time)
 
 
 def state_of(decision: Decision) -> str:

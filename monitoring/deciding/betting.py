@@ -1,6 +1,7 @@
 """Bets against "the AUC is at least theta", whose capital grows only if it is not: the proof behind `sequential`.
 
-In: matured rows in order. Out: the capital. What follows from it is left to `monitoring.deciding.policies`.
+In: matured rows in order. Out: the capital, and the time from which the rows on which it grew came. What follows from
+it is left to `monitoring.deciding.policies`.
 
 A round is a fixed number of successive requests. Its payoff X is the sum of (1 if the click scores above the
 non-click, 1/2 for a tie, else 0) - theta over every pair of a click and a non-click of *different* requests of the
@@ -18,6 +19,13 @@ drift after long service: by then the capital of the first rounds is lost, while
 log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect it sooner, and bound the
 mean time between false alarms instead of the probability that there ever is one.
 
+Several versions: each has rounds of its own, with a theta of its own, and all bet with one capital, in turn. The next
+lambda follows from theta and is chosen before the round's rows, so the product over the rounds of all versions is a
+supermartingale if each version's AUC is at least its theta. One inequality then covers all versions together.
+
+When the change began is estimated as in Page's CUSUM test (1954): a `Trail` per fraction multiplies the same factors
+and starts again from 1 where the product falls below. It decides nothing about whether there is a change.
+
 Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
 planned; a round with more is scaled down, which for dependent rows moves the null by a little. Not proven for users
 who return in other requests: the claim is then of the users who came, of whom the gate's interval by users allows for
@@ -27,12 +35,13 @@ the difference (docs/monitor.md has simulated rates).
 import base64
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.deciding.policy import MaturedRows
+from monitoring.deciding.policy import NO_ROWS, MaturedRows
 
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 """Of the largest lambda. From bold, for a steep drop, to careful, for one just below theta."""
@@ -49,51 +58,38 @@ _SPREADS = 2.0
 """Standard deviations above the mean that the planned pairs allow for clicks and for non-clicks."""
 
 
-class EProcess:
-    """The capital of bets against one null hypothesis."""
+class Rounds:
+    """The rounds of one version's rows, and their payoffs."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
         """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
         if memory.get("theta") != theta:
             memory = {}  # Evidence against another claim says nothing about this one.
         self.theta = theta
-        self._lambdas = [fraction / (1.0 - theta) for fraction in FRACTIONS]
-        self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
-        self.rounds = int(memory.get("rounds", 0))
-        """Rounds with at least one pair so far."""
-        self.clicks = int(memory.get("clicks", 0))
-        """Clicks in them."""
         # Requests, clicks, their squares, non-clicks, their squares; per request.
         self._sums = np.asarray(memory.get("sums", np.zeros(5)))
-        self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else _no_rows()
+        self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else NO_ROWS
 
     def memory(self) -> dict[str, Any]:
         """What a successor needs, a JSON object."""
-        return {
-            "theta": self.theta,
-            "shares": list(self._shares),
-            "rounds": self.rounds,
-            "clicks": self.clicks,
-            "sums": self._sums.tolist(),
-            "rows": _pack_rows(self._rows),
-        }
+        return {"theta": self.theta, "sums": self._sums.tolist(), "rows": _pack_rows(self._rows)}
 
     @property
-    def value(self) -> float:
-        """The capital, 1 before the first round."""
-        return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
+    def lambdas(self) -> list[float]:
+        """The bets on a round, one per fraction."""
+        return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
-    def update(self, rows: MaturedRows, enough: float) -> bool:
-        """Bets on every round that `rows` complete; True, and no further bet, once the capital has reached `enough`."""
+    def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
+        """Return the payoffs and the clicks of the rounds that `rows` complete and that have a pair."""
         plan = self._plan_round()
         self._count_rows(rows)
         if plan is None:
-            return False
+            return [], []
         self._rows = _concatenate(self._rows, rows)
         per_round, planned_pairs = plan
         num_rounds = (int(self._rows.groups[-1]) + 1) // per_round
         if not num_rounds:
-            return False
+            return [], []
         used = int(np.searchsorted(self._rows.groups, num_rounds * per_round))
         labels = self._rows.labels[:used]
         scores = self._rows.scores[:used]
@@ -108,18 +104,7 @@ class EProcess:
         payoffs = (wins - self.theta * pairs) / np.maximum(pairs, planned_pairs)
         clicks = np.bincount(rounds, labels, num_rounds)
         played = pairs > 0
-        return self._compound(payoffs[played].tolist(), clicks[played].tolist(), enough)
-
-    def _compound(self, payoffs: list[float], clicks: list[float], enough: float) -> bool:
-        """Multiplies the capital round by round until it is enough. Python floats: faster than an array of six."""
-        for payoff, of_round in zip(payoffs, clicks):
-            self.rounds += 1
-            self.clicks += int(of_round)
-            start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
-            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, self._lambdas)]
-            if self.value >= enough:
-                return True
-        return False
+        return payoffs[played].tolist(), clicks[played].tolist()
 
     def _plan_round(self) -> tuple[int, float] | None:
         """The next round's requests and pairs, from the rows counted so far; None before enough clicks were counted.
@@ -145,6 +130,118 @@ class EProcess:
         self._sums = self._sums + np.array(new, np.float64)
         if self._sums[1] > 2 * REMEMBERED_CLICKS:
             self._sums = self._sums / 2.0
+
+
+class Capital:
+    """The capital of bets on successive rounds."""
+
+    def __init__(self, memory: Mapping[str, Any]) -> None:
+        """Continues from what `memory()` returned; starts anew where it is empty."""
+        self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
+        self.rounds = int(memory.get("rounds", 0))
+        """Rounds with at least one pair so far."""
+        self.clicks = int(memory.get("clicks", 0))
+        """Clicks in them."""
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, a JSON object."""
+        return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
+
+    @property
+    def value(self) -> float:
+        """The capital, 1 before the first round."""
+        return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
+
+    def bet(self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float) -> bool:
+        """Multiply the capital round by round until it is enough.
+
+        Args:
+            payoffs: One per round.
+            clicks: Number of clicks of each round.
+            lambdas: One per fraction, chosen before the rounds.
+            enough: Capital at which the rest of the rounds is left out.
+
+        Returns:
+            Whether the capital has reached `enough`.
+        """
+        # Python floats: faster than an array of six.
+        for payoff, of_round in zip(payoffs, clicks):
+            self.rounds += 1
+            self.clicks += int(of_round)
+            start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
+            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)]
+            if self.value >= enough:
+                return True
+        return False
+
+
+class EProcess:
+    """The capital of bets on the rows of one version, against one null hypothesis."""
+
+    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
+        """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
+        self._rounds = Rounds(theta, memory)
+        self._capital = Capital(memory if memory.get("theta") == theta else {})
+        self.theta = theta
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, a JSON object."""
+        return {**self._rounds.memory(), **self._capital.memory()}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds with at least one pair so far."""
+        return self._capital.rounds
+
+    @property
+    def clicks(self) -> int:
+        """Clicks in them."""
+        return self._capital.clicks
+
+    @property
+    def value(self) -> float:
+        """The capital, 1 before the first round."""
+        return self._capital.value
+
+    def update(self, rows: MaturedRows, enough: float) -> bool:
+        """Bets on every round that `rows` complete; True, and no further bet, once the capital has reached `enough`."""
+        payoffs, clicks = self._rounds.play(rows)
+        return self._capital.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+
+
+_LARGEST = 1e300
+"""Largest product of a trail: JSON has no infinity."""
+
+
+@dataclass(frozen=True)
+class Trail:
+    """The product of one fraction's factors since it was 1 or less the last time."""
+
+    value: float = 1.0
+    since: float | None = None
+    """Event time after which the rows came, in seconds; None while there is no product above 1."""
+    shown_at: float | None = None
+    """Event time up to which the rows came that first made the product large enough; None before."""
+
+    def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
+        """Return the trail after rows between two decision points have multiplied it by `factor`."""
+        began = since if self.since is None else self.since
+        value = min(self.value * factor, _LARGEST)
+        if value <= 1.0:
+            return Trail()
+        is_new = self.shown_at is None and value >= enough
+        return Trail(value, began, until if is_new else self.shown_at)
+
+
+def factors(payoffs: list[float], lambdas: list[float]) -> list[float]:
+    """Return the product of the rounds' factors for each bet.
+
+    Multiplied in the order of the rounds, so that each machine has the same bits.
+    """
+    rounds = 1.0 - np.outer(np.asarray(payoffs, np.float64), lambdas)
+    with np.errstate(over="ignore", under="ignore"):
+        product: list[float] = np.cumprod(rounds, axis=0)[-1].tolist()
+    return product
 
 
 def cross_wins(
@@ -203,10 +300,6 @@ def _count_wins(
     wins = np.bincount(key[clicks], below + 0.5 * ties, num_keys).astype(np.float64)
     num_clicks = np.bincount(keys, labels, num_keys).astype(np.float64)
     return wins, num_clicks * (np.bincount(keys, minlength=num_keys) - num_clicks)
-
-
-def _no_rows() -> MaturedRows:
-    return MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
 
 
 def _concatenate(first: MaturedRows, second: MaturedRows) -> MaturedRows:

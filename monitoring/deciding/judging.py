@@ -1,10 +1,14 @@
 """When policies decide, and on what evidence: judgement as a function of records, not of the loop's turns.
 
 In: predictions as they arrive and requests as they mature, both in any order; how far maturing has come. Out: one
-`DecisionPoint` per point of event time at which rows of the serving version matured. So the monitor and a backtest
-over its archive judge the same rows at the same points, whatever the sizes of their batches, and write equal lines.
-Keeping the memory is left to `monitoring.memory.store`; restraint and acting, which depend on the clock, to
+`DecisionPoint` per point of event time at which rows of the serving version's line matured. So the monitor and a
+backtest over its archive judge the same rows at the same points, whatever the sizes of their batches, and write equal
+lines. Keeping the memory is left to `monitoring.memory.store`; restraint and acting, which depend on the clock, to
 `monitoring.acting`.
+
+Rows mature for a whole attribution window after their version was replaced. They are evidence about the version that
+serves then, because the world that they come from is the world that it meets. Which rows count against which version
+is left to the policies.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.raw_rows.microseconds`).
 """
@@ -28,6 +32,7 @@ from monitoring.deciding.policy import (
     Policy,
     Predecessor,
     combine,
+    without_oldest,
 )
 from monitoring.measures.window import MAX_VERSIONS, VersionWindows, measure
 from monitoring.rows import MaturedRequests
@@ -97,7 +102,7 @@ class Judge:
         self._windows = VersionWindows(settings.window_rows, keep_lists=False)
         self._pending: list[MaturedRequests] = []
         self._judged: int | None = known.get("judged")
-        self._timeline.version, self._timeline.since = known.get("serving") or (None, 0)
+        self._timeline.line = [(version, since) for version, since in known.get("line", ())]
         self._timeline.reached = self._judged
         self._timeline.last = tuple(known["last_prediction"]) if known.get("last_prediction") else None
         self._matured_total = int(known.get("matured_total", 0))
@@ -135,10 +140,9 @@ class Judge:
 
     def _memory_at(self, point: int | None) -> dict[str, Any]:
         """The part of the memory that follows from the records up to `point`."""
-        timeline = self._timeline
         return {
             "judged": point,
-            "serving": None if timeline.version is None else [timeline.version, timeline.since],
+            "line": [list(each) for each in self._timeline.line],
             "matured_total": self._matured_total,
             "policies": dict(self._memories),
             "baselines": dict(self._baselines),
@@ -181,7 +185,7 @@ class Judge:
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
         """Decides at every point up to this event time, up to which everything that was predicted has matured.
 
-        A point without a new row of the serving version has no decision.
+        A point without a new row of the serving version or of one before it in its line has no decision.
         """
         last = microseconds(matured_until) // self._span * self._span
         if self._judged is not None and 0 <= self._judged - last <= microseconds(CLOCK_AHEAD_SECONDS):
@@ -191,9 +195,12 @@ class Judge:
             self._timeline.advance(point)
             self._windows.update(requests)
             self._matured_total += requests.num_rows
-            of_serving_version = requests.select(requests.versions == self._timeline.version)
-            if len(of_serving_version):
-                points.append(self._decide_at(point, of_serving_version))
+            line = {version for version, _ in self._timeline.line}
+            of_line: dict[int, MaturedRequests] = {
+                version: some for version, some in requests.by_version() if version in line
+            }
+            if of_line:
+                points.append(self._decide_at(point, of_line))
         self._timeline.advance(last)
         self._judged = last
         return points
@@ -216,21 +223,23 @@ class Judge:
             return np.zeros(len(requests), np.bool_)
         return np.asarray(requests.micros <= self._judged)
 
-    def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
-        version = int(requests.versions[0])
+    def _decide_at(self, point: int, of_line: Mapping[int, MaturedRequests]) -> DecisionPoint:
+        """Decides on new requests by version; the version of the newest request is the last one."""
+        version, since = self._timeline.line[-1]
+        shown = version if version in self._windows.versions else list(of_line)[-1]
+        judged = {version, shown, *of_line.keys()}
+        self._remember_baselines(judged)
         evidence = Evidence(
             time=point / 1e6,
             version=version,
-            serving_since=self._timeline.since / 1e6,
-            kpis=measure(version, self._windows[version]),
-            rows=MaturedRows(
-                labels=requests.labels,
-                scores=requests.scores,
-                groups=np.repeat(np.arange(len(requests), dtype=np.int64), requests.sizes),
-            ),
+            serving_since=since / 1e6,
+            seen_until=self._timeline.seen_until(point) / 1e6,
+            kpis=measure(shown, self._windows[shown]),
+            rows_of={each: _rows_of(of_line[each]) for each in sorted(of_line)},
+            line=tuple(each for each, _ in self._timeline.line),
             matured_total=self._matured_total,
-            baseline=self._remembered_baseline(version),
-            predecessor=self._remembered_predecessor(version),
+            baselines={each: baseline for each in judged if (baseline := self._baseline(each)) is not None},
+            predecessor=self._remembered_predecessor(version) if version in of_line else None,
             drift=self._drift_until(point, version),
         )
         decisions = []
@@ -247,29 +256,30 @@ class Judge:
             memory=self._memory_at(point),
         )
 
-    def _remembered_baseline(self, version: int) -> Baseline | None:
-        key = str(version)
-        if key not in self._baselines:
-            found = self._baseline_of(version)
-            self._baselines[key] = asdict(found) if found else None
-            if len(self._baselines) > MAX_VERSIONS:
-                del self._baselines[next(iter(self._baselines))]
-        known = self._baselines[key]
+    def _remember_baselines(self, versions: set[int]) -> None:
+        """Look up the baselines that are not known yet, and drop those of versions whose rows have all matured."""
+        for version in sorted(versions):
+            if (key := str(version)) not in self._baselines:
+                found = self._baseline_of(version)
+                self._baselines[key] = asdict(found) if found else None
+        needed = versions | {version for version, _ in self._timeline.line}
+        self._baselines = without_oldest(self._baselines, needed=needed)
+
+    def _baseline(self, version: int) -> Baseline | None:
+        known = self._baselines[str(version)]
         return Baseline(**known) if known else None
 
     def _remembered_predecessor(self, version: int) -> Predecessor | None:
         """What was measured of the version before, once: its last rows mature before the first of `version`."""
         key = str(version)
         if key not in self._predecessors:
-            baseline = self._remembered_baseline(version)
+            baseline = self._baseline(version)
             before = baseline.previous_version if baseline else None
             found = None
             if before is not None and before in self._windows.versions:
                 kpis = measure(before, self._windows[before])
                 found = {"auc_low": kpis.auc_low, "click_rate": kpis.ctr}
-            self._predecessors[key] = found
-            if len(self._predecessors) > MAX_VERSIONS:
-                del self._predecessors[next(iter(self._predecessors))]
+            self._predecessors = without_oldest({**self._predecessors, key: found}, needed=[version])
         known = self._predecessors[key]
         return Predecessor(**known) if known else None
 
@@ -285,12 +295,24 @@ class Judge:
         return tuple(each for each in closed if each.version == version)
 
 
-class ServingTimeline:
-    """The version that serves at each point: that of the newest prediction by no canary, `ahead` after the point.
+def _rows_of(requests: MaturedRequests) -> MaturedRows:
+    return MaturedRows(
+        labels=requests.labels,
+        scores=requests.scores,
+        groups=np.repeat(np.arange(len(requests), dtype=np.int64), requests.sizes),
+    )
 
-    Ahead, because rows of an old version go on maturing for a whole window after a release and must not be judged any
-    more; see `serving_ahead`. Not the highest number, because a rollback serves an older one. Of predictions at one
-    time the higher version counts as the newer one.
+
+MAX_LINE = 64
+"""Versions of a line that are remembered, the newest: as many as serve within one attribution window, and some more."""
+
+
+class ServingTimeline:
+    """The version that serves at each point, and the line of versions that led to it.
+
+    The serving version is that of the newest prediction by no canary, `ahead` after the point; see `serving_ahead`. It
+    is not the highest number, because a rollback serves an older one. Of predictions at one time the higher version
+    counts as the newer one. A version that is replaced by an earlier one leaves the line: it was rolled back.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
@@ -298,14 +320,22 @@ class ServingTimeline:
         # Per point still to come and version: first and last prediction since the point before. A few entries,
         # whatever the traffic.
         self._notes: dict[int, dict[int, tuple[int, int]]] = {}
-        self.version: int | None = None
-        """The version that serves at the point reached; None before the first prediction."""
-        self.since = 0
-        """Its first prediction, within the span in which it took over."""
+        self.line: list[tuple[int, int]] = []
+        """The serving version at the end and those before it, in ascending order; each with its first prediction since
+        it serves, within the span in which it took over. Empty before the first prediction."""
         self.reached: int | None = None
         """The last point passed; None before the first."""
         self.last: tuple[int, int] | None = None
         """Time and version of the newest prediction known at a point passed; None where that is not known."""
+
+    @property
+    def version(self) -> int | None:
+        """The version that serves at the point reached; None before the first prediction."""
+        return self.line[-1][0] if self.line else None
+
+    def seen_until(self, point: int) -> int:
+        """Time up to which predictions are known when `point` is judged."""
+        return point + self._ahead
 
     def note(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
         """Notes predictions that no canary made, [m] times and versions, in any order.
@@ -331,14 +361,29 @@ class ServingTimeline:
 
     def advance(self, point: int) -> None:
         """Advances to `point`; every prediction up to `ahead` after it must have been noted."""
+        if self.reached is not None and point < self.reached:
+            # A clock was ahead and is set right: what it said of later times has not happened.
+            self.last = None
+            self.line = [(version, min(since, self.seen_until(point))) for version, since in self.line]
         for due in sorted(each for each in self._notes if each <= point):
             of_point = self._notes.pop(due)
-            newest = max(of_point, key=lambda version: (of_point[version][1], version))
-            last = (of_point[newest][1], newest)
+            in_order = sorted(of_point, key=lambda version: (of_point[version][1], version))
+            for version in in_order:
+                self._take_over(version, of_point[version][0])
+            last = (of_point[in_order[-1]][1], in_order[-1])
             self.last = last if self.last is None else max(self.last, last)
-            if newest != self.version:
-                self.version, self.since = newest, of_point[newest][0]
         self.reached = point
+        self._shorten(point)
+
+    def _take_over(self, version: int, since: int) -> None:
+        if version != self.version:
+            self.line = [each for each in self.line if each[0] < version] + [(version, since)]
+
+    def _shorten(self, point: int) -> None:
+        """Drops versions that no later row can come from, but for the newest ones."""
+        is_served = [since <= point for _, since in self.line]
+        old = max(sum(is_served) - MAX_VERSIONS, len(self.line) - MAX_LINE, 0)
+        self.line = self.line[old:]
 
 
 def point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:

@@ -1,24 +1,25 @@
 """The four policies, their settings, and those that a monitor's settings name.
 
 `threshold` judges one window of rows at a time: its false alarms are bounded for a single look, not over months.
-`sequential` is bounded over all time (`monitoring.deciding.betting`). `data_drift` needs no labels, `schedule` watches
-the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
+`sequential` is bounded over all time and all versions (`monitoring.deciding.betting`). `data_drift` needs no labels,
+`schedule` watches the calendar. New versions are judged by `monitoring.deciding.baking`. How soon a run may be
 requested again is left to `monitoring.deciding.restraint`.
+
+A release does not end what rows have shown. Breaches, drifted buckets and bets go on over it, unless the new model has
+learned rows from after the change.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from datetime import datetime, timezone
 
 from components.contracts.baking import BakingSettings
 from components.runtime.errors import ContractError, expect
 from monitoring.deciding.baking import BakingPolicy
-from monitoring.deciding.betting import EProcess
-from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory
+from monitoring.deciding.line_evidence import Alarm, LineEvidence, Standing
+from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory, named
 from monitoring.measures.window import Kpis
 
-MAX_SEQUENTIAL_VERSIONS = 8
-"""Versions whose sequential evidence is remembered: two may alternate during a roll-out."""
 NAMED_COLUMNS = 5
 """Columns that a reason names, the worst first."""
 
@@ -42,7 +43,7 @@ class PolicySettings:
     """A breach is where the whole 95 % interval of the windowed AUC lies below this; 0 = not given, which policy
     threshold refuses: it depends on the task."""
     sequential_alpha: float = 0.01
-    """Largest probability of a false alarm per served version, over all the time that it serves."""
+    """Largest probability of a false alarm between two changes, over all time and all versions released meanwhile."""
     sequential_tolerance: float = 0.02
     """AUC below the gate's interval that is no drift: serving meets other rows than the gate."""
     drift_buckets: int = 3
@@ -93,10 +94,23 @@ class ThresholdPolicy(_ConfiguredPolicy):
         """See `Policy`; the memory is that of `confirm`."""
         action, reason = self._judge_window(evidence.kpis)
         action, note, memory = confirm(action, evidence, memory, settings=self._settings)
+        if evidence.kpis.version != evidence.version:
+            action, more = self._judge_successor(action, evidence, memory)
+            note += f"; {more}"
         breaches = int(memory["breaches"])
         since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
         numbers = {"threshold": self._settings.auc_threshold, "breaches": breaches, "rows_since_breach": since}
         return self._decision(evidence, action, reason + note, **numbers), memory
+
+    def _judge_successor(self, action: Action, evidence: Evidence, memory: PolicyMemory) -> tuple[Action, str]:
+        """What the window of an earlier version says about the serving one, none of whose rows has matured."""
+        text = f"no row of model version {evidence.version} has matured yet"
+        learned_until, since = evidence.learned_until(), memory["since"]
+        if learned_until is None:
+            return Action.UNDECIDABLE, f"{text}, and what it has learned is not known"
+        if since is not None and learned_until >= since:
+            return Action.UNDECIDABLE, f"{text}; it has learned rows from after the first breach, at {_moment(since)}"
+        return action, f"{text}; it has learned rows up to {_moment(learned_until)}"
 
     def _judge_window(self, kpis: Kpis) -> tuple[Action, str]:
         """Whether this one window is a breach, and why."""
@@ -122,59 +136,84 @@ class ThresholdPolicy(_ConfiguredPolicy):
 class SequentialPolicy(_ConfiguredPolicy):
     """A sequential test of "the AUC is at least theta", whose false alarms are bounded over all time.
 
-    For each served version, as long as its AUC is at least theta, the probability that this policy *ever* says
-    RETRAIN, however long the version serves and however often it is judged, is at most alpha; `betting` has the proof.
-    A fleet that releases k versions has at most k alpha false alarms in expectation. theta is the lower end of the
-    gate's 95 % interval less a tolerance; without a gate's AUC there is nothing to hold the version to: undecidable.
+    Each row is held to the theta of the version that scored it, and all versions of a line share one capital: as long
+    as each version's AUC is at least its theta, the probability that this policy *ever* says RETRAIN is at most alpha,
+    however often one looks and however many versions are released; `betting` has the proof, `line_evidence` which rows
+    count. A change that was found, a version that is rolled back, and a version of which it is not known what it has
+    learned begin another process each, with an alpha of its own. theta is the lower end of the gate's 95 % interval
+    less a tolerance; rows of a version without a gate's AUC have nothing to be held to.
     """
 
     name = "sequential"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; memory: per version, its e-process, and `matured_at_alarm` once the alarm was raised."""
-        if evidence.baseline is None:
-            reason = f"the gate's auc of model version {evidence.version} is not known"
-            return self._decision(evidence, Action.UNDECIDABLE, reason), memory
-        version = str(evidence.version)
-        known: dict[str, Any] = dict(memory.get("versions", {}))
-        state: dict[str, Any] = known.pop(version, {})
-        enough = 1.0 / self._settings.sequential_alpha
-        theta = min(max(evidence.baseline.low - self._settings.sequential_tolerance, 0.01), 0.99)
-        process = EProcess(theta, state)
-        alarmed_at: int | None = state.get("matured_at_alarm")
-        if alarmed_at is None and process.update(evidence.rows, enough):
-            alarmed_at = evidence.matured_total
-        known[version] = {**process.memory(), "matured_at_alarm": alarmed_at}
-        while len(known) > MAX_SEQUENTIAL_VERSIONS:
-            del known[next(iter(known))]
-        action, reason = self._judge_capital(evidence, process, alarmed_at)
+        """See `Policy`; the memory is that of `LineEvidence`."""
+        settings, enough = self._settings, 1.0 / self._settings.sequential_alpha
+        thetas = {
+            version: min(max(gate.low - settings.sequential_tolerance, 0.01), 0.99)
+            for version, gate in evidence.baselines.items()
+            if gate.low is not None
+        }
+        of_line = LineEvidence(memory, enough=enough)
+        of_line.update(evidence, thetas)
+        standing, theta = of_line.about(evidence), thetas.get(evidence.version)
+        action, reason, since = self._judge_standing(evidence, standing, theta)
+        is_judged = bool(standing.versions or standing.alarm)
+        shown = standing.alarm or standing
         decision = self._decision(
             evidence,
             action,
             reason,
-            threshold=process.theta,
-            evidence=process.value,
+            threshold=theta,
+            evidence=shown.value if is_judged else None,
             evidence_needed=enough,
-            rounds=process.rounds,
-            clicks_judged=process.clicks,
-            rows_since_breach=0 if alarmed_at is None else evidence.matured_total - alarmed_at,
+            rounds=shown.rounds,
+            clicks_judged=shown.clicks,
+            rows_since_breach=since,
         )
-        return decision, {"versions": known}
+        return decision, of_line.memory()
 
-    def _judge_capital(self, evidence: Evidence, process: EProcess, alarmed_at: int | None) -> tuple[Action, str]:
-        settings = self._settings
-        enough = 1.0 / settings.sequential_alpha
-        text = f"evidence {process.value:.3g} of {enough:g} that the auc is below {process.theta:.3f}"
-        text += f" after {process.clicks} clicks, model version {evidence.version}"
-        if alarmed_at is not None:
-            since = evidence.matured_total - alarmed_at
+    def _judge_standing(self, evidence: Evidence, standing: Standing, theta: float | None) -> tuple[Action, str, int]:
+        """The action, its reason, and the rows that have matured since an alarm."""
+        settings, version = self._settings, f"model version {evidence.version}"
+        learned = evidence.learned_until()
+        if (alarm := standing.alarm) is not None:
+            since = evidence.matured_total - alarm.matured
+            text = self._evidence_text(evidence, alarm, theta)
             text += f"; a false alarm with a probability of at most {settings.sequential_alpha:g}"
             if since < settings.min_rows_since_breach:
-                return Action.BREACH, f"{text}; {since} of {settings.min_rows_since_breach} rows since"
-            return Action.RETRAIN, text
-        if not process.rounds:
-            return Action.UNDECIDABLE, f"{text}: too few clicks to begin"
-        return Action.OK, text
+                return Action.BREACH, f"{text}; {since} of {settings.min_rows_since_breach} rows since", since
+            return Action.RETRAIN, text, since
+        if (known := standing.learned) is not None:
+            rows = f"rows of {named(known.versions)} showed from {_moment(known.since)} on"
+            text = f"it has learned rows from after the change that {rows}"
+            return Action.UNDECIDABLE, f"no row of {version} has matured yet; {text}", 0
+        if not standing.versions:
+            return Action.UNDECIDABLE, self._nothing_text(evidence, theta, learned), 0
+        return Action.OK, self._evidence_text(evidence, standing, theta), 0
+
+    def _evidence_text(self, evidence: Evidence, shown: Alarm | Standing, theta: float | None) -> str:
+        """The evidence, and whose rows it comes from."""
+        version, others = evidence.version, [each for each in shown.versions if each != evidence.version]
+        text = f"evidence {shown.value:.3g} of {1.0 / self._settings.sequential_alpha:g} that the auc is below"
+        if not others and theta is not None:
+            return f"{text} {theta:.3f} after {shown.clicks} clicks, model version {version}"
+        text += f" what the gate measured after {shown.clicks} clicks, "
+        if isinstance(shown, Alarm):
+            text += f"shown by rows of model {named(shown.versions)} from {_moment(shown.since)} on"
+        else:
+            text += f"the newest on rows of model {named(shown.versions)}"
+        learned = evidence.learned_until()
+        until = "" if learned is None else f", which has learned rows up to {_moment(learned)}"
+        return f"{text}; model version {version} serves{until}"
+
+    def _nothing_text(self, evidence: Evidence, theta: float | None, learned: float | None) -> str:
+        if theta is None:
+            return f"the gate's auc of model version {evidence.version} is not known"
+        if not len(evidence.rows.labels) and learned is None:
+            text = f"no row of model version {evidence.version} has matured yet, and what it has learned is not known"
+            return f"{text}: rows of versions before it say nothing"
+        return f"too few clicks to begin, model version {evidence.version}"
 
 
 class DataDriftPolicy(_ConfiguredPolicy):
@@ -187,13 +226,17 @@ class DataDriftPolicy(_ConfiguredPolicy):
     name = "data_drift"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; memory: `version`, drifted `buckets` in a row, the `last` bucket, rows at the first one."""
-        is_same = memory.get("version") == evidence.version
-        buckets, first = (int(memory["buckets"]), int(memory["matured_at_breach"])) if is_same else (0, 0)
-        last: FeatureDrift | None = FeatureDrift(**memory["last"]) if is_same and memory["last"] else None
+        """See `Policy`; memory: `version`, drifted `buckets` in a row, the `last`, end and rows of the first one."""
+        is_held = _still_holds(memory, evidence, evidence.version)
+        buckets, first, since = 0, 0, None
+        last: FeatureDrift | None = None
+        if is_held:
+            buckets, first, since = int(memory["buckets"]), int(memory["matured_at_breach"]), memory.get("since")
+            last = FeatureDrift(**memory["last"]) if memory["last"] else None
         for last in evidence.drift:
             is_drifted = len(last.drifted) >= self._settings.drift_columns
-            first = evidence.matured_total if is_drifted and not buckets else first
+            if is_drifted and not buckets:
+                first, since = evidence.matured_total, last.bucket_end
             buckets = buckets + 1 if is_drifted else 0
         action, reason = self._judge_buckets(evidence.version, buckets, last)
         decision = self._decision(
@@ -209,6 +252,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
             "version": evidence.version,
             "buckets": buckets,
             "matured_at_breach": first,
+            "since": since if buckets else None,
             "last": {**asdict(last), "drifted": list(last.drifted)} if last else None,
         }
         return decision, kept
@@ -218,12 +262,12 @@ class DataDriftPolicy(_ConfiguredPolicy):
             return Action.UNDECIDABLE, f"no bucket of features of model version {version} has closed yet"
         text = f"{len(last.drifted)} of {len(last.distances)} columns drifted over {last.rows} rows"
         if last.drifted:
-            named = (
+            worst = (
                 f"{column} {last.distances[column]:.3f}" if column in last.distances else column
                 for column in last.drifted[:NAMED_COLUMNS]
             )
-            text += f" ({', '.join(named)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
-        text += f", model version {version}"
+            text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
+        text += f", model version {last.version}" + ("" if last.version == version else f"; version {version} serves")
         if buckets >= self._settings.drift_buckets:
             return Action.RETRAIN, f"{text}; {buckets} buckets in a row"
         if buckets:
@@ -238,7 +282,7 @@ class SchedulePolicy(_ConfiguredPolicy):
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`; needs no memory."""
-        served, longest = evidence.time - evidence.serving_since, self._settings.max_serving_seconds
+        served, longest = evidence.seen_until - evidence.serving_since, self._settings.max_serving_seconds
         action = Action.RETRAIN if served >= longest else Action.OK
         reason = f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
         return self._decision(evidence, action, reason, serving_seconds=served), {}
@@ -282,20 +326,23 @@ def confirm(
     """Turns one window's OK, UNDECIDABLE or BREACH into an action, given the windows before it.
 
     OK clears the count; UNDECIDABLE neither counts nor clears; a BREACH becomes RETRAIN once it is confirmed, and
-    stays so until a window is OK or another version serves.
+    stays so until a window is OK, or is one of a version that has learned rows from after the first breach.
 
     Returns:
-        The action; what to add to its reason; the memory: `version` judged last, `breaches` in a row, and
-        `matured_at_breach`, the rows judged before the first of them.
+        The action; what to add to its reason; the memory: `version` of the window judged last, `breaches` in a row,
+        `since`, the time of the first of them, and `matured_at_breach`, the rows judged before it.
     """
-    is_same = memory.get("version") == evidence.version
-    breaches = int(memory["breaches"]) if is_same else 0
-    first = int(memory["matured_at_breach"]) if is_same else 0
+    version = evidence.kpis.version
+    is_held = _still_holds(memory, evidence, version)
+    breaches = int(memory["breaches"]) if is_held else 0
+    first = int(memory["matured_at_breach"]) if is_held else 0
+    since = memory.get("since") if is_held else None
     note = ""
     if action is Action.OK:
-        breaches, first = 0, 0
+        breaches, first, since = 0, 0, None
     elif action is Action.BREACH:
-        first = evidence.matured_total if breaches == 0 else first
+        if breaches == 0:
+            first, since = evidence.matured_total, evidence.time
         breaches += 1
         rows = evidence.matured_total - first
         if breaches < settings.consecutive_breaches:
@@ -304,4 +351,22 @@ def confirm(
             note = f"; {rows} of {settings.min_rows_since_breach} rows since the first breach"
         else:
             action = Action.RETRAIN
-    return action, note, {"version": evidence.version, "breaches": breaches, "matured_at_breach": first}
+    return action, note, {"version": version, "breaches": breaches, "since": since, "matured_at_breach": first}
+
+
+def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
+    """Whether what is remembered says something about this version too, which a later one may have replaced.
+
+    A later version is another matter once it has learned rows from `since` on, when what is remembered began.
+    """
+    before, since, learned_until = memory.get("version"), memory.get("since"), evidence.learned_until(version)
+    if before is None or before == version:
+        return before is not None
+    if since is None or learned_until is None:
+        return False
+    return before in evidence.line and bool(before < version and learned_until < since)
+
+
+def _moment(time: float) -> str:
+    """An event time for people."""
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

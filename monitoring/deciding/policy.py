@@ -6,20 +6,22 @@ the running monitor showed it. The policies are in `monitoring.deciding.policies
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitoring.measures.window import Kpis
+from monitoring.measures.window import MAX_VERSIONS, Kpis
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRows:
-    """Rows of the serving version that matured since the last decision point, ordered by (time, request id, row)."""
+    """Rows of one model version that matured since the last decision point, ordered by (time, request id, row)."""
 
     labels: NDArray[np.uint8]
     """0 or 1, shape [n]."""
@@ -29,17 +31,23 @@ class MaturedRows:
     """The request of each row, numbered from 0, shape [n]: rows of one request belong to the same user."""
 
 
+NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The AUC that the gate measured of a version before it served."""
+    """What the model store knows of a version: what the gate measured before it served, and what it has learned."""
 
-    auc: float
-    low: float
+    auc: float | None = None
+    """AUC over the rows held out; None if the gate measured none, as are the next two."""
+    low: float | None = None
     """Lower end of the 95 % interval."""
-    high: float
+    high: float | None = None
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
     """The version that it replaced; None where it was the first."""
+    learned_until: float | None = None
+    """Event time of the newest row that its model has learned, seconds since the epoch; None if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +84,44 @@ class Evidence:
     """The serving version."""
     serving_since: float
     """Event time of the first prediction since this version serves, to within one decision span."""
+    seen_until: float
+    """Event time up to which predictions are known, and with them the serving version; not before `serving_since`."""
     kpis: Kpis
-    """Of the serving version's window."""
-    rows: MaturedRows
+    """KPIs of the serving version's window. Before any of its rows has matured, of the version of the newest row."""
+    rows_of: Mapping[int, MaturedRows]
+    """New rows of the serving version and of those before it in its line, in ascending order of versions."""
+    line: tuple[int, ...]
+    """The serving version and those that served before it, in ascending order. A version that was rolled back is not
+    among them: its rows say nothing about others."""
     matured_total: int
     """Rows judged so far, of all versions; never decreases."""
-    baseline: Baseline | None
-    """None where the model store holds no verdict on the version, or the gate measured no AUC."""
+    baselines: Mapping[int, Baseline]
+    """Baseline of each version of `rows_of`, of the serving version and of the window's, where the store knows it."""
     predecessor: Predecessor | None = None
-    """None where the version replaced none, or no row of the one before is known."""
+    """None where the version replaced none, or no row of the one before is known, or none of its own has matured."""
     drift: tuple[FeatureDrift, ...]
     """The closed buckets of the serving version that no decision has seen yet, oldest first."""
 
+    @property
+    def rows(self) -> MaturedRows:
+        """The new rows of the serving version; there may be none."""
+        return self.rows_of.get(self.version, NO_ROWS)
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The serving version's baseline."""
+        return self.baselines.get(self.version)
+
+    def learned_until(self, version: int | None = None) -> float | None:
+        """Return the time of the newest row that a version has learned, or None if that is not known.
+
+        `version` is the serving one by default.
+        """
+        known = self.baselines.get(self.version if version is None else version)
+        return known.learned_until if known else None
+
     def window_numbers(self) -> dict[str, float | None]:
-        """The window's numbers, as every decision reports them."""
+        """The window's numbers, as every decision reports them; `window_version` scored its rows."""
         kpis = self.kpis
         return {
             "auc": kpis.auc,
@@ -98,7 +130,43 @@ class Evidence:
             "rows": kpis.rows,
             "clicks": kpis.clicks,
             "version": self.version,
+            "window_version": kpis.version,
         }
+
+
+def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> dict[str, T]:
+    """Return what is known by version without the lowest versions beyond `MAX_VERSIONS`.
+
+    The order of insertion does not matter, because it is lost where memory is written with sorted keys.
+
+    Args:
+        of_versions: Values by version number, as the keys of a JSON object.
+        needed: Versions that stay in any case.
+
+    >>> without_oldest({str(version): version for version in range(1, 10)}, needed=[1]).keys() >= {"1", "3", "9"}
+    True
+    """
+    surplus = max(len(of_versions) - MAX_VERSIONS, 0)
+    unneeded = sorted((version for version in of_versions if int(version) not in needed), key=int)
+    dropped = unneeded[:surplus]
+    return {version: value for version, value in of_versions.items() if version not in dropped}
+
+
+def named(versions: Collection[int]) -> str:
+    """Name model versions in a sentence.
+
+    >>> named([5]), named([2, 4]), named([1, 2, 3, 4, 7])
+    ('version 5', 'versions 2 and 4', 'versions 1 to 4 and 7')
+    """
+    runs: list[list[int]] = []
+    for version in sorted(versions):
+        if runs and version == runs[-1][-1] + 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    parts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    text = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    return f"version{'s' if len(versions) > 1 else ''} {text}"
 
 
 class Action(str, Enum):
@@ -161,13 +229,13 @@ class DecisionPoint:
     time: float
     """Event time, seconds since the epoch."""
     version: int
-    """The serving version, which was judged."""
+    """The serving version, about which was decided."""
     decision: Decision
     """The decision that counts: see `combine`."""
     decisions: tuple[Decision, ...]
     """Every policy's own decision, in the order of the settings."""
     kpis: Kpis
-    """Of the serving version's window."""
+    """See `Evidence.kpis`."""
     memory: dict[str, Any]
     """The judge's memory after this point, from which an incident can be replayed."""
 

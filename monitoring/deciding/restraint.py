@@ -134,7 +134,9 @@ def ended(
     )
 
 
-OBSERVED_NUMBERS = ("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "rows_since_breach")
+OBSERVED_NUMBERS = (
+    *("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "window_version", "rows_since_breach"),
+)
 """Numbers of a decision that its request reports."""
 
 

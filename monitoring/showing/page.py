@@ -18,6 +18,8 @@ from components.charts.page import Line, Mark, html_page, html_table, line_chart
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
+from monitoring.deciding.baking import BakingPolicy
+from monitoring.deciding.policies import SchedulePolicy
 from monitoring.deciding.policy import Action
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 from monitoring.measures.open_labels import OpenEstimate
@@ -147,7 +149,8 @@ def _health_banner(exposition: Exposition, now: float) -> str:
     elif concern := _model_concern(exposition.snapshot, now):
         state, text = concern
     else:
-        state, text = "good", f"Working; the newest prediction is {_format_duration(now - last)} old."
+        state, more = _judged(exposition.snapshot, now)
+        text = f"Working; the newest prediction is {_format_duration(now - last)} old. {more}"
     return f'<p class="banner {state}" id="health">{escape(text)}</p>'
 
 
@@ -169,12 +172,46 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
     return None
 
 
+_JUDGE_NO_ROWS = (SchedulePolicy.name, BakingPolicy.name)
+"""Policies whose OK does not mean that rows were found to be well: the calendar's, and that of a version once baked."""
+
+
+def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
+    """Whether the serving version was judged, and by whose rows: the banner's state and text. Green only where it was.
+
+    Labels are final an attribution window after the prediction. A version that was released since has none.
+    """
+    version, decisions = shown.serving_version, shown.decisions
+    if not decisions or shown.decided_at is None:
+        return "wait", "Nothing has been judged yet: no label is final."
+    until = f"rows up to {_format_time(shown.decided_at, now)}"
+    if (judged := decisions[0].numbers.get("version")) != version:
+        return (
+            "wait",
+            f"Version {version} has not been judged yet; the last decision, on {until}, is about {judged:.0f}.",
+        )
+    well = [each for each in decisions if each.action is Action.OK and each.policy not in _JUDGE_NO_ROWS]
+    if not well:
+        reasons = " ".join(f"{each.policy}: {each.reason}." for each in decisions)
+        return "wait", f"Version {version} could not be judged on {until}. {reasons}"
+    if (scorer := well[0].numbers.get("window_version")) != version:
+        of = "an earlier version" if scorer is None else f"version {scorer:g}"
+        text = f"No row of version {version} has matured yet; {until} were judged, the newest of {of}."
+        return "good", f"{text} {well[0].policy}: {well[0].reason}."
+    return "good", f"Version {version} was judged on {until}."
+
+
 def _tiles_section(shown: Snapshot, now: float) -> str:
-    serving = next((kpis for kpis in shown.windows if kpis.version == shown.serving_version), None)
+    by_version = {kpis.version: kpis for kpis in shown.windows}
+    scorers = [each.numbers.get("window_version") for each in shown.decisions]
+    # Before a row of the serving version has matured, the rows of the version before it say what there is to say.
+    measured = [shown.serving_version, *(int(each) for each in scorers if each is not None)]
+    serving = next((by_version[version] for version in measured if version in by_version), None)
+    whose = "" if serving is None or serving.version == shown.serving_version else f" of version {serving.version}"
     lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
     tiles = {
-        "AUC, 95 %": _format_band(serving.auc, serving.auc_low, serving.auc_high) if serving else "undefined",
-        "click rate": _format_share(serving.ctr if serving else None),
+        f"AUC, 95 %{whose}": _format_band(serving.auc, serving.auc_low, serving.auc_high) if serving else "undefined",
+        f"click rate{whose}": _format_share(serving.ctr if serving else None),
         "log lag": "unknown" if lag is None else _format_duration(lag),
         "messages waiting": "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}",
         "rows with open labels": f"{shown.pending_rows:,}",

@@ -1,6 +1,7 @@
 """What is known of a released version, found through real manifests in a model store."""
 
 from dataclasses import MISSING, fields
+from datetime import datetime
 
 import pytest
 
@@ -8,6 +9,7 @@ from components.contracts.manifests import ModelQuality, Release, Verdict
 from components.store.models import release_path, verdict_paths
 from monitoring.deciding.policy import Baseline
 from monitoring.released_models import ReleasedModels
+from tests.support.releases import keep_model
 
 BLANK = {"str": "x", "str | None": None, "int": 1, "float": 0.0, "int | None": None, "bool": True}
 
@@ -22,29 +24,47 @@ def blank(manifest, **values):
     return manifest(**unset, **values)
 
 
-def keep(store, *, version=7, model_id="m1", candidate=None):
+def keep(store, *, version=7, model_id="m1", candidate=None, learned=None):
     blank(Release, version=version, model_id=model_id).write(release_path(store, version))
+    if learned is not None:
+        keep_model(store, model_id, last_learned_time=learned)
     if candidate is not None:
         blank(Verdict, candidate_model_id=model_id, candidate=ModelQuality(**candidate)).write(
             verdict_paths(store, model_id)[0]
         )
 
 
-def test_the_gates_auc_of_the_released_model_is_found(tmp_path):
-    keep(tmp_path, candidate={"auc": 0.8, "auc_low": 0.79, "auc_high": 0.81, "log_loss": 0.4})
-    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
+GATE = {"auc": 0.8, "auc_low": 0.79, "auc_high": 0.81, "log_loss": 0.4}
+LEARNED = "2026-01-02T03:04:05+00:00"
+
+
+def test_the_gates_auc_and_the_newest_learned_row_of_the_released_model_are_found(tmp_path):
+    keep(tmp_path, candidate=GATE, learned=LEARNED)
+    learned_until = datetime.fromisoformat(LEARNED).timestamp()
+    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81, learned_until=learned_until)
 
 
 @pytest.mark.parametrize("candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str)
-def test_a_version_without_verdict_or_auc_has_no_baseline(tmp_path, candidate):
-    keep(tmp_path, candidate=candidate)
-    assert ReleasedModels(tmp_path).baseline(7) is None
+def test_a_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
+    keep(tmp_path, candidate=candidate, learned=LEARNED)
+    known = ReleasedModels(tmp_path).baseline(7)
+    assert (known.auc, known.low, known.high) == (None, None, None)
+    assert known.learned_until is not None
     assert ReleasedModels(tmp_path).baseline(8) is None, "never released"
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog):
-    keep(tmp_path)
-    verdict_paths(tmp_path, "m1")[0].parent.mkdir(parents=True)
-    verdict_paths(tmp_path, "m1")[0].write_text("{")
-    assert ReleasedModels(tmp_path).baseline(7) is None
+@pytest.mark.parametrize("learned", [None, "", "yesterday"])
+def test_what_a_model_has_learned_is_unknown_where_its_manifest_cannot_say(tmp_path, learned, caplog):
+    keep(tmp_path, candidate=GATE, learned=learned)
+    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
+    assert "what model version 7 has learned is not known" in caplog.text
+
+
+@pytest.mark.parametrize("harmed", ["verdict", "release"])
+def test_a_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
+    keep(tmp_path, candidate=GATE, learned=LEARNED)
+    path = verdict_paths(tmp_path, "m1")[0] if harmed == "verdict" else release_path(tmp_path, 7)
+    path.write_text("{")
+    known = ReleasedModels(tmp_path).baseline(7)
+    assert known is None if harmed == "release" else known.auc is None
     assert "no baseline of version 7" in caplog.text

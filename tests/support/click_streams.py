@@ -135,10 +135,12 @@ def first_run(
             time=float(end),
             version=1,
             serving_since=0.0,
+            seen_until=float(end),
             kpis=NO_KPIS if windows is None or policy.name == SequentialPolicy.name else windows.kpis(end),
-            rows=part(stream, begin, end),
+            rows_of={1: part(stream, begin, end)},
+            line=(1,),
             matured_total=end,
-            baseline=Baseline(auc=gate_auc, low=gate_auc, high=gate_auc),
+            baselines={1: Baseline(auc=gate_auc, low=gate_auc, high=gate_auc)},
             drift=(),
         )
         decision, memory = policy.decide(evidence, memory)

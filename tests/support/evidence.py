@@ -5,21 +5,24 @@ import numpy as np
 from monitoring.deciding.policy import Evidence, MaturedRows
 from monitoring.measures.window import Kpis
 
-NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
 KPIS = Kpis(
     version=1, rows=20_000, clicks=4100, auc=0.76, auc_low=0.751, auc_high=0.769, log_loss=0.5, calibration=1.0, ctr=0.2
 )
 
 
-def evidence_of(kpis: Kpis = KPIS, **changes) -> Evidence:
+def evidence_of(kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=None, **changes) -> Evidence:
+    """Evidence about the version of the window; `rows` and `baseline` are its own."""
+    version = changes.pop("version", kpis.version)
     values = {
         "time": 0.0,
-        "version": kpis.version,
+        "version": version,
         "serving_since": 0.0,
+        "seen_until": changes.get("time", 0.0),
         "kpis": kpis,
-        "rows": NO_ROWS,
+        "rows_of": {} if rows is None else {version: rows},
+        "line": (version,),
         "matured_total": 0,
-        "baseline": None,
+        "baselines": {} if baseline is None else {version: baseline},
         "drift": (),
     }
     return Evidence(**{**values, **changes})

@@ -46,7 +46,10 @@ DRIFT = {
     ],
 }
 DECISION = Decision(
-    policy="threshold", action=Action.BREACH, reason="auc 0.6 < 0.7", numbers={"version": 3, "threshold": 0.74}
+    policy="threshold",
+    action=Action.BREACH,
+    reason="auc 0.6 < 0.7",
+    numbers={"version": 3, "window_version": 3, "threshold": 0.74},
 )
 OPEN_LABELS = OpenEstimate(
     version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, auc=0.5, auc_low=0.5, auc_high=0.5

@@ -39,6 +39,8 @@ class Ran:
     settings: JudgingSettings
     folder: Path | None = None
     """Its state, where that is not the bench's."""
+    archived: Path | None = None
+    """Its archive, where that is not the bench's."""
 
     @property
     def lines(self) -> list[str]:
@@ -46,7 +48,7 @@ class Ran:
 
     @property
     def archive(self) -> Path:
-        return self.bench.settings.archive
+        return self.archived or self.bench.settings.archive
 
     @property
     def state(self) -> Path:

@@ -78,7 +78,8 @@ def test_the_command_compares_policies_on_one_archive(ran, capsys):
 def test_it_judges_by_a_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_judging(tmp_path, ran.settings)
     told = []
-    for flags in (FLAGS, [f"--state={tmp_path}"], ["--policies=threshold", "--auc-threshold=0.7"]):
+    defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
+    for flags in (FLAGS, [f"--state={tmp_path}"], defaults):
         assert main([str(ran.archive), "--json", *flags]) == 0
         told.append(capsys.readouterr())
     assert json.loads(told[0].out)[0]["decision_points"] >= 20

@@ -3,12 +3,19 @@
 import json
 import shutil
 from dataclasses import replace
+from datetime import datetime, timezone
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
-from monitoring.backtest.incident import MANIFEST, main, replay
-from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT
-from tests.support.monitors import START
+from components.contracts.manifests import ModelQuality
+from components.store.models import verdict_paths
+from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
+from monitoring.deciding.judging import serving_ahead
+from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT, SECONDS, SETTINGS, run_over, stream
+from tests.support.monitors import START, Bench
+from tests.support.releases import keep_model, passing_verdict, release
 
 SPAN = (CHANGED_AT - 31.0, RELEASED_AT + 12.5)
 
@@ -92,3 +99,110 @@ def test_an_incident_is_never_written_over_and_never_empty(ran, incident, tmp_pa
     assert record(ran, tmp_path / "none", START - 900.0, START - 800.0) == 2
     assert "holds no decision between" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+# -- an incident that cannot be complete yet
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory):
+    """Version 1 served, 2 was released, rolled back and brought back within one window; all have baselines."""
+    changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
+    bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
+    learned = {1: START - 900.0, 2: START - 30.0}
+    for version, until in learned.items():
+        model_id = f"m{version}"
+        learned_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
+        keep_model(bench.settings.store, model_id, last_learned_time=learned_until)
+        release(bench.settings.store, version, model_id, previous_version=version - 1 or None)
+        path = verdict_paths(bench.settings.store, model_id)[0]
+        quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)
+        passing_verdict(model_id, path, num_rows=1_000, candidate=quality).write(path)
+    back_and_forth = [(0.0, 1), (ROLLED_BACK_AT - 60.0, 2), (ROLLED_BACK_AT, 1), (ROLLED_BACK_AT + 10.0, 2)]
+
+    def version_at(second):
+        return next(version for since, version in reversed(back_and_forth) if second >= since)
+
+    def records():
+        for second, made in stream():
+            yield (
+                second,
+                [
+                    replace(each, model_version=version_at(second), canary=False) if hasattr(each, "canary") else each
+                    for each in made
+                ],
+            )
+
+    made = run_over(bench, records(), SECONDS, every=3)
+    bench.kill()
+    yield made
+    bench.log.close()
+
+
+ROLLED_BACK_AT = 200.0
+
+
+def test_rollback_and_way_back_within_one_window_replay_equal_and_give_no_negative_age(rolled_back, tmp_path):
+    assert record(rolled_back, tmp_path / "all", None, None) == 0
+    assert list(replay(tmp_path / "all").lines) == rolled_back.lines
+    assert replay(tmp_path / "all").first_difference is None
+    decided = [each for line in rolled_back.lines for each in json.loads(line)["decisions"]]
+    assert {each["numbers"]["version"] for each in decided} == {1, 2}
+    assert not [each["reason"] for each in decided if " -" in each["reason"]]
+    middle = json.loads(rolled_back.lines[len(rolled_back.lines) // 2])["time"]
+    assert record(rolled_back, tmp_path / "half", middle, None) == 0
+    assert replay(tmp_path / "half").first_difference is None
+
+
+def archive_up_to(ran, folder, until):
+    """The monitor's archive as it was before the rows after `until` had matured."""
+    for file in ran.archive.glob("day=*/*.parquet"):
+        table = pq.read_table(file)
+        kept = table.filter(pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6)))
+        target = folder / file.relative_to(ran.archive)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(kept, target)
+    return folder
+
+
+def test_incident_that_cannot_be_complete_yet_says_so_and_which_decisions_are_open(rolled_back, tmp_path, capsys):
+    """The monitor knew that version 1 was live again; the rows that show it had not matured."""
+    end = START + ROLLED_BACK_AT - 20.0
+    early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
+    assert record(early, tmp_path / "incident", None, end) == 0
+    said = capsys.readouterr().out
+    ahead = serving_ahead(rolled_back.settings.judge)
+    found = replay(tmp_path / "incident")
+    assert found.complete_until == pytest.approx(end - ahead, abs=2.0)
+    open_points = len(found.recorded) - found.num_complete
+    assert 0 < open_points < len(found.recorded)
+    assert f"the last {open_points} of them, after" in said
+    assert "record it again once the archive holds rows from after" in said
+    assert found.first_difference is not None
+    assert found.first_difference >= found.num_complete > 0
+    assert main(["replay", str(tmp_path / "incident")]) == 0
+    said = capsys.readouterr().out
+    assert f"each of the first {found.first_difference} decisions is the recorded one" in said
+    assert "the rows that tell which version served at them had not matured" in said
+    assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["first_difference"], told["open_points"]) == (None, open_points)
+
+
+def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, capsys):
+    end = START + ROLLED_BACK_AT - 20.0
+    early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
+    assert record(early, tmp_path / "incident", None, end) == 0
+    known = json.loads((tmp_path / "incident" / MANIFEST).read_text())
+    known["settings"]["sequential_tolerance"] = 0.1
+    (tmp_path / "incident" / MANIFEST).write_text(json.dumps(known))
+    assert main(["replay", str(tmp_path / "incident")]) == 1
+    assert "decision 1 differs from the recorded one" in capsys.readouterr().out
+
+
+def test_incident_over_more_versions_than_one_line_remembers_keeps_each_baseline():
+    lines = [
+        json.dumps({"memory": {"baselines": {str(version): {"auc": version / 100} for version in versions}}})
+        for versions in (range(1, 9), range(2, 10), range(5, 13))
+    ]
+    assert _baselines(lines) == {str(version): {"auc": version / 100} for version in range(1, 13)}

@@ -141,6 +141,22 @@ def test_a_version_whose_predecessor_left_no_rows_is_held_to_the_gate_alone():
     assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
 
 
+def test_version_is_judged_by_its_own_rows_alone_and_not_before_one_has_matured():
+    bad = traffic(1, rows=6_400, calibration=5.0)
+    policy = BakingPolicy(LIMITS)
+    waiting, memory = policy.decide(
+        evidence_of(version=2, rows_of={1: bad}, line=(1, 2), baselines={2: GATE}, predecessor=None), {}
+    )
+    assert (waiting.action, state_of(waiting)) == (Action.UNDECIDABLE, BAKES)
+    assert waiting.reason == "no row of model version 2 has matured yet"
+    assert (waiting.numbers["rows_baked"], waiting.numbers["auc"], memory) == (0, None, {})
+    found, _ = policy.decide(
+        evidence_of(version=2, rows_of={1: traffic(2, rows=640), 2: bad}, baselines={2: GATE}), memory
+    )
+    assert found.numbers["rows_baked"] == 6_400
+    assert found.action is Action.ROLLBACK
+
+
 def test_a_version_that_gives_every_row_one_score_is_asked_back_without_a_test():
     rows = traffic(1, rows=1_280)
     stuck = MaturedRows(labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups)

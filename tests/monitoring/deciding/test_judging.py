@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.contracts.baking import BakingSettings
 from components.runtime.errors import ContractError
-from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
+from monitoring.deciding.judging import MAX_LINE, Judge, JudgeSettings, serving_ahead
 from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
-from monitoring.deciding.policy import Baseline, FeatureDrift
+from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.rows import MaturedRequests
 from tests.support.monitors import START, matured
@@ -23,7 +24,7 @@ POLICY = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.74, min_cli
 
 
 def baseline(version: int) -> Baseline | None:
-    return Baseline(auc=0.8, low=0.78, high=0.82) if version == 1 else None
+    return Baseline(auc=0.8, low=0.78, high=0.82, learned_until=START - 60.0 + 40.0 * version)
 
 
 def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Judge:
@@ -31,13 +32,16 @@ def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Judge:
 
 
 def world(seed: int, num: int = 60):
-    """Requests over a minute and a half: a canary beside version 1, then version 2, then a rollback."""
+    """Requests over a minute and a half: a canary beside version 1, then version 2, then a rollback.
+
+    Version 2 is rolled back for three seconds, less than a window, too.
+    """
     random = np.random.default_rng(seed)
     made = []
     for i in range(num):
         # Whole seconds among them, so that many are at a decision point exactly, or at one time.
         time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
-        in_the_middle = START + 30 <= time < START + 60
+        in_the_middle = START + 30 <= time < START + 60 and not START + 40 <= time < START + 43
         is_canary = bool(random.random() < 0.3) and not in_the_middle
         labels = (random.random(1 + i % 5) < 0.3).astype(np.uint8)
         scores = random.random(len(labels)).astype(np.float32)
@@ -119,7 +123,7 @@ def fed(judge, *groups, canary=()):
     return judge
 
 
-def test_points_are_multiples_of_the_span_that_have_rows_of_the_serving_version():
+def test_points_are_multiples_of_the_span_at_which_rows_matured():
     judge = fed(make_judge(), requests(0.0, 0.1, 4.0, 30.0))
     points = [(each.time - START, each.decision.numbers["rows"]) for each in judge.decide_up_to(START + 31.9)]
     assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
@@ -130,7 +134,7 @@ def test_points_are_multiples_of_the_span_that_have_rows_of_the_serving_version(
 def test_the_version_that_serves_one_attribution_window_less_the_grace_period_ahead_is_judged():
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
-    assert judged == [(0.0, 1), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and has no row yet"
+    assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and version 1's rows mature"
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
     assert judged == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], "predictions of the last two seconds may be under way"
@@ -145,7 +149,110 @@ def test_a_rollback_is_judged_on_the_older_version_again():
     assert judge.decide_up_to(START + 10.0) == []
     assert judge.judged_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
-    assert schedule.numbers["serving_seconds"] == points[1].time - (START + 20.0)
+    assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), "as of what was seen"
+
+
+class Looking:
+    """A policy that shows its evidence to the test."""
+
+    name = "looking"
+
+    def __init__(self, look):
+        self._look = look
+
+    def decide(self, evidence, memory):
+        self._look(evidence)
+        numbers = {"version": evidence.version}
+        return Decision(policy=self.name, action=Action.OK, reason="", numbers=numbers), memory
+
+
+def reasons(points, policy):
+    return {point.time - START: each for point in points for each in point.decisions if each.policy == policy}
+
+
+def test_ages_are_never_negative_after_a_rollback_and_the_way_back_within_one_window():
+    """Version 2 serves since 23 then, though its rows from 20 on mature: "14720 matured rows ..., -1254 s"."""
+    policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
+    judge = Judge(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
+    fed(
+        judge,
+        requests(0.0, 8.0, 16.0),
+        requests(20.0, 21.0, version=2),
+        requests(22.0),
+        requests(23.0, 40.0, version=2),
+    )
+    points = judge.decide_up_to(START + 60.0)
+    baked = reasons(points, "baking")
+    assert baked[20.0].reason.startswith("model version 2, 4 matured rows since its release of 1000, 0 s")
+    assert baked[40.0].reason.startswith("model version 2, 16 matured rows since its release of 1000, 20 s")
+    assert all(each.numbers["serving_seconds"] >= 0.0 for each in reasons(points, "schedule").values())
+
+
+def test_age_of_a_version_is_not_negative_after_a_clock_was_ahead_for_a_while():
+    judge = fed(make_judge(), requests(0.0))
+    judge.decide_up_to(START)
+    (ahead,) = requests(100_000.0, version=2)
+    note(judge, ahead)
+    judge.decide_up_to(START + 100_004.0)
+    judge.decide_up_to(START + 4.0)
+    (point,) = fed(judge, requests(8.0, version=2)).decide_up_to(START + 8.0)
+    assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, "since it was set right"
+
+
+def test_rows_of_earlier_versions_are_evidence_about_the_serving_one_and_of_later_ones_are_not():
+    seen = []
+
+    def look(evidence):
+        rows = {version: len(each.labels) for version, each in evidence.rows_of.items()}
+        seen.append((evidence.time - START, evidence.version, evidence.line, rows, evidence.kpis.version))
+
+    judge = Judge(JUDGE, [Looking(look)], baseline=baseline)
+    fed(judge, requests(0.0), requests(9.0, 12.0, version=2), requests(20.0, 24.0), requests(40.0, 44.0, version=3))
+    judge.decide_up_to(START + 60.0)
+    assert seen == [
+        (0.0, 1, (1,), {1: 4}, 1),
+        (12.0, 2, (1, 2), {2: 8}, 2),
+        (20.0, 1, (1,), {1: 4}, 1),
+        (24.0, 1, (1,), {1: 4}, 1),
+        (40.0, 3, (1, 3), {3: 4}, 3),
+        (44.0, 3, (1, 3), {3: 4}, 3),
+    ]
+    seen.clear()
+    judge = Judge(JUDGE, [Looking(look)], baseline=baseline)
+    fed(judge, requests(0.0, 4.0, 8.0), requests(8.5, version=2), requests(9.0))
+    judge.decide_up_to(START + 60.0)
+    assert seen[1:] == [(4.0, 1, (1,), {1: 4}, 1), (8.0, 1, (1,), {1: 4}, 1), (12.0, 1, (1,), {1: 4}, 1)]
+
+
+def test_version_that_served_between_two_decision_points_is_in_the_line():
+    judge = fed(make_judge(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3))
+    points = judge.decide_up_to(START + 40.0)
+    assert [each for each, _ in judge.memory()["line"]] == [1, 2, 3]
+    assert points[-1].memory["matured_total"] == 12
+
+
+def test_predecessor_is_measured_when_the_first_own_row_matures_and_not_before():
+    """Its last rows may be from after a change of the world, which then speaks for neither version."""
+    seen = {}
+
+    def look(evidence):
+        seen[evidence.time - START] = evidence.predecessor
+
+    judge = Judge(JUDGE, [Looking(look)], baseline=lambda version: Baseline(previous_version=version - 1 or None))
+    clicked = matured("late", START + 7.0, 1, [1, 1, 1, 1], np.zeros(4))
+    fed(judge, requests(0.0, 4.0), [clicked], requests(8.5, 12.0, version=2))
+    judge.decide_up_to(START + 60.0)
+    assert (seen[4.0], seen[8.0]) == (None, None)
+    assert seen[12.0].click_rate == pytest.approx(8 / 12)
+
+
+def test_many_versions_in_a_log_make_the_memory_of_a_judge_no_larger_than_so_many():
+    judge = make_judge()
+    for version in range(1, 1_001):
+        note(judge, *requests(0.04 * version, version=version))
+    judge.observe(*requests(0.0))
+    judge.decide_up_to(START + 60.0)
+    assert len(judge.memory()["line"]) <= MAX_LINE
 
 
 def test_a_canary_is_not_judged_and_its_rows_are_in_no_others_window():
@@ -181,7 +288,7 @@ def test_a_prediction_that_arrives_after_its_point_changes_neither_who_serves_no
         note(judge, *requests(2.0))
     (judgement,) = fed(judge, requests(47.0, version=2)).decide_up_to(START + 48.0)
     assert judgement.version == 2
-    assert judgement.memory["serving"] == [2, round((START + 20.0) * 1e6)]
+    assert judgement.memory["line"][-1] == [2, round((START + 20.0) * 1e6)]
     note(judge, *requests(1.0))
     judge.decide_up_to(START + 60.0)
     assert judge.serving_version == 2

@@ -17,7 +17,7 @@ from monitoring.deciding.policies import (
     ThresholdPolicy,
     make_policies,
 )
-from monitoring.deciding.policy import Action, Decision, FeatureDrift, combine
+from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift, combine
 from monitoring.deciding.restraint import OBSERVED_NUMBERS, RecipeSettings, RestraintSettings
 from tests.support.evidence import KPIS, evidence_of, rows_of
 
@@ -141,6 +141,44 @@ def test_another_versions_drift_is_forgotten():
     other = replace(KPIS, version=2)
     decision, _ = policy.decide(evidence_of(other, drift=(bucket("C1", version=2),)), memory)
     assert decision.action is Action.BREACH
+
+
+def test_drift_goes_on_over_a_release_whose_model_learned_nothing_after_it_began():
+    policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
+    _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
+    for learned_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
+        successor = evidence_of(
+            replace(KPIS, version=2), line=(1, 2), drift=(bucket("C1", version=2, end=200.0),),
+            baseline=Baseline(learned_until=learned_until),
+        )  # fmt: skip
+        assert policy.decide(successor, memory)[0].action is action
+
+
+def test_breaches_go_on_over_a_release_whose_model_learned_nothing_after_the_first():
+    settings = replace(SETTINGS, consecutive_breaches=2)
+    _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
+    for learned_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
+        successor = evidence_of(
+            replace(LOW, version=2), line=(1, 2), time=200.0, baseline=Baseline(learned_until=learned_until)
+        )
+        assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
+
+
+def test_window_of_an_earlier_version_speaks_for_one_that_has_not_learned_its_rows():
+    _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
+    for learned_until, action, said in (
+        (
+            99.0,
+            "retrain",
+            "no row of model version 2 has matured yet; it has learned rows up to 1970-01-01 00:01:39",
+        ),
+        (100.0, "undecidable", "it has learned rows from after the first breach"),
+        (None, "undecidable", "what it has learned is not known"),
+    ):
+        waiting = evidence_of(LOW, version=2, line=(1, 2), time=200.0, baseline=Baseline(learned_until=learned_until))
+        decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
+        assert (decision.action.value, said in decision.reason) == (action, True), decision.reason
+        assert (decision.numbers["version"], decision.numbers["window_version"]) == (2, 1)
 
 
 # -- schedule

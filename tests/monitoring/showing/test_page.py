@@ -1,6 +1,8 @@
 """What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
 
+import html
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -8,7 +10,7 @@ import pytest
 
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
-from monitoring.deciding.policy import Action
+from monitoring.deciding.policy import Action, Decision
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.page import MAX_POINTS, History, read_history, status_page, tail
 from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, LAST_RUN, NOW, POINTS
@@ -83,7 +85,7 @@ def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "Working; the newest prediction is 3 s old"),
+        ({}, "Working; the newest prediction is 3 s old. Version 3 was judged on rows up to"),
         ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and has to be taken back. two: why two"),
         ({"actions": ["breach", "held"]}, "Drift of version 3 for 2 min. two: why two. What is being done: running."),
         ({"actions": ["undecidable", "breach"]}, "A drift of version 3 is suspected for 2 min. two: why two."),
@@ -102,6 +104,57 @@ def test_the_banner_says_the_worst_first_since_when_and_what_is_being_done(chang
     status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
     snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), acting=acting, store_status=status)
     assert expected in page(snapshot).text
+
+
+def banner(**changes) -> tuple[str, str]:
+    """State and text of the banner of a monitor at work, version 5 of which is served."""
+    exposition = Exposition()
+    snapshot = Snapshot(time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800)
+    exposition.show(replace(snapshot, **changes))
+    shown = status_page(exposition, History([], []), now=NOW)
+    found = re.search(r'<p class="banner (\w+)" id="health">(.*?)</p>', shown)
+    return found[1], html.unescape(found[2])
+
+
+def about(version, action="ok", *, policy="sequential", window=None):
+    numbers = {"version": version, "window_version": window, "threshold": None}
+    return Decision(policy=policy, action=Action(action), reason=f"why {policy}", numbers=numbers)
+
+
+def test_banner_is_green_only_where_rows_of_the_serving_version_or_of_its_predecessors_were_judged():
+    state, text = banner(decisions=(about(5, window=5), about(5, "undecidable", policy="baking")))
+    assert (state, "Version 5 was judged on rows up to 1970-01-01 02:16:40 UTC, 30 min ago." in text) == ("good", True)
+    state, text = banner(decisions=(about(5, window=3),))
+    assert state == "good"
+    assert "No row of version 5 has matured yet; rows up to" in text
+    assert "were judged, the newest of version 3. sequential: why sequential." in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"decided_at": None}, "Nothing has been judged yet: no label is final."),
+        ({"decisions": (about(4, window=4),)}, "Version 5 has not been judged yet; the last decision, on rows up to"),
+        ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be judged on rows up to"),
+        (
+            {"decisions": (about(5, "undecidable"), about(5, policy="schedule"))},
+            "why sequential. schedule:",
+        ),
+        ({"decisions": (about(5, "undecidable"), about(5, policy="baking"))}, "Version 5 could not be judged"),
+    ],
+    ids=["nothing", "another version", "undecidable", "the calendar alone", "baked once"],
+)
+def test_banner_is_grey_where_nothing_was_judged(changes, expected):
+    state, text = banner(**changes)
+    assert state == "wait"
+    assert text.startswith("Working; the newest prediction is 3 s old.")
+    assert expected in text
+
+
+def test_tile_shows_the_predecessors_auc_by_its_name_while_the_serving_version_has_none():
+    shown = page(replace(FULL, serving_version=5, decisions=(about(5, window=3),))).text
+    assert "AUC, 95 % of version 3 0.750 (0.700 .. 0.800)" in shown
+    assert "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
 
 
 def test_what_a_record_says_is_text_and_never_markup():

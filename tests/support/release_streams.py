@@ -1,0 +1,160 @@
+"""Traffic under continuous retraining, as the oracle of the judge: what does it decide over hours of releases?
+
+A model version is released every so many seconds. It has learned the rows whose labels were final then, but for the
+newest tenth, on which the gate measured it. A version that has learned rows from after the change of the world predicts
+as well as before it; one that has not has the lower AUC on the rows after it. Scores are binormal, as in
+`tests.support.click_streams`; each request has one row.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from components.contracts.baking import BakingSettings
+from components.contracts.features import MISSING_CATEGORY
+from components.contracts.records import NO_POSITION
+from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
+from monitoring.deciding.policies import PolicySettings, make_policies
+from monitoring.deciding.policy import Baseline, DecisionPoint
+from monitoring.rows import MaturedRequests
+
+START = 1_767_225_600.0
+"""Where the streams begin, a multiple of every `decide_seconds` here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Releases:
+    """A recommender that is retrained and released all the time; times in seconds from the stream's start."""
+
+    every: float
+    """Seconds between two releases."""
+    seconds: float
+    """Length of the stream."""
+    window: float = 1800.0
+    """The attribution window."""
+    decide: float = 60.0
+    rows_per_second: float = 20.0
+    click_rate: float = 0.25
+    auc: float = 0.79
+    fallen_auc: float = 0.62
+    changed_at: float | None = None
+    """When the world changes; None = never."""
+    changed_again_at: float | None = None
+    """When it changes once more."""
+    learns: bool = True
+    """Whether a version that has learned rows from after the change predicts as well as before it."""
+    learned_after: float = 300.0
+    """Seconds of rows from after a change that a version must have learned to know it."""
+    gate_half_width: float = 0.0
+    """Of the gate's interval; 0 = the gate measures the AUC exactly, which uses the bound up."""
+    holdout_share: float = 0.1
+    """Newest share of a round's rows, one release interval of them, that judges its model."""
+
+    def version_at(self, time: float) -> int:
+        """The version that serves, from 1."""
+        return int(time // self.every) + 1
+
+    def learned_until(self, version: int) -> float:
+        """Time of the newest row that the version has learned."""
+        return (version - 1 - self.holdout_share) * self.every - self.window
+
+    def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
+        """Whether the version has learned enough rows from after a change."""
+        changed_at = self.changed_at if changed_at is None else changed_at
+        if changed_at is None:
+            return False
+        return self.learned_until(version) >= changed_at + self.learned_after
+
+    def auc_of(self, version: int, time: float) -> float:
+        """The AUC of the version on rows of this time."""
+        changes = [each for each in (self.changed_at, self.changed_again_at) if each is not None and time >= each]
+        is_known = not changes or (self.learns and self.knows_the_change(version, changes[-1]))
+        return self.auc if is_known else self.fallen_auc
+
+    def baseline(self, version: int) -> Baseline:
+        """What the gate measured: the version's mean AUC over the rows held out for it."""
+        end = (version - 1) * self.every - self.window
+        times = np.linspace(self.learned_until(version), end, 101)[1:]
+        auc = float(np.mean([self.auc_of(version, time) for time in times]))
+        return Baseline(
+            auc=auc,
+            low=auc - self.gate_half_width,
+            high=auc + self.gate_half_width,
+            previous_version=version - 1 or None,
+            learned_until=START + self.learned_until(version),
+        )
+
+
+def rows_between(random: Generator, releases: Releases, begin: float, end: float) -> MaturedRequests:
+    """The requests of [begin, end), evenly spaced."""
+    num = round((end - begin) * releases.rows_per_second)
+    offsets = begin + (np.arange(num) + 0.5) / releases.rows_per_second
+    versions = np.array([releases.version_at(each) for each in offsets.tolist()], np.int32)
+    labels = (random.random(num) < releases.click_rate).astype(np.uint8)
+    pairs = {
+        pair: _shift(releases.auc_of(*pair)) for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
+    }
+    # Within a decision span neither the version nor the world changes more than once, and only at its ends.
+    assert len(set(pairs.values())) == 1, "releases and the change must lie at decision points"
+    scores = random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
+    return requests_of(START + offsets, versions, labels, scores)
+
+
+def requests_of(
+    times: NDArray[np.float64], versions: NDArray[np.int32], labels: NDArray[np.uint8], scores: NDArray[np.float32]
+) -> MaturedRequests:
+    """Requests of one row each; arrays [m]."""
+    num = len(times)
+    return MaturedRequests(
+        ids=np.array([f"{version}-{time:.6f}" for version, time in zip(versions.tolist(), times.tolist())], object),
+        times=times,
+        versions=versions,
+        sizes=np.ones(num, np.int64),
+        numbers=np.arange(num),
+        # Probabilities of the same order: only the order counts.
+        scores=(1.0 / (1.0 + np.exp(-scores))).astype(np.float32),
+        positions=np.full(num, NO_POSITION, np.int32),
+        labels=labels,
+        click_delays=np.full(num, np.nan, np.float32),
+        users=np.full(num, MISSING_CATEGORY),
+    )
+
+
+def decisions(
+    random: Generator,
+    releases: Releases,
+    policies: PolicySettings | None = None,
+    *,
+    baking: BakingSettings | None = None,
+    window_rows: int = 400,
+) -> Iterator[DecisionPoint]:
+    """What the shipped judge decides over the stream, fed as the monitor feeds it."""
+    settings = JudgeSettings(
+        window_rows=window_rows, attribution_window_seconds=releases.window, decide_seconds=releases.decide
+    )
+    judge = Judge(settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline)
+    open_rows: deque[tuple[float, MaturedRequests]] = deque()
+    ahead = serving_ahead(settings)
+    for step in range(int(releases.seconds / releases.decide)):
+        begin, end = step * releases.decide, (step + 1) * releases.decide
+        made = rows_between(random, releases, begin, end)
+        judge.note_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
+        open_rows.append((end, made))
+        point = end - ahead
+        while open_rows and open_rows[0][0] <= point:
+            judge.observe(open_rows.popleft()[1])
+        yield from judge.decide_up_to(START + point)
+
+
+def _shift(auc: float) -> float:
+    return float(np.sqrt(2.0) * NormalDist().inv_cdf(auc))
+
+
+def without_change(releases: Releases) -> Releases:
+    """The same releases in a world that stays as it is."""
+    return replace(releases, changed_at=None)
