@@ -206,7 +206,7 @@ def describe_data(data: Path, draft_to: Path) -> tuple[Recommender, list[str]]:
     if {name.lower() for name in criteo.features.names} <= {column.name.lower() for column in sample.columns}:
         return criteo, ["the rows have Criteo's columns"]
     roles: dict[str, list[str]] = {}
-    for column, guess in guess_roles(sample.columns):
+    for column, guess in guess_roles(sample):
         roles.setdefault(guess.role, []).append(
             f"{column.name} ({guess.why})" if guess.role == LEFT_OUT else column.name
         )
