@@ -145,7 +145,7 @@ def _remark(column: SampledColumn, guess: Guess) -> str:
     said = [column.kind if column.type == TEXT else column.type]
     if guess.role == LISTS:
         said = ["list of texts" if "type: string" in guess.options else "list of integers"]
-    if column.missing:
+    if column.missing and column.kind_of_type != OTHER and (column.type == TEXT or column.num_present):
         words = f" ({', '.join(map(_printable, column.missing_words[:3]))})" if column.missing_words else ""
         said.append(f"{column.missing:.1%} missing{words}")
     if column.kind != OTHER or column.num_present:

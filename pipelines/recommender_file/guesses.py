@@ -56,6 +56,8 @@ _MAX_ENTITY_SHARE = 0.5
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
 """Rows from which a value that is another in every row is taken for a name of the row."""
+_MAX_WORDS = 5
+"""Distinct words among numbers that seem to say that a number is missing."""
 _WIDE = 10**9
 """Whole numbers from here on are ids, unless their name says a quantity."""
 
@@ -144,9 +146,13 @@ class _Guesser:
         if not ranked:
             self._questions[LABEL] = self._without_label()
         elif _label_tier(best[0]) == _UNNAMED and (len(best) > 1 or names.words(named[0])[:1] in (["is"], ["has"])):
-            self._questions[LABEL] = f"which of {_listed(named)} says whether a row was clicked? No name tells"
+            self._questions[LABEL] = f"which of {_listed(named)} says whether a row was clicked?"
+        elif names.is_negated_label(named[0]):
+            self._questions[LABEL] = (
+                f"{named[0]!r} seems to be 1 where a row was not clicked: which column is 1 if it was?"
+            )
         elif len(best) > 1 and not all(_are_same(best[0], each) for each in best[1:]):
-            self._questions[LABEL] = f"which of {_listed(named)} is to be predicted? Both could be"
+            self._questions[LABEL] = f"which of {_listed(named)} is to be predicted?"
             for column in best:
                 self._leave_out(column, "it may be the label")
         else:
@@ -182,7 +188,7 @@ class _Guesser:
         named = sorted((each for each in candidates if _time_rank(each) is not None), key=lambda e: _time_rank(e) or 0)
         unreadable = [
             each for each in self._free
-            if isinstance(self._times.get(each.name), NoTimes) and names.letters(each.name) in names.CERTAIN_TIMES
+            if isinstance(self._times.get(each.name), NoTimes) and _is_surely_time(each)
         ]  # fmt: skip
         chosen = None
         if named and not (unreadable and (_time_rank(unreadable[0]) or 0) < (_time_rank(named[0]) or 0)):
@@ -193,7 +199,7 @@ class _Guesser:
             chosen = candidates[0]
         elif candidates := [each for each in candidates if _is_dated(each)]:
             said = _listed([each.name for each in candidates])
-            self._questions[EVENT_TIME] = f"which of {said} says when a row was shown? No name tells"
+            self._questions[EVENT_TIME] = f"which of {said} says when a row was shown?"
         if chosen is not None:
             self._take_time(chosen)
         for column in self._free:
@@ -212,7 +218,8 @@ class _Guesser:
             f"; {counted(column.num_rows - column.num_present, 'row')} without one: malformed" if column.missing else ""
         )
         form = "" if found.form == ISO else f", read as {found.form}"
-        self._found[column.name] = Guess(EVENT_TIME, f"{why}{form}: {found.span}{wrong}{gaps}")
+        unusual = "" if found.span.is_usual else "; BEFORE 2000: is it so?"
+        self._found[column.name] = Guess(EVENT_TIME, f"{why}{form}: {found.span}{unusual}{wrong}{gaps}")
         self._time_format = None if found.form == ISO else found.form
 
     def _ask_for_form(self, column: SampledColumn) -> None:
@@ -223,9 +230,13 @@ class _Guesser:
             self._questions["time_format"] = f"one of {', '.join(found.forms)}: {found.why}"
             return
         self._leave_out(column, found.why)
+        if column.kind in (INTEGER, FLOAT):
+            ways = f"Write {column.name} here and a line time_format: after it if these are times"
+        else:
+            ways = "Write its times in a known form and in the unit that the file says"
+        rename = "rename the column and " if column.name == EVENT_TIME else ""
         self._questions[EVENT_TIME] = (
-            f"{column.name!r} is named so, and {found.why}. Its name, with a line time_format: after it, if it holds "
-            "times; else delete this line, and each row is without a time"
+            f"{column.name!r} is named so, and {found.why}. {ways}; or {rename}delete this line, and rows have no times"
         )
 
     def _why_no_event_time(self, column: SampledColumn, found: Times) -> str:
@@ -352,10 +363,14 @@ class _Guesser:
             return Guess(LEFT_OUT, "times cannot be learned from yet; write hours, days or ages as numbers")
         if column.kind == BOOLEAN:
             return Guess(CATEGORICAL, f"true or false{_odd(column)}", _WORDS)
-        if (suffix := names.suffix_of(column.name)) == "float" or (column.kind == FLOAT and suffix != "token"):
+        is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
+        is_category &= not column.rows_with(column.is_long_float) > TOLERATED * column.num_rows
+        if names.suffix_of(column.name) == "float" or (column.kind == FLOAT and not is_category):
             return _guess_number(column, "numbers with fractions" if column.kind == FLOAT else "whole numbers")
+        if column.kind == FLOAT and column.type == TEXT:
+            return Guess(CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS)
         if column.kind == FLOAT:
-            return Guess(CATEGORICAL, "numbers with fractions, and named a token", _WORDS)
+            return Guess(LEFT_OUT, "named like a category, and numbers with fractions are none; write texts")
         return _guess_integer(column)
 
     def _why_constant(self, column: SampledColumn) -> str:
@@ -372,6 +387,12 @@ class _Guesser:
             return Guess(LEFT_OUT, "objects cannot be learned from yet; write their fields as columns")
         if looks.problem == DECIMAL_COMMA:
             return Guess(LEFT_OUT, "numbers with a comma: write 3.5 for three and a half, 1234 for a thousand")
+        if looks.separator is None and (words := _words_among_numbers(column)):
+            return Guess(
+                LEFT_OUT,
+                f"numbers, but {words} in {counted(column.num_odd(np.isfinite(column.numbers)), 'row')}: leave such "
+                "fields empty to learn from the numbers, or list it under categorical with {type: string}",
+            )
         if looks.separator is None:
             return Guess(CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
         if looks.element == FLOAT:
@@ -402,6 +423,8 @@ _UNNAMED = 4
 
 def _label_tier(column: SampledColumn) -> int:
     name = names.letters(column.name)
+    if names.is_negated_label(column.name):
+        return _UNNAMED
     tiers = (names.LABELS + names.TARGETS, names.CONVERSIONS, names.REACTIONS)
     found = next((i for i, usual in enumerate(tiers) if name in usual), None)
     if found is not None:
@@ -459,6 +482,8 @@ def _is_complement(column: SampledColumn, labels: NDArray[np.int8]) -> bool:
 def _why_other_label(label: SampledColumn, column: SampledColumn) -> str:
     if _are_same(label, column):
         return f"it is the same as {label.name!r}"
+    if _is_complement(column, label.row_values(label.labels, np.int8(-1))):
+        return f"it is 1 where {label.name!r} is 0: the label's complement"
     return f"another outcome beside {label.name!r}, and not known when it is predicted"
 
 
@@ -477,6 +502,13 @@ _ISO_LIKE = ("-", "/")
 def _is_dated(column: SampledColumn) -> bool:
     """Return whether a column's values are times by themselves, whatever its name is."""
     return column.kind == TIME or (column.kind == TEXT and len(column.example) >= 10)
+
+
+def _is_surely_time(column: SampledColumn) -> bool:
+    """Return whether a column is named like times and nothing else, or at least does not hold small numbers."""
+    if names.letters(column.name) in names.CERTAIN_TIMES or column.kind == TIME:
+        return True
+    return _time_rank(column) is not None and (column.kind == TEXT or bool(column.bounds and column.bounds[1] >= 10**5))
 
 
 def _is_rising(column: SampledColumn) -> bool:
@@ -540,6 +572,16 @@ def _is_name(name: str) -> bool:
     except ContractError:
         return False
     return True
+
+
+def _words_among_numbers(column: SampledColumn) -> str:
+    """Return the few words of a column that holds numbers in most rows, or "" if it is no such column."""
+    is_number = np.isfinite(column.numbers)
+    odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
+    is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
+    if not is_one or names.is_id(column.name) or int((column.counts[is_number] > 0).sum()) <= _MAX_WORDS:
+        return ""
+    return _listed([str(value) for value in column.values.take(odd).to_pylist()])
 
 
 def _odd(column: SampledColumn) -> str:

@@ -61,7 +61,7 @@ def look_at_lists(column: SampledColumn) -> ListLooks:
             continue
         if separator == "|" or _is_list(column.name, sample, separator):
             return _looks(texts, separator, shown=separator)
-        if separator != " " and not names.is_prose(column.name):
+        if not names.is_prose(column.name):
             return ListLooks(
                 remark=f"; some have {separator!r} inside: if they are lists, name it under lists with "
                 f"{{separator: {separator!r}}}"

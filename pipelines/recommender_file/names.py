@@ -68,6 +68,8 @@ INDEXES = (
 )  # fmt: skip
 """Names of columns that number rows or name each one."""
 _ID_ENDS = frozenset({"id", "idx", "no", "nr", "num", "key", "code", "hash", "uuid", "guid", "token"})
+_ONLY_WITH_ID = frozenset({"device", "client", "account", "profile", "player", "person", "anonymous"})
+"""Words that alone say of what kind something is."""
 _ENTITY_WORDS = frozenset(
     {"pseudo", "anonymous", "anon", "hashed", "encrypted", "global", "internal", "external", "unique", "full", "target",
      "candidate", "shown", "raw", "the"}
@@ -129,6 +131,18 @@ def words(name: str) -> list[str]:
     return [part.lower() for part in parts]
 
 
+def is_negated_label(name: str) -> bool:
+    """Return whether a column is named like the opposite of a click.
+
+    >>> is_negated_label("nonclk"), is_negated_label("not_clicked"), is_negated_label("click")
+    (True, True, False)
+    """
+    whole = letters(name)
+    return any(
+        whole.startswith(no) and whole[len(no) :] in LABELS for no in ("no", "non", "not", "un", "isno", "isnot")
+    )
+
+
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
     """Return which of these words a name stands for by itself or with `id` and the like behind, or None.
 
@@ -137,7 +151,9 @@ def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
     """
     whole, parts = letters(name), words(name)
     for entity in entities:
-        if whole == entity or (whole.startswith(entity) and whole[len(entity) :] in _ID_ENDS):
+        if (whole == entity and entity not in _ONLY_WITH_ID) or (
+            whole.startswith(entity) and whole[len(entity) :] in _ID_ENDS
+        ):
             return entity
         if entity in parts and parts[-1] in _ID_ENDS:
             others = [part for part in parts if part != entity and part not in _ID_ENDS | _ENTITY_WORDS]

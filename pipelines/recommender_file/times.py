@@ -9,7 +9,7 @@ import pyarrow as pa
 from components.extraction.readers.time_forms import EARLIEST, FORMS, USUAL, TimeRule, find_form
 from components.extraction.times import DAY_MICROS, to_iso
 from components.runtime.errors import ContractError
-from pipelines.recommender_file.columns import TOLERATED, SampledColumn
+from pipelines.recommender_file.columns import TOLERATED, SampledColumn, counted
 
 _YEAR_9999 = 253_402_300_799_000_000
 _MOST_LOOKED_AT = 10_000
@@ -30,8 +30,12 @@ class DaySpan:
     def __str__(self) -> str:
         first, last = to_iso(self.first)[:10], to_iso(self.last)[:10]
         days = first if first == last else f"{first} to {last}"
-        said = f"{days}, {round(self.num_rows / self.num_days):,} rows a day"
-        return f"{said}; BEFORE 2000, so make sure that it is so" if self.first < USUAL else said
+        return f"{days}, {counted(round(self.num_rows / self.num_days), 'row')} a day"
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether no row lies before 2000."""
+        return self.first >= USUAL
 
 
 @dataclass(frozen=True, kw_only=True)
