@@ -207,7 +207,8 @@ class _Guesser:
             if isinstance(found, Times) and (_is_dated(column) or _time_rank(column) is not None):
                 self._leave_out(column, self._why_no_event_time(column, found))
             elif column.kind == TIME:
-                self._leave_out(column, "times cannot be learned from yet; write hours, days or ages as numbers")
+                outside = f" ({found.why})" if isinstance(found, NoTimes) else ""
+                self._leave_out(column, f"times{outside} cannot be learned from; write hours or ages as numbers")
 
     def _take_time(self, column: SampledColumn) -> None:
         found = self._times[column.name]
@@ -359,8 +360,6 @@ class _Guesser:
             return Guess(LEFT_OUT, self._why_constant(column))
         if column.is_list or column.kind == TEXT:
             return self._guess_text(column)
-        if column.kind == TIME:
-            return Guess(LEFT_OUT, "times cannot be learned from yet; write hours, days or ages as numbers")
         if column.kind == BOOLEAN:
             return Guess(CATEGORICAL, f"true or false{_odd(column)}", _WORDS)
         is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
@@ -506,9 +505,10 @@ def _is_dated(column: SampledColumn) -> bool:
 
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column is named like times and nothing else, or at least does not hold small numbers."""
-    if names.letters(column.name) in names.CERTAIN_TIMES or column.kind == TIME:
+    if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
-    return _time_rank(column) is not None and (column.kind == TEXT or bool(column.bounds and column.bounds[1] >= 10**5))
+    is_large = column.kind in (INTEGER, FLOAT) and bool(column.bounds and column.bounds[1] >= 10**5)
+    return _time_rank(column) is not None and (column.kind in (TEXT, TIME) or is_large)
 
 
 def _is_rising(column: SampledColumn) -> bool:

@@ -111,6 +111,14 @@ def test_a_column_named_like_times_that_holds_none_is_asked_about(name, written,
     assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
+def test_birthdays_are_no_times_of_rows_and_are_left_out_with_their_days(tmp_path):
+    columns = clicks(**USERS, born=lambda row: datetime.date(1950 + row["user"] % 30, 5, 7))
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    text, recommender = drafted(tmp_path / "a.parquet")
+    assert recommender.data.event_time == "event_time"
+    assert "rows have no time between 1990 and tomorrow" in line_of(text, "born")
+
+
 def test_hours_of_the_day_are_no_times(write):
     _, recommender = drafted(write(clicks(**USERS, hour=lambda row: row["time"].hour)))
     assert recommender.data.event_time == "event_time"
