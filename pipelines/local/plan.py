@@ -241,7 +241,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
         has_times = criteo.data.event_time in names
         return DescribedData(criteo, ["the rows have Criteo's columns"], has_times=has_times)
     roles: dict[str, list[str]] = {}
-    for column, guess in guess_roles(sample.columns):
+    for column, guess in guess_roles(sample):
         roles.setdefault(guess.role, []).append(
             f"{column.name} ({guess.why})" if guess.role == LEFT_OUT else column.name
         )

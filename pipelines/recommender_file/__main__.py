@@ -20,7 +20,7 @@ from components.storage.uris import typed_folder
 from components.store import recommenders
 from components.store.models import stored_model
 from components.store.promotion_journal import current
-from pipelines.recommender_file.form import compare, format_recommender, read_recommender
+from pipelines.recommender_file.form import FILL_IN, compare, format_recommender, read_recommender
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,11 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     init = commands.add_parser("init", help="draft a file from the first rows of a click log")
-    init.add_argument("data", type=Path, help="CSV or TSV with a header (plain or gzip), or Parquet")
+    init.add_argument("data", type=Path, help="text with a header, JSON lines, or Parquet")
     init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write")
     init.add_argument("--name", default="", help="the recommender's name (default: made of the data's)")
     check = commands.add_parser("check", help="say whether a file is sound; else where it is not, and what is expected")
     check.add_argument("file", type=Path, help="YAML, as init drafts it")
+    check.add_argument("--data", type=Path, help="file of rows, or folder of them: say what ingest would do with them")
     show = commands.add_parser("show", help="print an accepted description as a file")
     show.add_argument("which", nargs="?", default=CURRENT, help="current (default), a version, or 8 digits of a digest")
     diff = commands.add_parser("diff", help="compare two descriptions key by key")
@@ -60,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; `diff` ends with `REFUSED` if the descriptions differ."""
+    """Runs one command; `diff` ends with `REFUSED` if the descriptions differ, `check` if `ingest` would refuse."""
     arguments = build_parser().parse_args(argv)
     commands = {
         "init": _init,
@@ -81,15 +82,23 @@ def _init(arguments: argparse.Namespace) -> int:
         raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")
     name = arguments.name or recommender_name(arguments.data.name.partition(".")[0])
     write_whole(arguments.output, draft(read_sample(arguments.data), name=name))
-    print(f"{arguments.output} is drafted: read its comments, correct it, then")
-    print(f"  evergreen recommender check {arguments.output}")
+    print(f"{arguments.output} is drafted: read its comments, correct it, answer where it says {FILL_IN}, then")
+    print(f"  evergreen recommender check {arguments.output} --data {arguments.data}")
     return ExitCode.DONE
 
 
 def _check(arguments: argparse.Namespace) -> int:
     recommender = read_recommender(arguments.file)
     print(f"{arguments.file} is sound: {_described(recommender)}")
-    return ExitCode.DONE
+    if arguments.data is None:
+        return ExitCode.DONE
+    # Reading rows needs DuckDB and Arrow, which the other commands do without.
+    from pipelines.recommender_file.trial import sentences, try_rows
+
+    trial = try_rows(arguments.data, recommender)
+    for sentence in sentences(trial):
+        print(sentence)
+    return ExitCode.REFUSED if trial.is_refused else ExitCode.DONE
 
 
 def _show(arguments: argparse.Namespace) -> int:

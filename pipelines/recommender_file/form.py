@@ -27,6 +27,8 @@ from pipelines.recommender_file.document import (
 
 FORMAT = "evergreen/recommender/1"
 """What the key `format` says: how the file is to be read."""
+FILL_IN = "FILL IN"
+"""What a drafted file says where only people know the value; a file that says so is refused."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
 OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions, "lists": ListOptions}
@@ -67,6 +69,9 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
     for key in REQUIRED:
         if key not in values:
             raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
+    for path, value in _texts(document.value, ""):
+        if value == FILL_IN:
+            raise document.refusal(path, f"{path} is {FILL_IN}, expected the answer to the question beside it")
     if values["format"] != FORMAT:
         raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
     with document.located("data"):
@@ -93,6 +98,18 @@ def format_recommender(recommender: Recommender) -> str:
     return dump_document(
         {"format": FORMAT, "name": recommender.name, **data, "features": named, **recommender.settings}
     )
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each text among plain values, with the path where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _texts(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _texts(each, f"{path}[{number}]")
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:

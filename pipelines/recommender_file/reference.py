@@ -23,6 +23,17 @@ _HEAD = f"""# The recommender's file
 
 `recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a click log, `check FILE`
 says where it is wrong, `accept FILE --store STORE --why WHY` makes it the description by which the next rounds work.
+
+A draft says of each column what it was taken for, and why. It proposes a key only if it is another in each row, a
+column of times only if its values lie between 1990 and tomorrow, and no column that decides the label alone. Where only
+you can know, it says `FILL IN` and asks in a comment; `check` refuses the file until that is answered. Up to 1,000,000
+rows are read, and the draft says whether these are all.
+
+`check FILE --data ROWS` tries the file on a file of rows, or a folder, as `ingest` would read them, and writes nothing.
+It accounts for every line (rows, rejected, blank, header), names the first malformed rows, and says which days result,
+how many clicks, users and categories there are, which rows repeat a key, and which column decides the label alone. It
+ends with 1 if `ingest` would refuse the rows.
+
 Every key of the sections is optional and has the default below. `make golden` writes this page from the code, and
 beside it [recommender.schema.json](recommender.schema.json), by which editors complete and check a file that begins
 with `# yaml-language-server: $schema=<path or address of the schema>`.
@@ -37,8 +48,8 @@ with `# yaml-language-server: $schema=<path or address of the schema>`.
 `features` has three kinds of columns: `numeric` (numbers, stored as float32), `categorical` (whole numbers of 64 bits,
 or texts) and `lists` of such. Each is a list of names, or names with options, such as
 `price: {{transform: [clip(0..1000), minmax]}}` or `last_items: {{table: item_id, max: 20}}`; `I1..I13` stands for 13
-names. In a text file a list is one field with `|` between its elements, in Parquet a column of lists; null, in a list
-too, is no element. Times cannot be learned from yet. A file has
+names. In a text file a list is one field with `separator` (`|`) between its elements, or in brackets as JSON and Python
+write lists; in Parquet it is a column of lists. Null, in a list too, is no element. Times cannot be learned from yet. A file has
 at most 256 KiB, and its features come to at most 4,096 columns of tensors: one each, and one for each of a list's
 `max` elements. YAML's aliases and tags are refused.
 
@@ -48,7 +59,8 @@ One value is one category in files, in the lake and in the client, however it is
 
 - **Missing**: null, NaN, an empty text, and these texts, also with spaces around them: {_MISSING_WORDS}. A word that is
   spelled like one of them, such as the country code NA, needs another spelling.
-- **Truth values**: `true` and `false` in any case, and booleans of Python, NumPy, Parquet and pandas.
+- **Truth values**: `true` and `false` in any case, and booleans of Python, NumPy, Parquet and pandas: they are the
+  categories 1 and 0, as other programs write them.
 - **Whole numbers**: of 64 bits, signed or unsigned. A float that is whole is the same number up to 2^53. Beyond that
   one float stands for several numbers, so it is refused by name: write such ids as integers or texts. Floats of 32 bits
   are exact up to 2^24.

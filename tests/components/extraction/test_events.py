@@ -90,9 +90,7 @@ def test_counts_are_of_what_was_written_whatever_was_read(tmp_path):
 def test_ids_that_are_no_key_are_refused_with_the_columns_and_an_example(tmp_path):
     found = keyed(rows(400), request=lambda i: f"s{i % 16}", number=lambda i: i % 3)
     path = write(tmp_path / "log.csv", found)
-    with pytest.raises(
-        ContractError, match=r"352 of 400 rows .* the q and n of another row with other.*'s0', row 0"
-    ):
+    with pytest.raises(ContractError, match=r"352 of 400 rows .* the q and n of another row with other.*'s0', row 0"):
         run(tmp_path, path, data=KEYED)
     assert not in_lake(tmp_path)
 
