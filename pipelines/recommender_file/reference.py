@@ -49,9 +49,9 @@ with `# yaml-language-server: $schema=<path or address of the schema>`.
 or texts) and `lists` of such. Each is a list of names, or names with options, such as
 `price: {{transform: [clip(0..1000), minmax]}}` or `last_items: {{table: item_id, max: 20}}`; `I1..I13` stands for 13
 names. In a text file a list is one field with `separator` (`|`) between its elements, or in brackets as JSON and Python
-write lists; in Parquet it is a column of lists. Null, in a list too, is no element. Times cannot be learned from yet. A file has
-at most 256 KiB, and its features come to at most 4,096 columns of tensors: one each, and one for each of a list's
-`max` elements. YAML's aliases and tags are refused.
+write lists; in Parquet it is a column of lists. Null, in a list too, is no element. Times cannot be learned from yet.
+A file has at most 256 KiB, and its features come to at most 4,096 columns of tensors: one each, and one for each of a
+list's `max` elements. YAML's aliases and tags are refused.
 
 ## What a value means
 
