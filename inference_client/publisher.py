@@ -22,15 +22,22 @@ import numpy as np
 
 from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
+from components.contracts.records import (
+    CLICK,
+    EVENTS,
+    MAX_ID_CHARACTERS,
+    MAX_ROWS_PER_RECORD,
+    OutcomeBatch,
+    PredictionBatch,
+    Record,
+    record_id,
+)
 from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS_PER_RECORD = 2048
-"""Of 39 columns such a prediction record takes 0.57 MB; the log takes 1 MB (`RecordPublisher.max_rows`)."""
 MAX_OUTCOMES_PER_MESSAGE = 2048
 """After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
@@ -41,7 +48,6 @@ RECORDS_PER_TURN = 16
 """Encoded without a pause, which takes half a millisecond."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """Waits between failed flushes double from the first to the second."""
-MAX_ID_LENGTH = 128
 MAX_AHEAD_SECONDS = 86_400.0
 """How far in the future an outcome may lie: beyond it the time is taken for an error, such as milliseconds."""
 
@@ -462,5 +468,5 @@ def check_id(name: str, text: str) -> None:
 
     >>> check_id("request_id", "user-7/page-3")
     """
-    if not (0 < len(text) <= MAX_ID_LENGTH and text.isascii() and text.isprintable()):
-        raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_LENGTH} printable ASCII characters")
+    if not (0 < len(text) <= MAX_ID_CHARACTERS and text.isascii() and text.isprintable()):
+        raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_CHARACTERS} printable ASCII characters")

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
-from components.contracts.raw_rows import placed_lists
+from components.contracts.raw_rows import FINITE, is_infinite, placed_lists
 from components.contracts.recommender import nearest
 from components.runtime.errors import ContractError
 
-_A_NUMBER = "a finite number, or None for missing"
+_A_NUMBER = f"{FINITE}, or None for missing"
 _A_CATEGORY = "a whole number of 64 bits, or None for missing"
 _A_WORD = "a text or a whole number of 64 bits, or None for missing"
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -132,7 +132,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
     if plain is not None and plain.dtype.kind in "bfiu":
         with np.errstate(over="ignore"):
             found = plain.astype(np.float32)
-        if not np.isinf(found).any():
+        if not is_infinite(found).any():
             return found
     listed = values.to_pylist() if _is_arrow(values) else values
     for row, value in enumerate(listed):

@@ -21,9 +21,9 @@ import numpy as np
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, CONVERSION, Predictions
+from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, Predictions
 from components.contracts.serving import ColumnMap
-from components.logs.event_log import Delivery, Subscriber
+from components.logs.event_log import Delivery, Subscriber, is_short
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
@@ -37,10 +37,11 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
-from monitoring.memory.archive import Archive
-from monitoring.memory.join import UnscoredRows, attribute, read_records
+from monitoring.memory.admission import AdmittedVersions
+from monitoring.memory.archive import Archive, set_apart_text
+from monitoring.memory.join import IntakeRules, UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
-from monitoring.memory.store import Store, cuts
+from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
 from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
@@ -198,10 +199,12 @@ ORPHAN_SECONDS = 3600.0
 """How long, beyond its window, an outcome waits for a request that is not known; then it is archived as late."""
 _LAST_MOMENT = 2e-6
 """Seconds; more than the rounding error of times where judgement counts in microseconds."""
-TAKEN_BYTES = 32 << 20
-"""Of the messages that are taken in at once, or a single larger one: in memory they are some five times as large."""
+MAX_VERSIONS_SEEN = 1000
+"""Highest model versions whose first prediction is remembered, so that it is reported once."""
+MAX_REASON_CHARACTERS = 400
+"""Of why a message is a dead letter; what the message holds is kept beside it."""
 TICK_PULLS = 20
-"""Most pulls in one turn: under a flood of records the loop still measures, and shows that it is alive."""
+"""Most full pulls in one turn: under a flood of records the loop still measures."""
 _TIMELINE_COUNTERS = (("duplicate", "s"), ("dead_letter", "s"), ("archived", ""), ("late_outcome", "s"))
 
 
@@ -231,8 +234,8 @@ class Monitor:
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
-        self._form = RecordFormat(recommender.features)
-        self._archive = _open_archive(settings, store, features=recommender.features, checkpoint=checkpoint)
+        self._rules = self._make_rules()
+        self._archive = self._open_archive()
         self.acting = self._make_acting(trigger)
         self._acts = settings.partition == 0
         """Of a log in partitions one monitor does: the bounds on false alarms are those of one judge."""
@@ -265,6 +268,32 @@ class Monitor:
         self._forget_at = clock() + FORGET_SECONDS
         self._rebuild_windows()
         self._emit_started()
+
+    def _make_rules(self) -> IntakeRules:
+        released, known = ReleasedModels(self._settings.store), self._store.read_document("versions")
+        return IntakeRules(
+            form=RecordFormat(self._recommender.features),
+            recommender=self._recommender.name,
+            max_age_seconds=self._records.max_age_seconds,
+            versions=AdmittedVersions(released.versions, self._clock, memory=known),
+        )
+
+    def _open_archive(self) -> Archive:
+        records, judge = self._records, self._judge_settings
+        return Archive(
+            self._settings.archive,
+            self._store,
+            features=self._recommender.features,
+            roll_rows=records.archive_roll_rows,
+            roll_seconds=records.archive_roll_seconds,
+            keep_rows=judge.window_rows,
+            windows={CLICK: judge.attribution_window_seconds, CONVERSION: records.conversion_window_seconds},
+            on_set_apart=self._report_set_apart,
+            checkpoint=self._checkpoint,
+        )
+
+    def _report_set_apart(self, name: str, number: int, reason: str) -> None:
+        self.journal.emit("set_apart", set_apart_text(name, number, reason), file=name, rows=number)
 
     def _make_measuring(self) -> Measuring:
         return Measuring(
@@ -317,7 +346,7 @@ class Monitor:
         Raises:
             TemporaryError: the log is busy, or the disk is full; the next turn repeats what is missing.
         """
-        self._drain(TICK_PULLS)
+        self._drain(TICK_PULLS * self._records.pull_messages)
         self._close_drift()
         touched = self._mature()
         archive_error = self._roll_archive()
@@ -336,7 +365,7 @@ class Monitor:
         """Takes in what is in the log now, archives every matured row; the others stay for the next start."""
         # What arrives meanwhile is left for the next start: under a flood of records the stop would never end.
         backlog = self._subscriber.backlog()
-        self._drain(TICK_PULLS if backlog is None else 1 + backlog // self._records.pull_messages)
+        self._drain(TICK_PULLS * self._records.pull_messages if backlog is None else backlog)
         self._close_drift()
         self._drift.keep({})
         touched = self._mature()
@@ -372,44 +401,51 @@ class Monitor:
 
     # -- intake
 
-    def _drain(self, max_pulls: int) -> None:
-        """Stores and acknowledges what the log holds, in at most `max_pulls` pulls."""
-        for _ in range(max_pulls):
+    def _drain(self, num_messages: float) -> None:
+        """Store and acknowledge what the log holds, of about `num_messages` messages at most."""
+        while True:
             pulled_at = self._clock()
             deliveries = self._subscriber.pull(self._records.pull_messages)
             if deliveries:
                 self._checkpoint("intake.pulled")
-                sizes = np.array([len(delivery.payload) for delivery in deliveries])
-                for start, stop in cuts(sizes, TAKEN_BYTES, np.zeros_like(sizes)):
-                    self._take_in(deliveries[start:stop], pulled_at)
-            if len(deliveries) < self._records.pull_messages:
+                self._take_in(deliveries, pulled_at)
+                self._exposition.beat()
+            num_messages -= len(deliveries)
+            if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
         # Also back, where a clock was ahead and is set right, or every window opened from then on would close at once.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
     def _take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
-        """Stores, then acknowledges; a message that is no record, or that cannot be stored, is set aside."""
-        payloads = [delivery.payload for delivery in deliveries]
-        intake = read_records(payloads, now=now, form=self._form, recommender=self._recommender.name)
-        bad = [(deliveries[place], str(error)) for place, error in intake.bad]
+        """Store, then acknowledge; a message that is no record, or that cannot be stored, becomes a dead letter."""
+        while deliveries:
+            deliveries = self._take_part(deliveries, now)
+
+    def _take_part(self, deliveries: Sequence[Delivery], now: float) -> Sequence[Delivery]:
+        """Take in as many of these as fit into the memory at once, and return the others."""
+        intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
+        bad = [(deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad]
+        left = [deliveries[place] for place in intake.left]
+        unread = set(intake.left)
+        deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
         unscored: Counter[int] = Counter()
         for _, error in intake.bad:
             if isinstance(error, UnscoredRows):
                 unscored[error.version] += error.rows
-        unusable = [(delivery.message_id, reason) for delivery, reason in bad]
+        unusable = [delivery.message_id for delivery, _ in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
         try:
             added = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._recommender.user_place)
         except ContractError as error:
             if len(deliveries) == 1:
-                self._store.add(None, [], [(deliveries[0].message_id, str(error))], now=now)
-                self._set_aside([(deliveries[0], str(error))])
-                return
+                self._store.add(None, [], [deliveries[0].message_id], now=now)
+                self._set_aside([(deliveries[0], str(error)[:MAX_REASON_CHARACTERS])])
+                return left
             # Each half alone: what one message spoils must not keep the others out.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
                 self._take_in(half, now)
-            return
+            return left
         if added is not None:
             self._drift.observe(added)
         if unscored:
@@ -423,17 +459,19 @@ class Monitor:
         self._checkpoint("intake.acknowledged")
         if bad:
             self._set_aside(bad)
+        return left
 
     def _set_aside(self, bad: Sequence[tuple[Delivery, str]]) -> None:
-        for delivery, reason in bad:
-            self._subscriber.dead_letter(delivery.token, reason)
+        self._subscriber.dead_letter([(delivery.token, reason) for delivery, reason in bad])
         self._checkpoint("intake.dead_letter")
         first, reason = bad[0]
-        text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
-        self.journal.emit("dead_letter", text, messages=len(bad), message_id=first.message_id)
+        name = first.message_id[:MAX_ID_CHARACTERS]
+        text = f"{len(bad)} messages, the first {name}: {reason}"
+        self.journal.emit("dead_letter", text, messages=len(bad), message_id=name)
 
     def _note_predictions(self, predictions: Predictions, now: float) -> None:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
+        self._rules.versions.seen(set(versions.tolist()))
         self._judging.judge.note_predictions(times, versions, canary=canary)
         # A client whose clock is ahead must not decide the serving version until that time has come.
         times = np.minimum(times, now)
@@ -443,10 +481,14 @@ class Monitor:
             version = int(versions[~canary & (times == newest)].max())
             self._newest = max((float(newest), version), self._newest or (0.0, 0))
         for version in sorted(set(versions.tolist()) - self._versions_seen):
-            self._versions_seen.add(version)
             part = "takes a share of the traffic" if canary[versions == version][0] else "serves"
             self.journal.emit("version_seen", f"model version {version} {part}", version=version)
-            self._store.write_documents({"versions": {"seen": sorted(self._versions_seen)}})
+            self._versions_seen.add(version)
+            self._keep_versions()
+
+    def _keep_versions(self) -> None:
+        seen = sorted(self._versions_seen)[-MAX_VERSIONS_SEEN:]
+        self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
 
     # -- join
 
@@ -528,6 +570,7 @@ class Monitor:
             # Conversions are counted by the ids of their requests.
             keep_seconds = max(records.keep_ids_seconds, 2 * records.conversion_window_seconds)
             self._store.forget(before=now - keep_seconds, orphans_before=now - window_seconds - ORPHAN_SECONDS)
+            self._keep_versions()
             self._checkpoint("store.forgotten")
             self._forget_at = now + FORGET_SECONDS
 
@@ -565,19 +608,3 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))
-
-
-def _open_archive(
-    settings: MonitorSettings, store: Store, *, features: Features, checkpoint: Callable[[str], None]
-) -> Archive:
-    records, judge = settings.records, settings.judging.judge
-    return Archive(
-        settings.archive,
-        store,
-        features=features,
-        roll_rows=records.archive_roll_rows,
-        roll_seconds=records.archive_roll_seconds,
-        keep_rows=judge.window_rows,
-        windows={CLICK: judge.attribution_window_seconds, CONVERSION: records.conversion_window_seconds},
-        checkpoint=checkpoint,
-    )

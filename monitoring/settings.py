@@ -33,6 +33,9 @@ class RecordSettings:
     """Pause between two turns of the loop."""
     pull_messages: int = 1000
     """Most messages stored in one transaction."""
+    max_age_seconds: float = 40 * 86_400.0
+    """Oldest record that is taken in; an older one is a dead letter. So an archive file is begun for at most so many
+    days at a time, whatever the records say."""
     keep_ids_seconds: float = 7 * 86_400.0
     """How long ids of archived requests are remembered, to recognise redeliveries."""
 
@@ -40,7 +43,7 @@ class RecordSettings:
         expect(self, "at least 1", lambda value: value >= 1, "archive_roll_rows", "pull_messages")
         seconds = ("conversion_window_seconds", "archive_roll_seconds", "keep_ids_seconds")
         expect(self, "at least 0", lambda value: value >= 0, *seconds)
-        expect(self, "above 0", lambda value: value > 0, "tick_seconds")
+        expect(self, "above 0", lambda value: value > 0, "tick_seconds", "max_age_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 One process at a time holds it. One transaction is flushed to disk when it returns. What goes into the tables is left to
 `monitoring.memory.store`, but for the tables of which matured rows and late outcomes lie in which archive file: a file
-goes intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.archive`.
+goes intended -> sealed -> uploaded, or set apart where it cannot be written. Writing it is left to
+`monitoring.memory.archive`.
 """
 
 import fcntl
@@ -26,7 +27,7 @@ from monitoring.rows import ArchiveOutcome, LateOutcome, MaturedRequests, Unarch
 
 M = TypeVar("M")
 
-VERSION = 7
+VERSION = 8
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
 PAGE_BYTES = 16_384
 """Of new files. On SQLite's own pages of 4 kB, which are a chain of thousands for a block, a monitor of requests of 64
@@ -47,7 +48,7 @@ CREATE TABLE matured (
 CREATE INDEX unarchived ON matured (last) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file) WHERE file IS NOT NULL;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
-CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE clicks (
     request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL, number INTEGER,
     PRIMARY KEY (request_id, row));
@@ -60,7 +61,7 @@ CREATE INDEX unarchived_outcomes ON late_outcomes (number) WHERE file IS NULL;
 CREATE INDEX outcomes_in ON late_outcomes (file) WHERE file IS NOT NULL;
 CREATE TABLE files (
     name TEXT PRIMARY KEY,
-    state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded')));
+    state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded', 'set apart')));
 CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
@@ -240,8 +241,9 @@ class FileTables(Database):
 
     @property
     def num_unarchived_rows(self) -> int:
-        """Matured rows in no sealed file."""
-        return int(self.counters.get("matured", 0) - self.counters.get("archived", 0))
+        """Matured rows in no sealed file, without those that are set apart."""
+        ended = self.counters.get("archived", 0) + self.counters.get("set_apart", 0)
+        return int(self.counters.get("matured", 0) - ended)
 
     def oldest_unarchived_at(self) -> float | None:
         """When the first matured row that is in no file matured; None where all are in files."""
@@ -278,10 +280,58 @@ class FileTables(Database):
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
         """Gives these parts of matured requests, or late outcomes, to the file `name`, which is written next."""
-        table = "late_outcomes" if holds_outcomes(name) else "matured"
         with self._transaction({}) as connection:
-            connection.execute("INSERT INTO files (name) VALUES (?)", (name,))
-            connection.executemany(f"UPDATE {table} SET file = ? WHERE rowid = ?", [(name, n) for n in numbers])
+            self._intend(connection, name, numbers)
+
+    def split_file(self, name: str, parts: Mapping[str, Iterable[int]]) -> None:
+        """Give what belongs to the intended file `name` to other intended files instead.
+
+        Args:
+            name: The file, which is not written.
+            parts: By file name, the numbers that `numbers_of_file` returned.
+        """
+        with self._transaction({}) as connection:
+            connection.execute("DELETE FROM files WHERE name = ?", (name,))
+            for part, numbers in parts.items():
+                self._intend(connection, part, numbers)
+
+    def _intend(self, connection: sqlite3.Connection, name: str, numbers: Iterable[int]) -> None:
+        connection.execute("INSERT INTO files (name) VALUES (?)", (name,))
+        query = f"UPDATE {self._table_of(name)} SET file = ? WHERE rowid = ?"
+        connection.executemany(query, [(name, number) for number in numbers])
+
+    def numbers_of_file(self, name: str) -> list[int]:
+        """Return the numbers of the parts of matured requests, or of the late outcomes, that belong to a file."""
+        query = f"SELECT rowid FROM {self._table_of(name)} WHERE file = ? ORDER BY rowid"
+        return [number for (number,) in self._connection.execute(query, (name,))]
+
+    def set_apart(self, name: str) -> int:
+        """Keep what belongs to an intended file that cannot be written, and wait for it no more.
+
+        Returns:
+            The number of rows or late outcomes.
+        """
+        with self._transaction({}) as connection:
+            return self._move_apart(connection, name, 1)
+
+    def take_back(self, name: str) -> None:
+        """Intend a file again that was set apart."""
+        with self._transaction({}) as connection:
+            self._move_apart(connection, name, -1)
+
+    def _move_apart(self, connection: sqlite3.Connection, name: str, sign: int) -> int:
+        state = "set apart" if sign > 0 else "intended"
+        connection.execute("UPDATE files SET state = ? WHERE name = ?", (state, name))
+        kind = "set_apart_outcome" if holds_outcomes(name) else "set_apart"
+        counted = "count(*)" if holds_outcomes(name) else "coalesce(sum(num_rows), 0)"
+        query = f"SELECT {counted} FROM {self._table_of(name)} WHERE file = ?"
+        (number,) = connection.execute(query, (name,)).fetchone()
+        self._add_counts(connection, {kind: sign * number})
+        return int(number)
+
+    @staticmethod
+    def _table_of(name: str) -> str:
+        return "late_outcomes" if holds_outcomes(name) else "matured"
 
     def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
         """The requests that were given to the file `name`, in its order, and the label of each row."""
@@ -319,8 +369,10 @@ class FileTables(Database):
         found = self._connection.execute(f"SELECT {columns} FROM late_outcomes WHERE file = ? ORDER BY number", (name,))
         return [ArchiveOutcome(LateOutcome(*outcome), stored_at) for *outcome, stored_at in found]
 
-    def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> None:
+    def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
         """Notes that the file is whole on disk; lets its payloads go, and matured rows that nobody needs.
+
+        Returns how many rows or late outcomes the file has.
 
         The outcomes in a sealed file are let go by `Store.forget`. The newest `keep_rows` matured rows of a version are
         held on, and requests predicted after `keep_after`.
@@ -338,6 +390,7 @@ class FileTables(Database):
                         connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
                 self._let_old_matured_go(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
+        return int(num_rows)
 
     def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
         """Holds only the ids of archived requests beyond the newest rows of each of the newest versions.
@@ -345,7 +398,7 @@ class FileTables(Database):
         What matured together is held or let go together. Needed are rows at most among the newest of all, as many as
         `MAX_VERSIONS` with equal shares have: a rare version would hold those of all others.
         """
-        is_sealed = "file IN (SELECT name FROM files WHERE state != 'intended')"
+        is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
         seen: dict[str, int] = {}
         num_newer = 0
@@ -368,7 +421,7 @@ class FileTables(Database):
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
     def files(self, state: str) -> list[str]:
-        """Names of the archive files in `state`: `intended`, `sealed` or `uploaded`."""
+        """Names of the archive files in `state`: `intended`, `sealed`, `uploaded` or `set apart`."""
         query = "SELECT name FROM files WHERE state = ? ORDER BY rowid"
         return [name for (name,) in self._connection.execute(query, (state,))]
 

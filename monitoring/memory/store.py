@@ -17,6 +17,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from itertools import repeat
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, Predictions
+from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions
 from components.contracts.serving import ColumnMap
 from components.runtime.errors import ContractError
 from monitoring.memory.database import DAY_MICROS, FileTables, add_to, pack, unpack
@@ -50,6 +51,8 @@ RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 _BLOCK_BYTES = 16 << 20
 """Of a block's numbers at most, but for a larger request: one block is read whole."""
+MAX_DEAD_LETTERS = 100_000
+"""Newest dead letters whose ids are remembered, so that one that is delivered again is counted once."""
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
 """Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
@@ -61,14 +64,14 @@ class Store(FileTables):
         self,
         predictions: Predictions | None,
         outcomes: Sequence[OutcomeBatch],
-        unusable: Sequence[tuple[str, str]],
+        unusable: Sequence[str],
         *,
         now: float,
         user_place: int | None = None,
     ) -> Predictions | None:
         """Stores the records of one pull; those stored before only count as duplicates.
 
-        `unusable` are (message id, reason) of future dead letters, which are counted here and kept by the log;
+        `unusable` are the message ids of future dead letters, which are counted here and kept by the log.
         `user_place` is the user's among the categories of a row, None = the recommender names none.
 
         Returns:
@@ -81,8 +84,9 @@ class Store(FileTables):
         counts: dict[str, float] = {}
         added = None
         with self._transaction(counts) as connection, _records_errors():
-            for bad in unusable:
-                new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", bad).rowcount
+            for message_id in unusable:
+                values = (_short_id(message_id), now)
+                new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", values).rowcount
                 add_to(counts, "dead_letter", new)
             if predictions is not None:
                 added = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
@@ -124,7 +128,7 @@ class Store(FileTables):
                 "UPDATE clicks SET number = ? WHERE request_id = ?",
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
-        row_bytes = 32 + 4 * added.dense.shape[1] + 8 * added.categorical.shape[1]
+        row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
@@ -371,9 +375,9 @@ class Store(FileTables):
     def forget(self, *, before: float, orphans_before: float | None = None) -> None:
         """Lets go of what was stored before this time and has no use any more.
 
-        These are ids of requests whose rows are held no more, ids of outcome batches, and outcomes in sealed files if
-        the rows of their request are not held. Clicks on requests that stayed unknown become late outcomes.
-        `orphans_before` is the same for clicks on unknown requests; None = `before`.
+        These are ids of requests whose rows are held no more, ids of outcome batches and of dead letters, and outcomes
+        in sealed files if the rows of their request are not held. Clicks on requests that stayed unknown become late
+        outcomes. `orphans_before` is the same for clicks on unknown requests; None = `before`.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at < ? AND number IS NULL"
@@ -387,8 +391,12 @@ class Store(FileTables):
             )
             connection.execute("DELETE FROM outcome_batches WHERE stored_at < ?", (before,))
             connection.execute(
+                "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) FROM dead_letters) - ?",
+                (before, MAX_DEAD_LETTERS),
+            )
+            connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
-                " AND file IN (SELECT name FROM files WHERE state != 'intended')"
+                " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
                 # The conversion rate counts a request as long as its rows are held, so its outcomes stay as long.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = late_outcomes.request_id"
                 f" AND {_IS_HELD})",
@@ -422,6 +430,13 @@ def waiting_requests_of(
         is_users = (categorical[:, list(places)] == user).any(axis=1)
         found += int(np.count_nonzero(np.add.reduceat(is_users, block.starts)))
     return found
+
+
+def _short_id(message_id: str) -> str:
+    """Return what stands for a message's id, which may be of any length where another program published it."""
+    return (
+        message_id if len(message_id) <= MAX_ID_CHARACTERS else sha256(message_id.encode(errors="replace")).hexdigest()
+    )
 
 
 @contextmanager
@@ -470,6 +485,11 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
     joined = joined.ordered(joined.times)
     num_fit = int(np.searchsorted(np.cumsum(joined.sizes), max_rows, "right")) + beyond
     return joined.between(0, min(limit, max(num_fit, 1)))
+
+
+def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
+    """Return the bytes of a row's numbers in memory."""
+    return 32 + 4 * num_numeric + 8 * num_categorical
 
 
 def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
