@@ -13,12 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from components.contracts.features import Features
+from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, Predictions
@@ -39,7 +41,7 @@ from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.admission import AdmittedVersions
 from monitoring.memory.archive import Archive, set_apart_text
-from monitoring.memory.join import IntakeRules, UnscoredRows, attribute, read_records
+from monitoring.memory.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
@@ -71,6 +73,8 @@ class StoredJudge:
             settings.judge, make_policies(settings.policies, settings.baking), baseline=baselines, memory=kept
         )
         self._newest: DecisionPoint | None = None
+        self._unwritten: list[DecisionPoint] = []
+        """Decision points that could not be written yet; nobody acts on them."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Takes in the matured requests held in the store, and from there the predictions not yet passed.
@@ -89,16 +93,31 @@ class StoredJudge:
         self.judge.note_predictions(times, versions, canary=canary)
 
     def decide(self, matured_until: float) -> None:
-        """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them."""
+        """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them.
+
+        Raises:
+            TemporaryError: they cannot be stored; the next call stores them first.
+        """
         before = self.judge.judged_until
-        if points := self.judge.decide_up_to(matured_until):
-            self._journal.append_decisions({point.time: point.line() for point in points})
-            self._checkpoint("judge.decided")
-            self._newest = points[-1]
+        self._unwritten += self.judge.decide_up_to(matured_until)
+        if before is not None and (self.judge.judged_until or 0.0) < before:
+            self._journal.accept_earlier_decisions()
+        self.write_decisions()
         num_more = self.judge.num_passed_over - self._store.counters.get("passed_over", 0)
         if self.judge.judged_until != before or num_more:
             self._store.write_documents({"judge": self.memory()}, {"passed_over": num_more} if num_more else {})
             self._checkpoint("judge.kept")
+
+    def write_decisions(self) -> None:
+        """Append the decisions that are not in the journal yet.
+
+        Raises:
+            TemporaryError: they cannot be written. The judge's memory, which is past them, must not be stored then.
+        """
+        if points := self._unwritten:
+            self._journal.append_decisions({point.time: point.line() for point in points})
+            self._checkpoint("judge.decided")
+            self._newest, self._unwritten = points[-1], []
 
     def memory(self) -> dict[str, Any]:
         """The judge's memory, and `mark`: the last matured request that it knows of."""
@@ -184,8 +203,10 @@ class Measuring:
     @property
     def shown(self) -> tuple[Kpis, ...]:
         """KPIs of the versions that had a new row lately."""
-        stale = self._clock() - STALE_SECONDS
-        return tuple(kpis for _, (measured_at, kpis) in sorted(self._measured.items()) if measured_at > stale)
+        now = self._clock()
+        # Neither those of a clock that was ahead.
+        lately = now - STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
+        return tuple(kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1])
 
 
 logger = logging.getLogger(__name__)
@@ -265,7 +286,9 @@ class Monitor:
         """Time and model version of the newest prediction that no canary made."""
         self._last_decision: DecisionPoint | None = None
         self._decision_text: str | None = None
-        self._forget_at = clock() + FORGET_SECONDS
+        self._forgot_at = clock()
+        self._unmeasured: set[int] = set()
+        """Versions of which rows matured since they were measured."""
         self._rebuild_windows()
         self._emit_started()
 
@@ -346,12 +369,13 @@ class Monitor:
         Raises:
             TemporaryError: the log is busy, or the disk is full; the next turn repeats what is missing.
         """
+        self._write_what_waits()
+        self._forget_times_ahead(self._clock())
         self._drain(TICK_PULLS * self._records.pull_messages)
         self._close_drift()
-        touched = self._mature()
+        self._mature()
         archive_error = self._roll_archive()
-        if touched:
-            self._measure(touched)
+        self._measure()
         self._measuring.estimate_open(self._read_up_to)
         if self._acts:
             self._act_on_decision()
@@ -360,17 +384,19 @@ class Monitor:
         self._exposition.show(self._snapshot())
         if archive_error is not None:
             raise archive_error
+        if self.journal.problem is not None:
+            raise TemporaryError(self.journal.problem)
 
     def stop(self) -> None:
         """Takes in what is in the log now, archives every matured row; the others stay for the next start."""
+        self._write_what_waits()
         # What arrives meanwhile is left for the next start: under a flood of records the stop would never end.
         backlog = self._subscriber.backlog()
         self._drain(TICK_PULLS * self._records.pull_messages if backlog is None else backlog)
         self._close_drift()
         self._drift.keep({})
-        touched = self._mature()
-        if touched:
-            self._measure(touched)
+        self._mature()
+        self._measure()
         self._emit_archived(self._archive.flush())
         self._exposition.show(self._snapshot())
         self.journal.emit(
@@ -398,6 +424,10 @@ class Monitor:
             unarchived=store.num_unarchived_rows,
             phase=self.acting.retraining.progress.phase,
         )
+
+    def _write_what_waits(self) -> None:
+        self.journal.write_waiting()
+        self._judging.write_decisions()
 
     # -- intake
 
@@ -492,11 +522,10 @@ class Monitor:
 
     # -- join
 
-    def _mature(self) -> set[int]:
-        """Makes labels final whose window has closed; returns the versions that they belong to."""
-        touched: set[int] = set()
+    def _mature(self) -> None:
+        """Makes labels final whose window has closed."""
         if self._read_up_to is None:
-            return touched
+            return
         window_seconds = self._judge_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
         part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
@@ -509,18 +538,18 @@ class Monitor:
             self._checkpoint("join.matured")
             self._measuring.observe(requests)
             self._judging.judge.observe(requests)
-            touched.update(requests.versions.tolist())
+            self._unmeasured.update(requests.versions.tolist())
             # Requests with the time of the last one may be in the next batch.
             last = float(requests.times[-1]) - _LAST_MOMENT
             waiting = self._store.waiting(before, MATURE_REQUESTS)
             self._judging.decide(before if waiting is None else last)
         self._judging.decide(before)
-        return touched
 
     # -- numbers and judgement
 
-    def _measure(self, versions: set[int]) -> None:
-        for kpis in self._measuring.measure(versions, read_up_to=self._read_up_to):
+    def _measure(self) -> None:
+        versions, self._unmeasured = self._unmeasured, set()
+        for kpis in self._measuring.measure(versions, read_up_to=self._read_up_to) if versions else ():
             counters = self._store.counters
             self.journal.append_point(
                 {
@@ -564,15 +593,44 @@ class Monitor:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        if now >= self._forget_at:
+        # Also where the clock was set back.
+        if abs(now - self._forgot_at) >= FORGET_SECONDS:
+            self._set_apart_ahead(now)
             self._archive.waiting_for_upload()
             records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
             # Conversions are counted by the ids of their requests.
             keep_seconds = max(records.keep_ids_seconds, 2 * records.conversion_window_seconds)
-            self._store.forget(before=now - keep_seconds, orphans_before=now - window_seconds - ORPHAN_SECONDS)
+            self._store.forget(
+                before=now - keep_seconds,
+                orphans_before=now - window_seconds - ORPHAN_SECONDS,
+                ahead=now + CLOCK_AHEAD_SECONDS,
+            )
             self._keep_versions()
             self._checkpoint("store.forgotten")
-            self._forget_at = now + FORGET_SECONDS
+            self._forgot_at = now
+
+    def _set_apart_ahead(self, now: float) -> None:
+        """Wait no more for rows from further ahead than records may be: the clocks were wrong when these came."""
+        while (waiting := self._store.waiting_ahead(now + MAX_FUTURE_SECONDS)) is not None:
+            clicks = self._store.clicks_on(waiting.numbers)
+            requests, late, _ = attribute(
+                waiting, clicks, window_seconds=self._judge_settings.attribution_window_seconds
+            )
+            self._store.mature(requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True)
+            until = datetime.fromtimestamp(float(waiting.times.max()), timezone.utc)
+            self.journal.emit(
+                "set_apart",
+                f"{waiting.num_rows} rows of {len(waiting)} requests have times up to {until:%Y-%m-%d %H:%M} UTC, more "
+                "than a day ahead: the clocks were wrong when they came; they are set apart in the state folder",
+                rows=waiting.num_rows,
+            )
+
+    def _forget_times_ahead(self, now: float) -> None:
+        """Forget the newest prediction where its clock was ahead: nobody waits until that time has come."""
+        if self._last_record_time is not None and self._last_record_time > now + CLOCK_AHEAD_SECONDS:
+            newest = self._store.newest_prediction(until=now)
+            self._last_record_time = newest[0] if newest else None
+            self._newest = newest
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()

@@ -151,7 +151,10 @@ class LocalTrigger:
             )
         # For people, and for whoever ends a whole demo; that the run is active is known by the lock.
         note = {"request_id": name, "process_group": self._child.pid, "command": list(argv)}
-        write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
+        try:
+            write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
+        except OSError as error:
+            logger.warning("the note on run %s cannot be written: %s", name, error)
         logger.info("run %s started as process %d", name, self._child.pid)
 
     @contextmanager

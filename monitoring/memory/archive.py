@@ -37,7 +37,7 @@ from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory.database import DAY_MICROS, OUTCOME_FOLDER, holds_outcomes
-from monitoring.memory.store import Store, bytes_of_row
+from monitoring.memory.store import AHEAD_FOLDER, Store, bytes_of_row
 from monitoring.rows import ArchiveOutcome, Unarchived
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,8 @@ class Archive:
             raise TemporaryError(f"archive {folder} cannot be written: {error}") from error
         # Another version of the program may be able to write what one could not.
         for name in store.files("set apart"):
-            store.take_back(name)
+            if not name.startswith(f"{AHEAD_FOLDER}/"):
+                store.take_back(name)
         self._finish_intended()
 
     def roll(self, now: float) -> list[ArchivedPart]:

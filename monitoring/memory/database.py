@@ -272,7 +272,8 @@ class FileTables(Database):
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
         """Up to `max_rows` late outcomes in no file, oldest first."""
-        columns = "number, coalesce(predicted_at, time), 1"
+        # A prediction from further ahead than a day had a wrong clock: its outcomes need no day of their own.
+        columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
 

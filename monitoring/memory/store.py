@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import repeat
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,9 @@ _BLOCK_BYTES = 16 << 20
 """Of a block's numbers at most, but for a larger request: one block is read whole."""
 MAX_DEAD_LETTERS = 100_000
 """Newest dead letters whose ids are remembered, so that one that is delivered again is counted once."""
+AHEAD_FOLDER = "ahead"
+"""Begins the names of files that stand for rows whose times lie far ahead; such files are never written."""
+_NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
 """Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
@@ -224,13 +228,25 @@ class Store(FileTables):
         query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
-    def newest_prediction(self) -> tuple[float, int] | None:
-        """Time and model version of the newest prediction held that no canary made; None where there is none."""
+    def waiting_ahead(self, after: float) -> Waiting | None:
+        """Return a block of predictions made after this time whose labels are not final; None if there is none."""
+        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY waiting_from LIMIT 1"
+        if (found := self._connection.execute(query, (after,)).fetchone()) is None:
+            return None
+        first, matured_to, packed = found
+        block = unpack(Waiting, packed)
+        return block.between(matured_to + 1 - first, len(block))
+
+    def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
+        """Return time and model version of the newest prediction held that no canary made; None if there is none.
+
+        Predictions made after the time `until` do not count.
+        """
         query = (
-            "SELECT time, model_version FROM predictions WHERE canary = 0"
+            "SELECT time, model_version FROM predictions WHERE canary = 0 AND time <= ?"
             " ORDER BY time DESC, model_version DESC LIMIT 1"
         )
-        row = self._connection.execute(query).fetchone()
+        row = self._connection.execute(query, (until,)).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 
     def predictions_after(self, time: float | None) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
@@ -268,18 +284,23 @@ class Store(FileTables):
         now: float,
         late: Sequence[LateOutcome] = (),
         part_rows: int = 1,
+        apart: bool = False,
     ) -> None:
         """Makes these click labels final.
 
         `requests` are in the order in which they are to be archived, those that `waiting` gave; `late` are outcomes of
         them that made no label. They are kept in parts of at most `part_rows` rows, or of one request, and of one UTC
-        day each: the least that an archive file takes.
+        day each: the least that an archive file takes. With `apart` none takes them: they are set apart for good.
         """
         place = self.matured_mark()
         add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", requests.num_rows)
         add_to(counts, "matured_click", int(requests.labels.sum()))
+        file = f"{AHEAD_FOLDER}/{uuid4().hex}" if apart else None
         with self._transaction(counts) as connection:
+            if file is not None:
+                connection.execute("INSERT INTO files VALUES (?, 'set apart')", (file,))
+                add_to(counts, "set_apart", requests.num_rows)
             for last, of_block in self._by_block(requests.numbers):
                 matured_from, matured_to = int(of_block[0]), int(of_block[-1])
                 if matured_to == last:
@@ -295,7 +316,7 @@ class Store(FileTables):
             for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
                 part = requests.between(start, stop)
                 connection.execute(
-                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         place + stop,
                         len(part),
@@ -305,6 +326,7 @@ class Store(FileTables):
                         now,
                         json.dumps({version: of.num_rows for version, of in reversed(list(part.by_version()))}),
                         pack(part),
+                        file,
                     ),
                 )
             self._keep_late(connection, late, now)
@@ -315,7 +337,7 @@ class Store(FileTables):
 
     def num_matured_after(self, mark: int) -> int:
         """Requests held that matured after the one at the place `mark`."""
-        query = "SELECT coalesce(sum(min(num_requests, last - ?)), 0) FROM matured WHERE last > ?"
+        query = f"SELECT coalesce(sum(min(num_requests, last - ?)), 0) FROM matured WHERE last > ? AND {_NOT_APART}"
         return int(self._connection.execute(query, (mark, mark)).fetchone()[0])
 
     @property
@@ -324,8 +346,11 @@ class Store(FileTables):
         return int(self.counters.get("predicted", 0) - self.counters.get("matured", 0))
 
     def newest_rows(self) -> MaturedRequests | None:
-        """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
-        found = self._connection.execute("SELECT requests FROM matured ORDER BY last").fetchall()
+        """The matured requests still held, oldest first: enough to fill the window of the version that serves.
+
+        Those that are set apart are left out.
+        """
+        found = self._connection.execute(f"SELECT requests FROM matured WHERE {_NOT_APART} ORDER BY last").fetchall()
         return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in found]) if found else None
 
     def prepare_conversion_rates(self) -> None:
@@ -372,22 +397,23 @@ class Store(FileTables):
                     left = pack(replace(requests, users=users))
                     connection.execute("UPDATE matured SET requests = ? WHERE last = ?", (left, last))
 
-    def forget(self, *, before: float, orphans_before: float | None = None) -> None:
+    def forget(self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf) -> None:
         """Lets go of what was stored before this time and has no use any more.
 
         These are ids of requests whose rows are held no more, ids of outcome batches and of dead letters, and outcomes
         in sealed files if the rows of their request are not held. Clicks on requests that stayed unknown become late
         outcomes. `orphans_before` is the same for clicks on unknown requests; None = `before`.
+        What was stored after `ahead` was stored under a clock that was wrong, and counts as old.
         """
         orphaned = before if orphans_before is None else orphans_before
-        is_orphan = "stored_at < ? AND number IS NULL"
+        is_orphan = "stored_at NOT BETWEEN ? AND ? AND number IS NULL"
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             connection.execute(
-                f"DELETE FROM predictions WHERE stored_at < ? AND coalesce({_IS_HELD}, 0) = 0"
+                f"DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND coalesce({_IS_HELD}, 0) = 0"
                 # The newest stays, or its number would be given again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
-                (before,),
+                (before, ahead),
             )
             connection.execute("DELETE FROM outcome_batches WHERE stored_at < ?", (before,))
             connection.execute(
@@ -404,11 +430,12 @@ class Store(FileTables):
             )
             connection.execute(
                 "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
-                f" SELECT request_id, row, ?, time, NULL, stored_at FROM clicks WHERE {is_orphan} {_KEEP_EARLIEST}",
-                (CLICK, orphaned),
+                " SELECT request_id, row, ?, time, NULL, min(stored_at, ?) FROM clicks"
+                f" WHERE {is_orphan} {_KEEP_EARLIEST}",
+                (CLICK, ahead, orphaned, ahead),
             )
             counts["unmatched_outcome"] = connection.execute(
-                f"DELETE FROM clicks WHERE {is_orphan}", (orphaned,)
+                f"DELETE FROM clicks WHERE {is_orphan}", (orphaned, ahead)
             ).rowcount
 
 
