@@ -1,7 +1,6 @@
 """The extraction step as a command line: where the description of the recommender enters the run."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +8,7 @@ from components.contracts.manifests import CURRENT
 from components.contracts.recommender import parse_settings
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 
 STEP = "extraction"
 COUNTS = (
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text()
     _extract_window(arguments)
     return 0
 

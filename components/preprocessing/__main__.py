@@ -1,13 +1,13 @@
 """Preprocessing as a plain command."""
 
 import argparse
-import logging
 import warnings
 from collections.abc import Sequence
 
 from components.contracts.manifests import RawDataset
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store.runs import noted
 
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see `runtime.exit_codes` for its exit codes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     _encode_dataset(build_parser().parse_args(argv))
     return 0
 

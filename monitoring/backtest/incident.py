@@ -33,6 +33,7 @@ from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import show
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
@@ -102,14 +103,14 @@ def _replay(arguments: argparse.Namespace) -> int:
         known = json.loads(line)
         decision = f"{known['policy']}: {known['action']}: {known['reason']}"
         at = datetime.fromtimestamp(known["time"], timezone.utc).isoformat(timespec="milliseconds")
-        print(f"{at}  version {known['version']}  {decision}")
+        show(f"{at}  version {known['version']}  {decision}")
     print(f"{len(found.lines)} decision points, digest {digest_of(found.lines)}")
     if differs is None:
         print("every decision is the recorded one")
         return ExitCode.DONE
     print(f"decision {differs + 1} differs from the recorded one:")
     for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
-        print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
+        show(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
     return ExitCode.REFUSED
 
 
