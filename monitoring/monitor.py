@@ -10,7 +10,6 @@ is kept in the store, its decisions in the journal, each once.
 import dataclasses
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -459,10 +458,7 @@ class Monitor:
         left = [deliveries[place] for place in intake.left]
         unread = set(intake.left)
         deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
-        unscored: Counter[int] = Counter()
-        for _, error in intake.bad:
-            if isinstance(error, UnscoredRows):
-                unscored[error.version] += error.rows
+        unscored = [error for _, error in intake.bad if isinstance(error, UnscoredRows)]
         unusable = [delivery.message_id for delivery, _ in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
         try:
@@ -479,7 +475,7 @@ class Monitor:
         if added is not None:
             self._drift.observe(added)
         if unscored:
-            self.acting.new_versions.count_unusable(unscored)
+            self.acting.new_versions.count_unusable(unscored, now)
         # At once: the next steps may fail for now, and what is stored is not delivered again.
         if predictions is not None:
             self._note_predictions(predictions, now)

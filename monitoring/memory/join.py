@@ -29,8 +29,7 @@ class UnscoredRows(ContractError):
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:
         super().__init__(f"{rows} rows of request {request_id} have no score by model version {version}")
-        self.version = version
-        self.rows = rows
+        self.request_id, self.version, self.rows = request_id, version, rows
 
 
 class Intake(NamedTuple):
