@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.contracts.manifests import CURRENT
 from components.logs.locations import partition_urls
+from components.logs.urls import redacted
 from components.runtime.errors import TemporaryError, expect
 from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
@@ -72,7 +73,10 @@ class InstallationSettings:
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
         count = len(partition_urls(self.log))
         expect(
-            self, f"0 to {count - 1}, the last partition of {self.log!r}", lambda value: 0 <= value < count, "partition"
+            self,
+            f"0 to {count - 1}, the last partition of {redacted(self.log)!r}",
+            lambda value: 0 <= value < count,
+            "partition",
         )
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from components.logs.event_log import DeadLetter, Subscriber
 from components.logs.locations import open_subscriber
-from components.logs.urls import LogUrl
+from components.logs.urls import LogUrl, redacted
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     url = LogUrl.parse(arguments.url)
     # A mistyped path must not become a new, empty log.
     if url.scheme == "sqlite" and not Path(url.path).is_file():
-        raise ContractError(f"log is {url.text!r}, but there is no file {url.path}")
+        raise ContractError(f"log is {redacted(url.text)!r}, but there is no file {url.path}")
     with closing(open_subscriber(arguments.url)) as log:
         if arguments.command == "check":
             return _check_log(log)

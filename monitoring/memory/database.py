@@ -10,7 +10,7 @@ import fcntl
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,6 +102,7 @@ class Database:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _make_private(path)
             # Freed by the kernel with the process, whatever ends it.
             self._lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115
         except OSError as error:
@@ -208,6 +209,13 @@ class Database:
         for start in range(0, len(every), 500):
             chunk = every[start : start + 500]
             yield from self._connection.execute(query.format(ids=", ".join("?" * len(chunk))), chunk)
+
+
+def _make_private(path: Path) -> None:
+    """Keep what people looked at from other users, also in a state folder of an earlier monitor."""
+    for each in (path.parent, *path.parent.glob(f"{path.stem}*")):
+        with suppress(PermissionError):  # another user's folder that this one may write: its rights are that user's
+            each.chmod(each.stat().st_mode & ~0o077)
 
 
 def add_to(counts: dict[str, float], name: str, number: float) -> None:

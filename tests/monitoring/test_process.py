@@ -1,6 +1,7 @@
 """The monitor and the uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad settings."""
 
 import contextlib
+import os
 import shlex
 import socket
 import sqlite3
@@ -72,6 +73,30 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     assert [kind for kind in kinds if kind in order and kind != "archived"] == [k for k in order if k != "archived"]
     (decision,) = [event for event in read_events(p.state) if event["kind"] == "decision"]
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_nobody_else_reads_the_state_and_a_run_keeps_the_rights_that_it_would_have(processes):
+    p = processes
+    p.state.mkdir(mode=0o755)
+    seen = p.folder / "umask"
+    command = shlex.join(["sh", "-c", f'umask > "{seen}"', "run"])
+    flags = {"trigger": "local", "run_command": command, "policies": "schedule", "max_serving_seconds": 0.1}
+    monitor = p.monitor(**flags, attribution_window_seconds=0.2, upload_wait_seconds=0.0)
+    now = time.time()
+    publish(p.log, *(prediction(f"r{number}", 20, time=now + number / 10) for number in range(20)))
+    wait_for(seen.exists, "the run")
+    assert int(seen.read_text(), 8) == current_umask()
+    assert p.end(monitor) == 0
+    kept = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
+    assert {"monitor.db", "events.jsonl", "decisions.jsonl", "http.json"} <= {path.name for path in kept}
+    own = [path for path in kept if path.parent.name != "runs"]
+    assert [(path, oct(path.stat().st_mode)) for path in own if path.stat().st_mode & 0o077] == []
+
+
+def current_umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
 
 
 def test_two_monitors_cannot_share_a_state_folder(processes):
