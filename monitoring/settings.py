@@ -72,12 +72,8 @@ class InstallationSettings:
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
         count = len(partition_urls(self.log))
-        expect(
-            self,
-            f"0 to {count - 1}, the last partition of {redacted(self.log)!r}",
-            lambda value: 0 <= value < count,
-            "partition",
-        )
+        rule = f"0 to {count - 1}, the last partition of {redacted(self.log)!r}"
+        expect(self, rule, lambda value: 0 <= value < count, "partition")
 
 
 @dataclass(frozen=True, kw_only=True)

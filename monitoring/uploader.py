@@ -153,9 +153,8 @@ class Uploader:
         if differing:
             raise differing[0]
         if unreadable:
-            raise TemporaryError(
-                f"{len(unreadable)} files were not moved, all others were: {'; '.join(unreadable[:3])}"
-            )
+            first = "; ".join(unreadable[:3])
+            raise TemporaryError(f"{len(unreadable)} files were not moved, all others were: {first}")
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:

@@ -1,6 +1,7 @@
 """A log's URL, parsed: `scheme://authority/path?option=value`; errors name the URL and what was expected.
 
-A URL is shown without what may be a secret, wherever somebody put one. Every backend reads its own options from it; which backend a scheme means is left to `components.logs.locations`.
+A URL is shown without what may be a secret, wherever somebody put one. Every backend reads its own options from it;
+which backend a scheme means is left to `components.logs.locations`.
 """
 
 import re
