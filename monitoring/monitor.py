@@ -40,11 +40,12 @@ from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
 from monitoring.memory.admission import AdmittedVersions
 from monitoring.memory.archive import Archive, set_apart_text
+from monitoring.memory.database import CorruptBlock
 from monitoring.memory.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
-from monitoring.rows import MaturedRequests
+from monitoring.rows import MaturedRequests, Waiting
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.store_status import StoreWatcher
@@ -249,6 +250,7 @@ class Monitor:
         with the name of each step that a crash may follow: tests crash there.
         """
         self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
+        store.user_place = recommender.user_place
         _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
         self._clock, self._checkpoint = clock, checkpoint
@@ -462,7 +464,7 @@ class Monitor:
         unusable = [delivery.message_id for delivery, _ in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
         try:
-            added = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._recommender.user_place)
+            added = self._store.add(predictions, outcomes, unusable, now=now)
         except ContractError as error:
             if len(deliveries) == 1:
                 self._store.add(None, [], [deliveries[0].message_id], now=now)
@@ -525,7 +527,7 @@ class Monitor:
         window_seconds = self._judge_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
         part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
-        waiting = self._store.waiting(before, MATURE_REQUESTS)
+        waiting = self._sound_waiting(before)
         while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
@@ -537,9 +539,22 @@ class Monitor:
             self._unmeasured.update(requests.versions.tolist())
             # Requests with the time of the last one may be in the next batch.
             last = float(requests.times[-1]) - _LAST_MOMENT
-            waiting = self._store.waiting(before, MATURE_REQUESTS)
+            waiting = self._sound_waiting(before)
             self._judging.decide(before if waiting is None else last)
         self._judging.decide(before)
+
+    def _sound_waiting(self, before: float) -> Waiting | None:
+        return self._without_corrupt(lambda: self._store.waiting(before, MATURE_REQUESTS))
+
+    def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
+        """Return what `read` returns, once the corrupt blocks that it meets are given up."""
+        while True:
+            try:
+                return read()
+            except CorruptBlock as error:
+                rows = self._store.give_up(error.number)
+                text = f"{rows} rows wait no more for their labels and cannot be archived: {error}"
+                self.journal.emit("set_apart", text, rows=rows)
 
     # -- numbers and judgement
 
@@ -607,7 +622,8 @@ class Monitor:
 
     def _set_apart_ahead(self, now: float) -> None:
         """Wait no more for rows from further ahead than records may be: the clocks were wrong when these came."""
-        while (waiting := self._store.waiting_ahead(now + MAX_FUTURE_SECONDS)) is not None:
+        ahead = now + MAX_FUTURE_SECONDS
+        while (waiting := self._without_corrupt(lambda: self._store.waiting_ahead(ahead))) is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, _ = attribute(
                 waiting, clicks, window_seconds=self._judge_settings.attribution_window_seconds

@@ -289,12 +289,14 @@ class Archive:
         return [ArchivedPart(name, num_rows)]
 
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
-        """Intend two files in place of one that cannot be made, or set the one apart where it has a single part.
+        """Intend two files in place of one that cannot be made, or set the one apart where it has a single request.
 
         What one row spoils must not keep the others out of the archive. What is set apart stays in the store and is
         tried again at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
+        if len(numbers) == 1 and not holds_outcomes(name) and self._store.split_part(numbers[0]):
+            numbers = self._store.numbers_of_file(name)
         if len(numbers) > 1:
             middle = len(numbers) // 2
             parts = {f"{half}{uuid4().hex}.parquet": part for part in (numbers[:middle], numbers[middle:])}

@@ -8,12 +8,14 @@ goes intended -> sealed -> uploaded, or set apart where it cannot be written. Wr
 
 import fcntl
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -21,11 +23,13 @@ from numpy.typing import NDArray
 
 from components.contracts.raw_rows import OUTCOME_PARTITION
 from components.contracts.records import Predictions, R, Requests
-from components.runtime.errors import PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.rows import ArchiveOutcome, LateOutcome, MaturedRequests, Unarchived
 
 M = TypeVar("M")
+
+logger = logging.getLogger(__name__)
 
 VERSION = 8
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
@@ -73,16 +77,40 @@ those up to `matured_to` have matured; `waiting_from` is the time of the first t
 of its prediction once that is known."""
 
 
+_CHECKSUM_BYTES = 4
+
+
+class CorruptBlock(ContractError):
+    """A block of the memory that the disk does not return as it was written."""
+
+    def __init__(self, number: int, num_bytes: int) -> None:
+        super().__init__(f"block {number} of the state, {num_bytes} bytes, does not match its checksum")
+        self.number = number
+
+
 def pack(requests: Requests) -> bytes:
-    """The arrays as bytes."""
+    """Return the arrays as bytes that begin with their checksum (CRC-32)."""
     arrays = {each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"}
     content = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
-    return msgspec.msgpack.encode((requests.ids.tolist(), content))
+    packed = msgspec.msgpack.encode((requests.ids.tolist(), content))
+    return crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") + packed
 
 
-def unpack(kind: type[R], content: bytes) -> R:
-    """What `pack` made the bytes of, an object of this class; its arrays are read only."""
-    ids, arrays = msgspec.msgpack.decode(content)
+def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
+    """Return the requests of which `pack` made the bytes; their arrays are read only.
+
+    Args:
+        kind: The class of the requests.
+        content: The bytes.
+        number: The number under which the block is stored, for the error.
+
+    Raises:
+        CorruptBlock: The bytes do not match their checksum.
+    """
+    packed = memoryview(content)[_CHECKSUM_BYTES:]
+    if crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") != content[:_CHECKSUM_BYTES]:
+        raise CorruptBlock(number, len(content))
+    ids, arrays = msgspec.msgpack.decode(packed)
     return kind(
         ids=np.array(ids, object),
         **{name: np.frombuffer(array, dtype).reshape(shape) for name, (dtype, shape, array) in arrays.items()},
@@ -314,6 +342,36 @@ class FileTables(Database):
         query = f"SELECT rowid FROM {self._table_of(name)} WHERE file = ? ORDER BY rowid"
         return [number for (number,) in self._connection.execute(query, (name,))]
 
+    def split_part(self, number: int) -> bool:
+        """Divide a part of matured requests in two, which belong to its file; False if it cannot be divided."""
+        query = "SELECT matured_at, file, requests FROM matured WHERE last = ? AND num_requests > 1"
+        if (found := self._connection.execute(query, (number,)).fetchone()) is None:
+            return False
+        matured_at, file, packed = found
+        try:
+            part = unpack(MaturedRequests, packed, number)
+        except CorruptBlock:
+            return False
+        half = len(part) // 2
+        with self._transaction({}) as connection:
+            connection.execute("DELETE FROM matured WHERE last = ?", (number,))
+            for start, stop in ((0, half), (half, len(part))):
+                last = number - len(part) + stop
+                self._insert_part(connection, part.between(start, stop), last, matured_at=matured_at, file=file)
+        return True
+
+    @staticmethod
+    def _insert_part(
+        connection: sqlite3.Connection, part: MaturedRequests, last: int, *, matured_at: float, file: str | None
+    ) -> None:
+        """Store matured requests that are kept together; `last` is the place of the last in the order of maturing."""
+        versions = {version: of.num_rows for version, of in reversed(list(part.by_version()))}
+        times = (float(part.times[0]), float(part.times.max()))
+        connection.execute(
+            "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (last, len(part), part.num_rows, *times, matured_at, json.dumps(versions), pack(part), file),
+        )
+
     def set_apart(self, name: str) -> int:
         """Keep what belongs to an intended file that cannot be written, and wait for it no more.
 
@@ -354,13 +412,13 @@ class FileTables(Database):
         return Predictions.joined(found).select(in_order), matured.labels
 
     def _matured_of_file(self, name: str) -> MaturedRequests:
-        parts = self._connection.execute("SELECT requests FROM matured WHERE file = ? ORDER BY last", (name,))
-        return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in parts])
+        parts = self._connection.execute("SELECT requests, last FROM matured WHERE file = ? ORDER BY last", (name,))
+        return MaturedRequests.joined([unpack(MaturedRequests, *part) for part in parts])
 
     def _block_rows(self, last: int) -> Predictions:
         """The rows of a block that is not archived."""
         (content,) = self._connection.execute("SELECT content FROM block_rows WHERE last = ?", (last,)).fetchone()
-        return unpack(Predictions, content)
+        return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """The last number of each block that holds some of these predictions, ascending, and which it holds."""
@@ -425,7 +483,13 @@ class FileTables(Database):
     def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
         """Deletes a part of matured requests, and the blocks that no request is held of."""
         (packed,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING requests", (last,)).fetchone()
-        for block, of_block in self._by_block(unpack(MaturedRequests, packed).numbers):
+        try:
+            numbers = unpack(MaturedRequests, packed, last).numbers
+        except CorruptBlock as error:
+            # Archived, so no row is lost; what is left of its blocks stays.
+            logger.error("archived rows are let go: %s", error)
+            return
+        for block, of_block in self._by_block(numbers):
             connection.execute("UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block))
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 

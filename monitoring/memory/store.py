@@ -13,12 +13,14 @@ late for its row: stored as late -> in an intended file -> sealed.
 """
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import repeat
+from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
@@ -26,11 +28,13 @@ from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions
+from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions, R
 from components.contracts.serving import ColumnMap
 from components.runtime.errors import ContractError
-from monitoring.memory.database import DAY_MICROS, FileTables, add_to, pack, unpack
+from monitoring.memory.database import DAY_MICROS, CorruptBlock, FileTables, add_to, pack, unpack
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
+
+logger = logging.getLogger(__name__)
 
 _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
@@ -64,6 +68,15 @@ _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predict
 class Store(FileTables):
     """The memory in `path`; one process at a time holds it."""
 
+    def __init__(self, path: Path) -> None:
+        """See `Database`."""
+        super().__init__(path)
+        self._corrupt: set[int] = set()
+        """Parts of matured requests that `newest_rows` passed over."""
+
+    user_place: int | None = None
+    """The user's among the categories of a row, None = the recommender names none. Set before anything is read."""
+
     def add(
         self,
         predictions: Predictions | None,
@@ -71,12 +84,10 @@ class Store(FileTables):
         unusable: Sequence[str],
         *,
         now: float,
-        user_place: int | None = None,
     ) -> Predictions | None:
         """Stores the records of one pull; those stored before only count as duplicates.
 
         `unusable` are the message ids of future dead letters, which are counted here and kept by the log.
-        `user_place` is the user's among the categories of a row, None = the recommender names none.
 
         Returns:
             The predictions that were not stored before, by time and id; None = none.
@@ -93,7 +104,7 @@ class Store(FileTables):
                 new = connection.execute("INSERT OR IGNORE INTO dead_letters VALUES (?, ?)", values).rowcount
                 add_to(counts, "dead_letter", new)
             if predictions is not None:
-                added = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
+                added = self._add_predictions(connection, predictions, counts, now=now)
             for outcome in outcomes:
                 new = connection.execute(
                     "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (outcome.batch_id, now)
@@ -111,7 +122,6 @@ class Store(FileTables):
         counts: dict[str, float],
         *,
         now: float,
-        user_place: int | None,
     ) -> Predictions | None:
         added = predictions.ordered(predictions.times)
         first = self.prediction_mark() + 1
@@ -135,7 +145,7 @@ class Store(FileTables):
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
-            _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
+            _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
         return added
 
     def _without_known(self, predictions: Predictions) -> Predictions:
@@ -180,7 +190,11 @@ class Store(FileTables):
         """
         with self._transaction({}) as connection:
             for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
-                block = self._block_rows(last)
+                try:
+                    block = self._block_rows(last)
+                except CorruptBlock as error:
+                    logger.error("left as it is: %s", error)
+                    continue
                 dense, categorical = arranged.rows(block.dense, block.categorical)
                 content = pack(replace(block, dense=dense, categorical=categorical))
                 connection.execute("UPDATE block_rows SET content = ? WHERE last = ?", (content, last))
@@ -192,6 +206,9 @@ class Store(FileTables):
         """The first predictions made at or before this time and not matured, by time and id; None = there is none.
 
         Up to `limit`, of `max_rows` rows or a single one; in memory are at most twice as many and a block.
+
+        Raises:
+            CorruptBlock: neither what maturing reads of a block nor its rows are as they were stored; see `give_up`.
         """
         found: list[Waiting] = []
         num_new, until = np.zeros(2, np.int64), np.inf
@@ -200,7 +217,7 @@ class Store(FileTables):
         for first, matured_to, waiting_from, packed in self._connection.execute(query, (predicted_before,)):
             if waiting_from > until:
                 break
-            block = unpack(Waiting, packed)
+            block = self._waiting_block(first, packed)
             due = block.between(matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right")))
             found.append(due)
             num_new += len(due), due.num_rows
@@ -209,12 +226,49 @@ class Store(FileTables):
                 until = found[0].times[-1]
         return _first_of(found, limit, max_rows) if found else None
 
+    def _waiting_block(self, first: int, packed: bytes) -> Waiting:
+        """Return a block as maturing reads it; made of the block's rows where it is corrupt itself."""
+        try:
+            return unpack(Waiting, packed, first)
+        except CorruptBlock as error:
+            query = "SELECT last, content FROM blocks JOIN block_rows USING (last) WHERE first = ?"
+            found = self._connection.execute(query, (first,)).fetchone()
+            if found is None:
+                raise
+            last, content = found
+            rows = unpack(Predictions, content, first)
+            logger.warning("%s; made again of its rows", error)
+            return _waiting_of(rows, last - len(rows) + 1, self.user_place)
+
+    def give_up(self, block: int) -> int:
+        """Wait no more for the labels of a corrupt block; what is left of it stays in the file.
+
+        Args:
+            block: The number of its first prediction, `CorruptBlock.number`.
+
+        Returns:
+            The rows whose labels are lost.
+        """
+        counts: dict[str, float] = {}
+        with self._transaction(counts) as connection:
+            query = (
+                "SELECT coalesce(sum(num_rows), 0) FROM predictions, blocks"
+                " WHERE first = ? AND predictions.rowid > matured_to AND predictions.rowid <= last"
+            )
+            (rows,) = connection.execute(query, (block,)).fetchone()
+            connection.execute("UPDATE blocks SET waiting_from = NULL WHERE first = ?", (block,))
+            counts["given_up"] = float(rows)
+        return int(rows)
+
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
         """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
         found: list[Waiting] = []
         query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL ORDER BY newest DESC"
         for first, matured_to, packed in self._connection.execute(query):
-            block = unpack(Waiting, packed)
+            try:
+                block = self._waiting_block(first, packed)
+            except CorruptBlock:
+                continue  # `waiting` meets it when it is due, and its caller sets it apart
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -234,7 +288,7 @@ class Store(FileTables):
         if (found := self._connection.execute(query, (after,)).fetchone()) is None:
             return None
         first, matured_to, packed = found
-        block = unpack(Waiting, packed)
+        block = self._waiting_block(first, packed)
         return block.between(matured_to + 1 - first, len(block))
 
     def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
@@ -267,14 +321,14 @@ class Store(FileTables):
 
     def stored_after(self, mark: int) -> Iterator[Predictions]:
         """The predictions stored after the one numbered `mark` and not archived yet, in this order."""
-        query = "SELECT content FROM block_rows WHERE last > ? ORDER BY last"
-        return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (mark,)))
+        query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
+        return _sound(Predictions, self._connection.execute(query, (mark,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
         """The predictions of the blocks with one made at `time` or later, of those not archived yet."""
-        query = "SELECT content FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
+        query = "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
         # Times are kept as they came; a bucket begins at a whole microsecond.
-        return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (time - 1e-6,)))
+        return _sound(Predictions, self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
         self,
@@ -314,21 +368,7 @@ class Store(FileTables):
                     connection.execute(query, (matured_to, matured_to + 1, last))
                 connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
             for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
-                part = requests.between(start, stop)
-                connection.execute(
-                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        place + stop,
-                        len(part),
-                        part.num_rows,
-                        float(part.times[0]),
-                        float(part.times.max()),
-                        now,
-                        json.dumps({version: of.num_rows for version, of in reversed(list(part.by_version()))}),
-                        pack(part),
-                        file,
-                    ),
-                )
+                self._insert_part(connection, requests.between(start, stop), place + stop, matured_at=now, file=file)
             self._keep_late(connection, late, now)
 
     def matured_mark(self) -> int:
@@ -336,22 +376,31 @@ class Store(FileTables):
         return int(self.counters.get("matured_request", 0))
 
     def num_matured_after(self, mark: int) -> int:
-        """Requests held that matured after the one at the place `mark`."""
-        query = f"SELECT coalesce(sum(min(num_requests, last - ?)), 0) FROM matured WHERE last > ? AND {_NOT_APART}"
-        return int(self._connection.execute(query, (mark, mark)).fetchone()[0])
+        """Return how many of `newest_rows` matured after the request at the place `mark`."""
+        query = f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
+        found = self._connection.execute(query, (mark, mark))
+        return sum(number for last, number in found if last not in self._corrupt)
 
     @property
     def num_pending_rows(self) -> int:
         """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
-        return int(self.counters.get("predicted", 0) - self.counters.get("matured", 0))
+        ended = self.counters.get("matured", 0) + self.counters.get("given_up", 0)
+        return int(self.counters.get("predicted", 0) - ended)
 
     def newest_rows(self) -> MaturedRequests | None:
         """The matured requests still held, oldest first: enough to fill the window of the version that serves.
 
         Those that are set apart are left out.
         """
-        found = self._connection.execute(f"SELECT requests FROM matured WHERE {_NOT_APART} ORDER BY last").fetchall()
-        return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in found]) if found else None
+        query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
+        found = []
+        for packed, last in self._connection.execute(query):
+            try:
+                found.append(unpack(MaturedRequests, packed, last))
+            except CorruptBlock as error:
+                logger.error("the windows lack rows: %s", error)
+                self._corrupt.add(last)
+        return MaturedRequests.joined(found) if found else None
 
     def prepare_conversion_rates(self) -> None:
         """Makes `conversion_rates` fast; its index takes 5 % of all that the monitor does for a request of one row."""
@@ -491,10 +540,24 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
     )
 
 
+def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
+    """Return what maturing reads of a block whose first prediction has the number `first`."""
+    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
+    return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
+
+
+def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
+    """Yield the stored requests, without corrupt blocks, which are reported."""
+    for content, number in found:
+        try:
+            yield unpack(kind, content, number)
+        except CorruptBlock as error:
+            logger.error("passed over: %s", error)
+
+
 def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
     """Keeps the rows, and apart from them what maturing reads."""
-    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
-    waiting = block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
+    waiting = _waiting_of(block, first, user_place)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(

@@ -61,7 +61,7 @@ class Snapshot:
     @property
     def set_apart_rows(self) -> float:
         """Rows that could not be archived and are kept in the state folder."""
-        return self.counters.get("set_apart", 0)
+        return self.counters.get("set_apart", 0) + self.counters.get("given_up", 0)
 
     @property
     def threshold(self) -> float | None:
