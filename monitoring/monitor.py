@@ -537,6 +537,7 @@ class Monitor:
             self._measuring.observe(requests)
             self._judging.judge.observe(requests)
             self._unmeasured.update(requests.versions.tolist())
+            self._exposition.beat()
             # Requests with the time of the last one may be in the next batch.
             last = float(requests.times[-1]) - _LAST_MOMENT
             waiting = self._sound_waiting(before)

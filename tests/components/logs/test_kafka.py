@@ -355,6 +355,22 @@ def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered
     assert kept.reason.startswith("éé")
 
 
+def test_larger_messages_than_a_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})
+    producer.produce(ends.location.topic, bytes(range(256)) * 12_000, key=b"k" * 100_000)
+    assert producer.flush(10) == 0
+    reader = ends.reader()
+    (delivery,) = pull(reader, count=1)
+    reader.dead_letter([(delivery.token, "request_id is too long")])
+    (kept,) = reader.list_dead_letters()
+    assert kept.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
+    assert kept.message_id == "k" * 1024
+    assert kept.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
+    assert reader.backlog() == 0
+
+
 def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
     (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
     url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&config={tmp_path}/kafka.conf"
