@@ -5,7 +5,6 @@ Parses and calls; errors become exit codes in `runtime.exit_codes`.
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     options = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    log_as_text("%(asctime)s %(levelname)s %(message)s")
     command: Callable[[argparse.Namespace], None] = options.run_command
     command(options)
     return 0

@@ -21,7 +21,16 @@ import numpy as np
 
 from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, EVENTS, OutcomeBatch, PredictionBatch, Record, record_id
+from components.contracts.records import (
+    CLICK,
+    EVENTS,
+    MAX_ID_CHARACTERS,
+    MAX_ROWS_PER_RECORD,
+    OutcomeBatch,
+    PredictionBatch,
+    Record,
+    record_id,
+)
 from components.contracts.values import is_missing
 from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
@@ -30,8 +39,6 @@ from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
 
-MAX_ROWS_PER_RECORD = 2048
-"""Of 39 columns such a prediction record takes 0.57 MB; the log takes 1 MB (`RecordPublisher.max_rows`)."""
 MAX_OUTCOMES_PER_MESSAGE = 2048
 """After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
@@ -40,7 +47,6 @@ MAX_OUTCOMES_PER_FLUSH = 10_000
 """They are taken from their queue in the event loop, 30 ms of it."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """Waits between failed flushes double from the first to the second."""
-MAX_ID_LENGTH = 128
 MAX_AHEAD_SECONDS = 86_400.0
 """How far in the future an outcome may lie: beyond it the time is taken for an error, such as milliseconds."""
 
@@ -493,5 +499,5 @@ def check_id(name: str, text: str) -> None:
     >>> check_id("request_id", "user-7/page-3")
     """
     is_text = isinstance(text, str) and text.isascii() and text.isprintable()
-    if not is_text or not 0 < len(text) <= MAX_ID_LENGTH:
-        raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_LENGTH} printable ASCII characters")
+    if not is_text or not 0 < len(text) <= MAX_ID_CHARACTERS:
+        raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_CHARACTERS} printable ASCII characters")

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from components.contracts.exploration import check_share, explored
 from components.contracts.features import Features
 from components.contracts.recommender import Recommender
-from components.contracts.records import PredictionBatch
+from components.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch
 from components.logs.event_log import Publisher
 from components.logs.locations import open_publisher, partition_urls
 from components.runtime.errors import ContractError
 from components.store.recommenders import recommender_at
 from inference_client.errors import UnusableScores
 from inference_client.publisher import (
-    MAX_ROWS_PER_RECORD,
     Outcome,
     PartitionedPublisher,
     PublisherSettings,

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from components.contracts.metrics import roc_auc
 from components.contracts.recommender import Recommender
+from components.contracts.records import MAX_ROWS_PER_RECORD
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
-from inference_client.publisher import MAX_ROWS_PER_RECORD, Outcome, Unpublished
+from inference_client.publisher import Outcome, Unpublished
 from inference_client.recommender import RecommenderClient
 from inference_client.scoring import ClientSettings
 from inference_client.timing import Timing

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
-from components.contracts.raw_rows import placed_lists
+from components.contracts.raw_rows import FINITE, is_infinite, placed_lists
 from components.contracts.recommender import nearest
 from components.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
 from components.runtime.errors import ContractError
 
-_A_NUMBER = "a finite number, or None for missing"
+_A_NUMBER = f"{FINITE}, or None for missing"
 _SCALARS = (str, int, float, type(None))
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE_TYPES = ("int8", "int16", "int32", "int64")
@@ -129,7 +129,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
     if plain is not None and plain.dtype.kind in "bfiu":
         with np.errstate(over="ignore"):
             found = plain.astype(np.float32)
-        if not np.isinf(found).any():
+        if not is_infinite(found).any():
             return found
     found = np.empty(len(values), dtype=np.float32)
     for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):

@@ -42,12 +42,22 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         signal.signal(number, lambda *_: stop.set())
     settings = read_settings(InstallationSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
     configure_logging(settings.log_format)
-    run(settings, stop)
+    # State and archive hold what people looked at.
+    umask = os.umask(0o077)
+    try:
+        run(settings, stop, umask=umask)
+    finally:
+        os.umask(umask)
     return ExitCode.DONE
 
 
-def run(settings: InstallationSettings, stop: threading.Event) -> None:
-    """Serves the pages and runs the loop until `stop` is set.
+def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -1) -> None:
+    """Serve the pages and run the loop until `stop` is set.
+
+    Args:
+        settings: The monitor's.
+        stop: Ends the loop.
+        umask: That of runs which the monitor starts here; -1 = its own.
 
     Raises:
         TemporaryError: another monitor holds the state folder.
@@ -68,14 +78,14 @@ def run(settings: InstallationSettings, stop: threading.Event) -> None:
         try:
             with closing(Store(settings.state / STORE_FILE)) as store:
                 server.write_address(settings.state)
-                _run_loop(settings, store, exposition=exposition, stop=stop)
+                _run_loop(settings, store, exposition=exposition, stop=stop, umask=umask)
         except BaseException as error:
             exposition.end(f"{type(error).__name__}: {error}")
             raise
 
 
 def _run_loop(
-    settings: InstallationSettings, store: "Store", *, exposition: "Exposition", stop: threading.Event
+    settings: InstallationSettings, store: "Store", *, exposition: "Exposition", stop: threading.Event, umask: int
 ) -> None:
     """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
 
@@ -96,7 +106,7 @@ def _run_loop(
             try:
                 subscriber = subscriber or opened.enter_context(closing(open_subscriber(log)))
                 if monitor is None:
-                    trigger = make_trigger(settings.acting, state=settings.state, store=settings.store)
+                    trigger = make_trigger(settings.acting, state=settings.state, store=settings.store, umask=umask)
                     judged = with_rules(settings)
                     write_judging(settings.state, judged.judging)
                     monitor = Monitor(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from components.runtime.errors import ContractError
 from components.runtime.flags import CommandParser, field_docstrings
+from components.runtime.plain_text import TIMED, LineFormatter
 
 S = TypeVar("S")
 
@@ -161,6 +162,5 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(style: str) -> None:
     """Sends everything from INFO up to standard error in `style`, one of `FORMATS`."""
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if style == JSON else text)
+    handler.setFormatter(JsonFormatter() if style == JSON else LineFormatter(TIMED))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

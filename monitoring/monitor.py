@@ -10,20 +10,21 @@ is kept in the store, its decisions in the journal, each once.
 import dataclasses
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from components.contracts.features import Features
+from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, CONVERSION, Predictions
+from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, Predictions
 from components.contracts.serving import ColumnMap
-from components.logs.event_log import Delivery, Subscriber
+from components.logs.event_log import Delivery, Subscriber, is_short
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
@@ -37,13 +38,15 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.measures.window import Kpis, VersionWindows, measure_version
-from monitoring.memory.archive import Archive
-from monitoring.memory.join import UnscoredRows, attribute, read_records
+from monitoring.memory.admission import AdmittedVersions
+from monitoring.memory.archive import Archive, set_apart_text
+from monitoring.memory.database import CorruptBlock
+from monitoring.memory.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
 from monitoring.memory.kept_watch import KeptWatch
 from monitoring.memory.repeated import reuse_reason, reused_key
-from monitoring.memory.store import Store, cuts
+from monitoring.memory.store import Store
 from monitoring.released_models import ReleasedModels
-from monitoring.rows import MaturedRequests
+from monitoring.rows import MaturedRequests, Waiting
 from monitoring.settings import MonitorSettings
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.store_status import StoreWatcher
@@ -71,6 +74,8 @@ class StoredJudge:
             settings.judge, make_policies(settings.policies, settings.baking), baseline=baselines, memory=kept
         )
         self._newest: DecisionPoint | None = None
+        self._unwritten: list[DecisionPoint] = []
+        """Decision points that could not be written yet; nobody acts on them."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Takes in the matured requests held in the store, and from there the predictions not yet passed.
@@ -89,16 +94,31 @@ class StoredJudge:
         self.judge.note_predictions(times, versions, canary=canary)
 
     def decide(self, matured_until: float) -> None:
-        """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them."""
+        """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them.
+
+        Raises:
+            TemporaryError: they cannot be stored; the next call stores them first.
+        """
         before = self.judge.judged_until
-        if points := self.judge.decide_up_to(matured_until):
-            self._journal.append_decisions({point.time: point.line() for point in points})
-            self._checkpoint("judge.decided")
-            self._newest = points[-1]
+        self._unwritten += self.judge.decide_up_to(matured_until)
+        if before is not None and (self.judge.judged_until or 0.0) < before:
+            self._journal.accept_earlier_decisions()
+        self.write_decisions()
         num_more = self.judge.num_passed_over - self._store.counters.get("passed_over", 0)
         if self.judge.judged_until != before or num_more:
             self._store.write_documents({"judge": self.memory()}, {"passed_over": num_more} if num_more else {})
             self._checkpoint("judge.kept")
+
+    def write_decisions(self) -> None:
+        """Append the decisions that are not in the journal yet.
+
+        Raises:
+            TemporaryError: they cannot be written. The judge's memory, which is past them, must not be stored then.
+        """
+        if points := self._unwritten:
+            self._journal.append_decisions({point.time: point.line() for point in points})
+            self._checkpoint("judge.decided")
+            self._newest, self._unwritten = points[-1], []
 
     def memory(self) -> dict[str, Any]:
         """The judge's memory, and `mark`: the last matured request that it knows of."""
@@ -184,8 +204,10 @@ class Measuring:
     @property
     def shown(self) -> tuple[Kpis, ...]:
         """KPIs of the versions that had a new row lately."""
-        stale = self._clock() - STALE_SECONDS
-        return tuple(kpis for _, (measured_at, kpis) in sorted(self._measured.items()) if measured_at > stale)
+        now = self._clock()
+        # Neither those of a clock that was ahead.
+        lately = now - STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
+        return tuple(kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1])
 
 
 logger = logging.getLogger(__name__)
@@ -199,10 +221,12 @@ ORPHAN_SECONDS = 3600.0
 """How long, beyond its window, an outcome waits for a request that is not known; then it is archived as late."""
 _LAST_MOMENT = 2e-6
 """Seconds; more than the rounding error of times where judgement counts in microseconds."""
-TAKEN_BYTES = 32 << 20
-"""Of the messages that are taken in at once, or a single larger one: in memory they are some five times as large."""
+MAX_VERSIONS_SEEN = 1000
+"""Highest model versions whose first prediction is remembered, so that it is reported once."""
+MAX_REASON_CHARACTERS = 400
+"""Of why a message is a dead letter; what the message holds is kept beside it."""
 TICK_PULLS = 20
-"""Most pulls in one turn: under a flood of records the loop still measures, and shows that it is alive."""
+"""Most full pulls in one turn: under a flood of records the loop still measures."""
 _TIMELINE_COUNTERS = (("duplicate", "s"), ("dead_letter", "s"), ("archived", ""), ("late_outcome", "s"))
 
 
@@ -227,13 +251,14 @@ class Monitor:
         with the name of each step that a crash may follow: tests crash there.
         """
         self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
+        store.user_place = recommender.user_place
         _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
-        self._form = RecordFormat(recommender.features)
-        self._archive = _open_archive(settings, store, features=recommender.features, checkpoint=checkpoint)
+        self._rules = self._make_rules()
+        self._archive = self._open_archive()
         self.acting = self._make_acting(trigger)
         self._acts = settings.partition == 0
         """Of a log in partitions one monitor does: the bounds on false alarms are those of one judge."""
@@ -263,9 +288,37 @@ class Monitor:
         """Time and model version of the newest prediction that no canary made."""
         self._last_decision: DecisionPoint | None = None
         self._decision_text: str | None = None
-        self._forget_at = clock() + FORGET_SECONDS
+        self._forgot_at = clock()
+        self._unmeasured: set[int] = set()
+        """Versions of which rows matured since they were measured."""
         self._rebuild_windows()
         self._emit_started()
+
+    def _make_rules(self) -> IntakeRules:
+        released, known = ReleasedModels(self._settings.store), self._store.read_document("versions")
+        return IntakeRules(
+            form=RecordFormat(self._recommender.features),
+            recommender=self._recommender.name,
+            max_age_seconds=self._records.max_age_seconds,
+            versions=AdmittedVersions(released.versions, self._clock, memory=known),
+        )
+
+    def _open_archive(self) -> Archive:
+        records, judge = self._records, self._judge_settings
+        return Archive(
+            self._settings.archive,
+            self._store,
+            features=self._recommender.features,
+            roll_rows=records.archive_roll_rows,
+            roll_seconds=records.archive_roll_seconds,
+            keep_rows=judge.window_rows,
+            windows={CLICK: judge.attribution_window_seconds, CONVERSION: records.conversion_window_seconds},
+            on_set_apart=self._report_set_apart,
+            checkpoint=self._checkpoint,
+        )
+
+    def _report_set_apart(self, name: str, number: int, reason: str) -> None:
+        self.journal.emit("set_apart", set_apart_text(name, number, reason), file=name, rows=number)
 
     def _make_measuring(self) -> Measuring:
         return Measuring(
@@ -318,12 +371,13 @@ class Monitor:
         Raises:
             TemporaryError: the log is busy, or the disk is full; the next turn repeats what is missing.
         """
-        self._drain(TICK_PULLS)
+        self._write_what_waits()
+        self._forget_times_ahead(self._clock())
+        self._drain(TICK_PULLS * self._records.pull_messages)
         self._close_drift()
-        touched = self._mature()
+        self._mature()
         archive_error = self._roll_archive()
-        if touched:
-            self._measure(touched)
+        self._measure()
         self._measuring.estimate_open(self._read_up_to)
         if self._acts:
             self._act_on_decision()
@@ -332,17 +386,19 @@ class Monitor:
         self._exposition.show(self._snapshot())
         if archive_error is not None:
             raise archive_error
+        if self.journal.problem is not None:
+            raise TemporaryError(self.journal.problem)
 
     def stop(self) -> None:
         """Takes in what is in the log now, archives every matured row; the others stay for the next start."""
+        self._write_what_waits()
         # What arrives meanwhile is left for the next start: under a flood of records the stop would never end.
         backlog = self._subscriber.backlog()
-        self._drain(TICK_PULLS if backlog is None else 1 + backlog // self._records.pull_messages)
+        self._drain(TICK_PULLS * self._records.pull_messages if backlog is None else backlog)
         self._close_drift()
         self._drift.keep({})
-        touched = self._mature()
-        if touched:
-            self._measure(touched)
+        self._mature()
+        self._measure()
         self._emit_archived(self._archive.flush())
         self._exposition.show(self._snapshot())
         self.journal.emit(
@@ -371,53 +427,62 @@ class Monitor:
             phase=self.acting.retraining.progress.phase,
         )
 
+    def _write_what_waits(self) -> None:
+        self.journal.write_waiting()
+        self._judging.write_decisions()
+
     # -- intake
 
-    def _drain(self, max_pulls: int) -> None:
-        """Stores and acknowledges what the log holds, in at most `max_pulls` pulls."""
-        for _ in range(max_pulls):
+    def _drain(self, num_messages: float) -> None:
+        """Store and acknowledge what the log holds, of about `num_messages` messages at most."""
+        while True:
             pulled_at = self._clock()
             deliveries = self._subscriber.pull(self._records.pull_messages)
             if deliveries:
                 self._checkpoint("intake.pulled")
-                sizes = np.array([len(delivery.payload) for delivery in deliveries])
-                for start, stop in cuts(sizes, TAKEN_BYTES, np.zeros_like(sizes)):
-                    self._take_in(deliveries[start:stop], pulled_at)
-            if len(deliveries) < self._records.pull_messages:
+                self._take_in(deliveries, pulled_at)
+                self._exposition.beat()
+            num_messages -= len(deliveries)
+            if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
         # Also back, where a clock was ahead and is set right, or every window opened from then on would close at once.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
     def _take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
-        """Stores, then acknowledges; a message that is no record, or that cannot be stored, is set aside."""
-        payloads = [delivery.payload for delivery in deliveries]
-        intake = read_records(payloads, now=now, form=self._form, recommender=self._recommender.name)
-        bad = [(deliveries[place], str(error)) for place, error in intake.bad]
-        unscored: Counter[int] = Counter()
-        for _, error in intake.bad:
-            if isinstance(error, UnscoredRows):
-                unscored[error.version] += error.rows
-        unusable = [(delivery.message_id, reason) for delivery, reason in bad]
+        """Store, then acknowledge; a message that is no record, or that cannot be stored, becomes a dead letter."""
+        while deliveries:
+            deliveries = self._take_part(deliveries, now)
+
+    def _take_part(self, deliveries: Sequence[Delivery], now: float) -> Sequence[Delivery]:
+        """Take in as many of these as fit into the memory at once, and return the others."""
+        received = deliveries
+        intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
+        bad = [(deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad]
+        left = [deliveries[place] for place in intake.left]
+        unread = set(intake.left)
+        deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
+        unscored = [error for _, error in intake.bad if isinstance(error, UnscoredRows)]
+        unusable = [delivery.message_id for delivery, _ in bad]
         predictions, outcomes = intake.predictions, intake.outcomes
         try:
-            stored = self._store.add(predictions, outcomes, unusable, now=now, user_place=self._recommender.user_place)
+            stored = self._store.add(predictions, outcomes, unusable, now=now)
         except ContractError as error:
             if len(deliveries) == 1:
-                self._store.add(None, [], [(deliveries[0].message_id, str(error))], now=now)
-                self._set_aside([(deliveries[0], str(error))])
-                return
+                self._store.add(None, [], [deliveries[0].message_id], now=now)
+                self._set_aside([(deliveries[0], str(error)[:MAX_REASON_CHARACTERS])])
+                return left
             # Each half alone: what one message spoils must not keep the others out.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
                 self._take_in(half, now)
-            return
+            return left
         if predictions is not None and len(stored.reused):
             ids, places = predictions.ids[stored.reused].tolist(), intake.places[stored.reused].tolist()
-            bad += self._count_reused([(deliveries[place], each) for place, each in zip(places, ids)])
+            bad += self._count_reused([(received[place], each) for place, each in zip(places, ids)], now)
         if stored.added is not None:
             self._drift.observe(stored.added)
         if unscored:
-            self.acting.new_versions.count_unusable(unscored)
+            self.acting.new_versions.count_unusable(unscored, now)
         # At once: the next steps may fail for now, and what is stored is not delivered again.
         if predictions is not None:
             self._note_predictions(predictions, now)
@@ -427,23 +492,24 @@ class Monitor:
         self._checkpoint("intake.acknowledged")
         if bad:
             self._set_aside(bad)
+        return left
 
-    def _count_reused(self, reused: Sequence[tuple[Delivery, str]]) -> list[tuple[Delivery, str]]:
-        """Counts predictions under the id of another request; returns each with the reason why it is set aside."""
-        bad = [(delivery, reuse_reason(request_id)) for delivery, request_id in reused]
-        self._store.count_reused([(reused_key(d.message_id, d.payload), reason) for d, reason in bad])
-        return bad
+    def _count_reused(self, reused: Sequence[tuple[Delivery, str]], now: float) -> list[tuple[Delivery, str]]:
+        """Count predictions under the id of another request, and return each with the reason why it is set aside."""
+        self._store.count_reused([reused_key(each.message_id, each.payload) for each, _ in reused], now=now)
+        return [(delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS]) for delivery, request_id in reused]
 
     def _set_aside(self, bad: Sequence[tuple[Delivery, str]]) -> None:
-        for delivery, reason in bad:
-            self._subscriber.dead_letter(delivery.token, reason)
+        self._subscriber.dead_letter([(delivery.token, reason) for delivery, reason in bad])
         self._checkpoint("intake.dead_letter")
         first, reason = bad[0]
-        text = f"{len(bad)} messages, the first {first.message_id}: {reason}"
-        self.journal.emit("dead_letter", text, messages=len(bad), message_id=first.message_id)
+        name = first.message_id[:MAX_ID_CHARACTERS]
+        text = f"{len(bad)} messages, the first {name}: {reason}"
+        self.journal.emit("dead_letter", text, messages=len(bad), message_id=name)
 
     def _note_predictions(self, predictions: Predictions, now: float) -> None:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
+        self._rules.versions.seen(set(versions.tolist()))
         self._judging.judge.note_predictions(times, versions, canary=canary)
         # A client whose clock is ahead must not decide the serving version until that time has come.
         times = np.minimum(times, now)
@@ -453,22 +519,25 @@ class Monitor:
             version = int(versions[~canary & (times == newest)].max())
             self._newest = max((float(newest), version), self._newest or (0.0, 0))
         for version in sorted(set(versions.tolist()) - self._versions_seen):
-            self._versions_seen.add(version)
             part = "takes a share of the traffic" if canary[versions == version][0] else "serves"
             self.journal.emit("version_seen", f"model version {version} {part}", version=version)
-            self._store.write_documents({"versions": {"seen": sorted(self._versions_seen)}})
+            self._versions_seen.add(version)
+            self._keep_versions()
+
+    def _keep_versions(self) -> None:
+        seen = sorted(self._versions_seen)[-MAX_VERSIONS_SEEN:]
+        self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
 
     # -- join
 
-    def _mature(self) -> set[int]:
-        """Makes labels final whose window has closed; returns the versions that they belong to."""
-        touched: set[int] = set()
+    def _mature(self) -> None:
+        """Makes labels final whose window has closed."""
         if self._read_up_to is None:
-            return touched
+            return
         window_seconds = self._judge_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
         part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
-        waiting = self._store.waiting(before, MATURE_REQUESTS)
+        waiting = self._sound_waiting(before)
         while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
@@ -477,18 +546,32 @@ class Monitor:
             self._checkpoint("join.matured")
             self._measuring.observe(requests)
             self._judging.judge.observe(requests)
-            touched.update(requests.versions.tolist())
+            self._unmeasured.update(requests.versions.tolist())
+            self._exposition.beat()
             # Requests with the time of the last one may be in the next batch.
             last = float(requests.times[-1]) - _LAST_MOMENT
-            waiting = self._store.waiting(before, MATURE_REQUESTS)
+            waiting = self._sound_waiting(before)
             self._judging.decide(before if waiting is None else last)
         self._judging.decide(before)
-        return touched
+
+    def _sound_waiting(self, before: float) -> Waiting | None:
+        return self._without_corrupt(lambda: self._store.waiting(before, MATURE_REQUESTS))
+
+    def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
+        """Return what `read` returns, once the corrupt blocks that it meets are given up."""
+        while True:
+            try:
+                return read()
+            except CorruptBlock as error:
+                rows = self._store.give_up(error.number)
+                text = f"{rows} rows wait no more for their labels and cannot be archived: {error}"
+                self.journal.emit("set_apart", text, rows=rows)
 
     # -- numbers and judgement
 
-    def _measure(self, versions: set[int]) -> None:
-        for kpis in self._measuring.measure(versions, read_up_to=self._read_up_to):
+    def _measure(self) -> None:
+        versions, self._unmeasured = self._unmeasured, set()
+        for kpis in self._measuring.measure(versions, read_up_to=self._read_up_to) if versions else ():
             counters = self._store.counters
             self.journal.append_point(
                 {
@@ -532,14 +615,45 @@ class Monitor:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        if now >= self._forget_at:
+        # Also where the clock was set back.
+        if abs(now - self._forgot_at) >= FORGET_SECONDS:
+            self._set_apart_ahead(now)
             self._archive.waiting_for_upload()
             records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
             # Conversions are counted by the ids of their requests.
             keep_seconds = max(records.keep_ids_seconds, 2 * records.conversion_window_seconds)
-            self._store.forget(before=now - keep_seconds, orphans_before=now - window_seconds - ORPHAN_SECONDS)
+            self._store.forget(
+                before=now - keep_seconds,
+                orphans_before=now - window_seconds - ORPHAN_SECONDS,
+                ahead=now + CLOCK_AHEAD_SECONDS,
+            )
+            self._keep_versions()
             self._checkpoint("store.forgotten")
-            self._forget_at = now + FORGET_SECONDS
+            self._forgot_at = now
+
+    def _set_apart_ahead(self, now: float) -> None:
+        """Wait no more for rows from further ahead than records may be: the clocks were wrong when these came."""
+        ahead = now + MAX_FUTURE_SECONDS
+        while (waiting := self._without_corrupt(lambda: self._store.waiting_ahead(ahead))) is not None:
+            clicks = self._store.clicks_on(waiting.numbers)
+            requests, late, _ = attribute(
+                waiting, clicks, window_seconds=self._judge_settings.attribution_window_seconds
+            )
+            self._store.mature(requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True)
+            until = datetime.fromtimestamp(float(waiting.times.max()), timezone.utc)
+            self.journal.emit(
+                "set_apart",
+                f"{waiting.num_rows} rows of {len(waiting)} requests have times up to {until:%Y-%m-%d %H:%M} UTC, more "
+                "than a day ahead: the clocks were wrong when they came; they are set apart in the state folder",
+                rows=waiting.num_rows,
+            )
+
+    def _forget_times_ahead(self, now: float) -> None:
+        """Forget the newest prediction where its clock was ahead: nobody waits until that time has come."""
+        if self._last_record_time is not None and self._last_record_time > now + CLOCK_AHEAD_SECONDS:
+            newest = self._store.newest_prediction(until=now)
+            self._last_record_time = newest[0] if newest else None
+            self._newest = newest
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
@@ -575,19 +689,3 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))
-
-
-def _open_archive(
-    settings: MonitorSettings, store: Store, *, features: Features, checkpoint: Callable[[str], None]
-) -> Archive:
-    records, judge = settings.records, settings.judging.judge
-    return Archive(
-        settings.archive,
-        store,
-        features=features,
-        roll_rows=records.archive_roll_rows,
-        roll_seconds=records.archive_roll_seconds,
-        keep_rows=judge.window_rows,
-        windows={CLICK: judge.attribution_window_seconds, CONVERSION: records.conversion_window_seconds},
-        checkpoint=checkpoint,
-    )

@@ -12,7 +12,7 @@ from components.contracts.manifests import Model, ModelQuality, Release, Verdict
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.errors import ContractError
 from components.store.models import model_folder, release_path, scores_path, verdict_paths
-from components.store.promotion_journal import moment_of
+from components.store.promotion_journal import moment_of, read_entries
 from monitoring.deciding.policy import Baseline
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,14 @@ class ReleasedModels:
         except (ContractError, OSError, ValueError) as error:
             logger.warning("what model version %d has learned is not known: %s", release.version, error)
             return None
+
+    def versions(self) -> frozenset[int]:
+        """Return the versions that the promotion journal names; none while it cannot be read."""
+        try:
+            return frozenset(each.version for each in read_entries(self._store))
+        except ContractError as error:
+            logger.warning("the released versions are unknown: %s", error)
+            return frozenset()
 
     def reference(self, version: int) -> ReferenceStatistics | None:
         """The training statistics of `version`; None where it was never released here, or has none."""

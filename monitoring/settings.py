@@ -9,6 +9,7 @@ from pathlib import Path
 
 from components.contracts.manifests import CURRENT
 from components.logs.locations import partition_urls
+from components.logs.urls import redacted
 from components.runtime.errors import TemporaryError, expect
 from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
@@ -33,6 +34,9 @@ class RecordSettings:
     """Pause between two turns of the loop."""
     pull_messages: int = 1000
     """Most messages stored in one transaction."""
+    max_age_seconds: float = 40 * 86_400.0
+    """Oldest record that is taken in; an older one is a dead letter. So an archive file is begun for at most so many
+    days at a time, whatever the records say."""
     keep_ids_seconds: float = 7 * 86_400.0
     """How long ids of archived requests are remembered, to recognise redeliveries."""
 
@@ -40,7 +44,7 @@ class RecordSettings:
         expect(self, "at least 1", lambda value: value >= 1, "archive_roll_rows", "pull_messages")
         seconds = ("conversion_window_seconds", "archive_roll_seconds", "keep_ids_seconds")
         expect(self, "at least 0", lambda value: value >= 0, *seconds)
-        expect(self, "above 0", lambda value: value > 0, "tick_seconds")
+        expect(self, "above 0", lambda value: value > 0, "tick_seconds", "max_age_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +72,8 @@ class InstallationSettings:
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS, "log_format")
         count = len(partition_urls(self.log))
-        expect(
-            self, f"0 to {count - 1}, the last partition of {self.log!r}", lambda value: 0 <= value < count, "partition"
-        )
+        rule = f"0 to {count - 1}, the last partition of {redacted(self.log)!r}"
+        expect(self, rule, lambda value: 0 <= value < count, "partition")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,18 @@ class UploaderSettings:
         return typed_uri(self.lake)
 
 
+class _Unreadable(TemporaryError):
+    """An archive file that cannot be read; no other waits for it."""
+
+
+def _read(source: Path) -> tuple[str, int]:
+    """Return hash and size of a file."""
+    try:
+        return sha256_file(source), source.stat().st_size
+    except OSError as error:
+        raise _Unreadable(f"{source} cannot be read: {error.strerror}") from error
+
+
 class Uploader:
     """Moves files from one archive to one lake."""
 
@@ -108,12 +120,14 @@ class Uploader:
         What failed in an earlier pass comes last, so that one bad file does not hold up the others.
 
         Raises:
-            TemporaryError: a file could not be moved now; it and those after it wait for the next pass.
+            TemporaryError: a file could not be moved now; it and those after it wait for the next pass. Or, after all
+                others were moved, files cannot be read.
             PermanentError: no file can be moved until somebody changes something (permission, disk space, the
                 bucket); all that were not moved are kept. Or, after all others were moved, `Differs`: see `refused`.
         """
         moved: list[str] = []
         differing: list[Differs] = []
+        unreadable: list[str] = []
         found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
         for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):
             try:
@@ -123,6 +137,11 @@ class Uploader:
                 logger.error("%s is refused and kept: %s", name, error)
                 self.refused[name] = str(error)
                 differing.append(error)
+            except _Unreadable as error:
+                logger.error("%s is kept, and the others are moved: %s", name, error)
+                self._failed.add(name)
+                unreadable.append(str(error))
+                continue
             except (TemporaryError, OSError) as error:
                 self._failed.add(name)
                 raise TemporaryError(f"{name} was not moved: {error}") from error
@@ -133,6 +152,9 @@ class Uploader:
             self._failed.discard(name)
         if differing:
             raise differing[0]
+        if unreadable:
+            first = "; ".join(unreadable[:3])
+            raise TemporaryError(f"{len(unreadable)} files were not moved, all others were: {first}")
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
@@ -146,9 +168,9 @@ class Uploader:
         """Moves the file; False where another uploader has moved it meanwhile."""
         source = self._archive / name
         try:
-            digest, num_bytes = sha256_file(source), source.stat().st_size
+            digest, num_bytes = _read(source)
             self._lake.upload(name, source)
-        except (PermanentError, OSError):
+        except (PermanentError, TemporaryError, OSError):
             # A file that is gone is no failure if another uploader left its proof.
             if not source.exists() and marker_path(self._archive, name).exists():
                 return False

@@ -5,7 +5,6 @@ that each room's flags are defined once, there. What needs kfp is imported when 
 """
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from components.runtime.kubeflow import (
     describe_end,
     wait,
 )
+from components.runtime.plain_text import log_as_text
 from pipelines.local.environments import REPOSITORY, python_of
 
 ROOMS = {
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         python = _python_of_room(line[0])
         os.execv(python, [python, "-m", module, *words, *line[1:]])
     arguments = build_parser().parse_args(line)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     return _COMMANDS[arguments.command](arguments)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from components.charts.model_card import card_page
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
+from components.runtime.plain_text import show
 from components.store.forgotten import removed_at
 from components.store.model_cards import card_path, read_card
 from components.store.promotion_journal import Promotion, current, live_at, moment_of, read_entries
@@ -30,9 +31,9 @@ def print_models(store: Path, *, as_json: bool = False) -> None:
         print(json.dumps(lines, indent=2))
         return
     if not entries:
-        print(f"nothing was ever live in {store}")
+        show(f"nothing was ever live in {store}")
     for entry in entries:
-        print(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
+        show(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
     if live is not None and (removed := removed_at(store, live.model_id)):
         print(
             f"version {live.version} still contains a user whose rows were removed at {removed}, until a run from "
@@ -54,7 +55,7 @@ def show_card(store: Path, reference: str, *, output: Path | None) -> None:
         print(card.dumps().decode(), end="")
         return
     write_whole(output, card_page(card))
-    print(f"card of model {card.model_id}: {output.absolute().as_uri()}")
+    show(f"card of model {card.model_id}: {output.absolute().as_uri()}")
 
 
 def _journal_line(entry: Promotion) -> str:
@@ -86,8 +87,8 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps({**asdict(entry), "until": after.time if after else None}, indent=2))
         return
-    print(f"version {entry.version}, model {entry.model_id}")
-    print(f"since {entry.time} ({entry.action} by {entry.who or 'unknown'}: {entry.reason})")
+    show(f"version {entry.version}, model {entry.model_id}")
+    show(f"since {entry.time} ({entry.action} by {entry.who or 'unknown'}: {entry.reason})")
     until = f"until {after.time} ({after.action} of version {after.version}: {after.reason})" if after else "live still"
     print(until)
     print(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from components.contracts.manifests import SCRATCH, Model, Verdict
 from components.runtime.errors import FROM_SCRATCH, flags_to_run_again
+from components.runtime.plain_text import show
 from components.store.models import stored_model, verdict_paths
 from components.store.runs import (
     RunOutcome,
@@ -111,7 +112,7 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return
     if not lines:
-        print(f"no run has left anything in {store}")
+        show(f"no run has left anything in {store}")
         return
     head = ("started", "run", "id", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
     table = [head, *(_cells(line) for line in lines)]
@@ -119,7 +120,7 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
         table = [(row[0], row[1], *row[3:]) for row in table]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     if len(lines) == newest:
         print(f"the newest {newest}; --newest 0 lists all")
 

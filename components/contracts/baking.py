@@ -13,6 +13,16 @@ BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
 back."""
 
 
+MIN_UNUSABLE_ROWS = 100
+"""Rows without a usable score below which they are no evidence, whatever their share."""
+MIN_UNUSABLE_REQUESTS = 50
+"""Distinct requests that these rows come from at least."""
+MIN_UNUSABLE_SECONDS = 30.0
+"""Time between the first and the last of these requests: a few kB that somebody publishes are over sooner."""
+UNUSABLE_REQUESTS = "unusable_requests"
+"""Number in the findings of such a version: requests that the servers must have counted too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BakingSettings:
     """How long a new version is watched after its release, and what takes it back.
@@ -36,7 +46,8 @@ class BakingSettings:
     min_click_rate_ratio: float = 0.5
     """Lowest click rate that is tolerated, as a share of its predecessor's."""
     max_unusable_scores: float = 0.001
-    """Highest share of rows whose score is no number from 0 to 1."""
+    """Highest share of rows whose score is no number from 0 to 1. Judged from 100 such rows of 50 requests over 30 s
+    on, and as far as the servers counted as many requests."""
     max_failure_margin: float = 0.01
     """Rate of failed requests beyond the predecessor's that is tolerated."""
     max_latency_ratio: float = 2.0

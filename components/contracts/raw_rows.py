@@ -63,6 +63,8 @@ ROW_TYPES: dict[str, str] = {
     PROPENSITY: "float64",
 }
 """Arrow type of each column that every raw row has; the features stand behind the first."""
+FINITE = "a finite number"
+"""The rule for a numeric value that is there, for people; `is_infinite` finds the values that break it."""
 LIST = "list<{type}>"
 """Arrow type of a list of elements of a type."""
 TIME_FORMATS = (
@@ -157,6 +159,19 @@ class ColumnNames:
 
 CLOCK_AHEAD_SECONDS = 3600.0
 """A time that is noted this far ahead is of a clock that was wrong: nobody waits until it has come."""
+
+
+def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
+    """Return which numeric values break the contract; NaN means missing, which is allowed.
+
+    >>> import numpy as np
+    >>> is_infinite(np.array([1.0, np.nan, np.inf, -np.inf])).tolist()
+    [False, False, True, True]
+    """
+    import numpy as np  # here, because parsers of flags import this module
+
+    infinite: NDArray[np.bool_] = np.isinf(values)
+    return infinite
 
 
 def microseconds(time: float) -> int:

@@ -12,7 +12,7 @@ A field that holds a message is such bytes too: the features of many messages ar
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -24,8 +24,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY, Features
+from components.contracts.raw_rows import is_infinite
 from components.contracts.records import (
     END_OF_TIME,
+    MAX_ID_CHARACTERS,
+    MAX_ROWS_PER_RECORD,
     NO_POSITION,
     NO_VERSION,
     OutcomeBatch,
@@ -91,6 +94,8 @@ _RECORD = (
 )
 _MAX_LAYOUTS = 64
 """Numbers of rows whose layout is remembered."""
+_OUTCOME_BYTES = 300
+"""Memory of one outcome after decoding, about: its id, row and time are Python objects."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Those that a record may lack."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
@@ -188,6 +193,10 @@ class RecordFormat:
         sent.features = b"".join([part for name, head in heads for part in (head, columns[name])])
         return _serialized(message)
 
+    def decoded_bytes(self, record: Record) -> int:
+        """Return about how much memory a record takes: its message may lack columns, which its rows have."""
+        return len(record) * (_OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes)
+
     def decode(self, content: bytes, *, recommender: str | None = None) -> Record:
         """The record in a message; a feature that the message lacks is missing in all its rows.
 
@@ -195,8 +204,8 @@ class RecordFormat:
 
         Raises:
             ContractError: no message of this schema, predictions of another recommender, a field that has another type
-                or that the schema does not know, a feature with another number of values than rows, or what the
-                records' classes refuse.
+                or that the schema does not know, more than `MAX_ROWS_PER_RECORD` rows, a feature with another number of
+                values than rows, or what the records' classes refuse.
         """
         try:
             message: Any = self._type.FromString(content)
@@ -213,14 +222,28 @@ class RecordFormat:
         return self._predictions(message.predictions)
 
     def decode_plain(
-        self, contents: Sequence[bytes], *, recommender: str | None, before: float = END_OF_TIME
+        self,
+        contents: Sequence[bytes],
+        *,
+        recommender: str | None,
+        since: float = 0.0,
+        before: float = END_OF_TIME,
+        versions: Container[int] | None = None,
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
-        """The predictions that can be read side by side, and the places of all other messages, which `decode` reads.
+        """Read the predictions that can be read side by side, and find the other messages, which `decode` reads.
 
-        With the predictions come the places of their messages, [m].
+        Side by side are those with equally many rows that lack no column and have no propensities and no shadow.
 
-        Side by side are those with equally many rows that lack no column, have no propensities and no shadow, name the
-        `recommender` or none, and were made before this time.
+        Args:
+            contents: The messages.
+            recommender: The one that they may name; None = any.
+            since: The earliest time at which they were made, seconds since the epoch.
+            before: The time before which they were made.
+            versions: The model versions that they may name; None = any.
+
+        Returns:
+            The predictions with the places of their messages, [m], and the places of all other messages, with and
+            without a fault.
         """
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
@@ -234,18 +257,18 @@ class RecordFormat:
                 continue
             sent = message.predictions
             num_bytes, size = len(sent.scores), len(sent.features)
-            # More than the numbers alone, or nothing bounds a damaged one's layout.
-            if num_bytes not in sizes and not num_bytes % width and 0 < num_bytes // width * self._feature_bytes < size:
-                sizes[num_bytes] = self._layout(num_bytes // width).size
+            if num_bytes not in sizes and (num_rows := self._plain_rows(num_bytes, size)):
+                sizes[num_bytes] = self._layout(num_rows).size
             # False does not mean that anything is wrong.
             if (
                 size == sizes.get(num_bytes)
                 and (not (positions := sent.positions) or len(positions) == num_bytes)  # both of 4 bytes a row
                 and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
                 and (recommender is None or sent.recommender in known)
-                and 0 <= sent.time < before
-                and sent.model_version >= 0
-                and sent.request_id
+                and since <= sent.time < before
+                and (sent.model_version >= 0 if versions is None else sent.model_version in versions)
+                and 0 < len(sent.request_id) <= MAX_ID_CHARACTERS
+                and len(sent.recommender_digest) <= MAX_ID_CHARACTERS
                 and not message.HasField("outcomes")
                 and not len(UnknownFieldSet(message))
                 and not len(UnknownFieldSet(sent))
@@ -261,8 +284,15 @@ class RecordFormat:
             found.append((read_ones.select(usable), places[usable]))
         return [(predictions, places) for predictions, places in found if len(predictions)], rest
 
+    def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
+        """Return how many rows have scores and features of these bytes; 0 where no valid record has them."""
+        num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
+        # More than the numbers alone, or nothing bounds the layout of a corrupt message.
+        is_valid = not rest and num_rows <= MAX_ROWS_PER_RECORD and num_rows * self._feature_bytes < feature_bytes
+        return num_rows if is_valid else 0
+
     def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
-        """The plain predictions of `num_rows` rows each; and which lack no feature, score or place from 1 on."""
+        """The plain predictions of `num_rows` rows each; and which are valid and lack no feature."""
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(len(sent), layout.size)
         scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
@@ -283,6 +313,7 @@ class RecordFormat:
             column = raw[:, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize]
             matrix[:, :, at : at + size] = np.ascontiguousarray(column).view(matrix.dtype).reshape(*shape, size)
         total = len(scores)
+        usable &= ~is_infinite(dense).any(axis=(1, 2))
         return Predictions(
             ids=np.array([each.request_id for each in sent], object),
             times=np.array([each.time for each in sent], np.float64),
@@ -306,7 +337,9 @@ class RecordFormat:
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
         scores = _array(sent, "scores", "float")
-        n = len(scores)
+        # Before the features: a column that is absent is made up for here, at any number of rows.
+        if (n := len(scores)) > MAX_ROWS_PER_RECORD:
+            raise ContractError(f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}")
         optional = {
             each.name: _array(sent, each.name, each.type) if getattr(sent, each.name) else None
             for each in _PREDICTIONS

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from components.contracts.raw_rows import FINITE, is_infinite
 from components.runtime.errors import ContractError
 
 _OF_RECOMMENDER = ("recommender", "recommender_digest")
@@ -23,6 +24,10 @@ _EXPECTED: dict[type[Any], np.dtype[Any]] = {
 
 MAX_VERSION = 2**31 - 1
 """Of a model; what the archive's column takes."""
+MAX_ID_CHARACTERS = 128
+"""Longest id, name or digest in a record: the archive repeats a request's id in each of its rows."""
+MAX_ROWS_PER_RECORD = 2048
+"""Most rows in a prediction record. A record of 39 columns takes 0.57 MB then, and a log carries 1 MB."""
 END_OF_TIME = 253_402_300_800.0
 """Seconds since the epoch: the year 10000, which no calendar of ours knows."""
 
@@ -36,8 +41,9 @@ class PredictionBatch:
     """The rows of one scored request, of any number of numeric and categorical columns, but of one at least.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, a version or time is out of range, a text has
-            no UTF-8 form, a score is no probability, or there are no rows or columns.
+        ContractError: types, shapes or dtypes differ from those stated, a version or time is out of range, a text is
+            too long or has no UTF-8 form, a numeric value is infinite, a score is no probability, or there are no rows
+            or columns.
     """
 
     request_id: str
@@ -94,6 +100,9 @@ class PredictionBatch:
             _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
         if self.shadow_version is not None:
             _check_version("shadow_version", self.shadow_version)
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
             # NaN is the minimum of whatever holds one, and fails both comparisons.
@@ -101,6 +110,12 @@ class PredictionBatch:
                 continue
             if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
+        if (infinite := is_infinite(self.dense)).any():
+            row, column = np.argwhere(infinite)[0].tolist()
+            raise ContractError(
+                f"prediction batch {self.request_id} has {self.dense[row, column]} in row {row} of numeric column "
+                f"{column}, expected {FINITE}"
+            )
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -267,8 +282,8 @@ class OutcomeBatch:
     """Outcomes that became known together; a row without one is no click once its attribution window closes.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of range, a text has no
-            UTF-8 form, or there are no outcomes.
+        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of range, a text is too
+            long or has no UTF-8 form, or there are no outcomes.
     """
 
     batch_id: str
@@ -314,11 +329,12 @@ def record_id(record: Record) -> str:
 def _check_text(name: str, value: Any) -> None:
     """JSON can spell half a surrogate pair, which is text in Python alone: no database or file can hold it."""
     try:
-        if isinstance(value, str) and value and value.encode():
+        if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARACTERS and value.encode():
             return
     except UnicodeEncodeError:
         pass
-    raise ContractError(f"{name} is {_short(value)}, expected a name")
+    size = f" ({len(value)} characters)" if isinstance(value, str) else ""
+    raise ContractError(f"{name} is {_short(value)}{size}, expected a name of 1 to {MAX_ID_CHARACTERS} characters")
 
 
 def _check_version(name: str, value: Any) -> None:
@@ -333,7 +349,7 @@ def _check_time(name: str, value: Any) -> None:
 
 
 def _short(value: Any) -> str:
-    return repr(value)[:40]
+    return repr(value[:40] if isinstance(value, str) else value)[:40]
 
 
 def _check_array(name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]) -> None:

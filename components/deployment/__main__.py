@@ -17,6 +17,7 @@ from components.runtime.durable import own_umask, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.store import promotion_journal, runs
 from components.store.model_cards import card_path, read_card
 
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     """Releases the model; see the module."""
     own_umask()
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text()
     from components.storage.uris import local_path
 
     store = local_path(arguments.store)

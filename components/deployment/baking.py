@@ -24,7 +24,7 @@ from statistics import median
 
 import msgspec
 
-from components.contracts.baking import BAD, WELL
+from components.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
 from components.contracts.manifests import CURRENT
 from components.contracts.metrics import sequential_binomial
 from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
@@ -103,12 +103,15 @@ class Baking:
         if not limits.bakes:
             return self._end(line, "versions of this recommender do not bake")
         found = read_findings(store, line.version)
-        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD else None
-        bad = bad or judge_counts(
-            counts.get(line.version, VersionCounts()), counts.get(line.previous_version or 0), limits
-        )
+        of_version = counts.get(line.version, VersionCounts())
+        doubt = doubted(found, of_version) if self.metrics else None
+        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD and not doubt else None
+        bad = bad or judge_counts(of_version, counts.get(line.previous_version or 0), limits)
         if bad is not None:
             return self._take_back(line, bad)
+        if doubt:
+            logger.error("version %d is not taken back: %s", line.version, doubt)
+            return BakingStep(action=BAKES, reason=doubt, version=line.version)
         seconds = seconds_since(line, self.site.clock())
         is_judged = limits.bake_rows == 0 or (found is not None and found.state == WELL)
         if is_judged and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
@@ -201,6 +204,28 @@ class VersionCounts(ArmCounts):
     def p99_ms(self, bound: int) -> float | None:
         """Median of the readings' lowest (`bound` 1) or highest (2) p99; None where there are too few."""
         return median(each[bound] for each in self.p99) / 1000 if len(self.p99) >= P99_READINGS else None
+
+
+def doubted(found: Findings | None, version: VersionCounts) -> str | None:
+    """Return why the servers' counters contradict what the monitor found in the log; None if they do not.
+
+    The log says which requests got no usable score, and whoever may publish to it can make such requests up. The
+    servers, which nobody publishes to, must have counted as many requests of the version.
+
+    >>> numbers = {UNUSABLE_REQUESTS: 50.0}
+    >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
+    >>> doubted(forged, VersionCounts(success=7))
+    'the log holds 50 requests without a usable score, and the servers counted 7 requests: NaN'
+    >>> doubted(forged, VersionCounts(success=700)) is None
+    True
+    """
+    claimed = found.numbers.get(UNUSABLE_REQUESTS) if found is not None else None
+    if found is None or claimed is None or version.requests >= claimed:
+        return None
+    return (
+        f"the log holds {claimed:.0f} requests without a usable score, and the servers counted "
+        f"{version.requests:.0f} requests: {found.reason}"
+    )
 
 
 def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> str | None:

@@ -44,6 +44,7 @@ from components.deployment.servers import (
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.flags import whoami
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store import promotion_journal
 from components.store.models import read_serving_place, release_path
@@ -394,7 +395,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     Raises:
         ContractError: there is no such store, or neither the store nor a flag names where releases go.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text()
     store = typed_folder(arguments.store, "--store")
     place = read_serving_place(store)
     if place is None and (arguments.repository is None or arguments.triton_urls is None):

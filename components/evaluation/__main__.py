@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from components.runtime.durable import own_umask, write_whole
 from components.runtime.errors import Refused
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store.model_cards import card_path, completed
 from components.store.models import champion, keep_verdict, scores_path
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see the module for what it returns."""
     own_umask()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:

@@ -1,7 +1,6 @@
 """The extraction step as a command line: where the description of the recommender enters the run."""
 
 import argparse
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from components.contracts.recommender import parse_settings
 from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 
 STEP = "extraction"
 COUNTS = (
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
     """
     own_umask()
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text()
     _extract_window(arguments, clock)
     return 0
 

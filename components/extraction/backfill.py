@@ -33,6 +33,7 @@ from components.extraction.times import DAY_MICROS, day_span, parse_day
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser, whoami
+from components.runtime.plain_text import log_as_text
 from components.storage.objects import ABSENT, Changed
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
 
@@ -222,7 +223,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text()
     files = [file for path in arguments.files for file in click_log_files(path)]
     done = backfill(
         files,

@@ -40,6 +40,7 @@ from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError, expect
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.objects import NUM_TRANSFERS, Objects, local_copy
 from components.storage.uris import open_objects, typed_folder, typed_uri
 from components.store.archived_rows import parquet_writer
@@ -397,7 +398,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; see `runtime.exit_codes` for its exit codes."""
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text()
     settings = IngestSettings(
         last_day=parse_day("last_day", arguments.last_day) if arguments.last_day else None,
         days=arguments.days,

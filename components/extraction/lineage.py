@@ -19,6 +19,7 @@ from components.extraction.times import parse_day
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import show
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store import promotion_journal
 from components.store.models import learned_later
@@ -146,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A model certainly did not see the day asked about where nothing of its line is unknown.
     to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
     nothing = "no model saw it" if found else "there is no model in the store"
-    print("\n".join(line for each in to_print for line in _lines(each)) or nothing)
+    for line in [line for each in to_print for line in _lines(each)] or [nothing]:
+        show(line)
     return 0
 
 

@@ -481,7 +481,8 @@ def find_malformed(
     label = batch.column(raw_rows.LABEL)
     note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
     for name in features.numeric:
-        note(pc.invert(pc.is_finite(batch.column(name))), name, "a finite number")
+        numbers = batch.column(name).to_numpy(zero_copy_only=False)
+        note(pa.array(raw_rows.is_infinite(numbers)), name, raw_rows.FINITE)
     if raw_rows.WEIGHT in batch.schema.names:
         weight = batch.column(raw_rows.WEIGHT)
         is_weight = pc.and_(pc.is_finite(weight), pc.greater_equal(weight, 0))

@@ -14,11 +14,12 @@ from urllib.parse import quote
 
 from components.logs.event_log import DeadLetter, Subscriber
 from components.logs.locations import open_subscriber
-from components.logs.urls import LogUrl
+from components.logs.urls import LogUrl, redacted
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text, show
 
 SHOWN_BYTES = 60
 
@@ -42,11 +43,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; `REFUSED` = the log has a problem."""
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_as_text(level=logging.WARNING)
     url = LogUrl.parse(arguments.url)
     # A mistyped path must not become a new, empty log.
     if url.scheme == "sqlite" and not Path(url.path).is_file():
-        raise ContractError(f"log is {url.text!r}, but there is no file {url.path}")
+        raise ContractError(f"log is {redacted(url.text)!r}, but there is no file {url.path}")
     with closing(open_subscriber(arguments.url)) as log:
         if arguments.command == "check":
             return _check_log(log)
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_log(log: Subscriber) -> int:
     backlog, problem = log.backlog(), log.problem()
     if problem:
-        print(f"problem: {problem}")
+        show(f"problem: {problem}")
         return ExitCode.REFUSED
     waiting = "its backlog is unknown" if backlog is None else f"{backlog} messages wait to be read"
     print(f"connected; {waiting}")
@@ -72,7 +73,8 @@ def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
     for number, message in enumerate(messages):
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
         begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + ("..." if len(message.payload) > SHOWN_BYTES else "")
-        print(f"{moment}  {message.message_id}  {len(message.payload)} bytes: {message.reason}\n    {begin}")
+        show(f"{moment}  {message.message_id}  {len(message.payload)} bytes: {message.reason}")
+        show(f"    {begin}")
         if save is not None:
             _save_payload(save, number, message)
     print(f"{len(messages)} dead letters" + (f", their bytes in {save}" if save and messages else ""))

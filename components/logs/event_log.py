@@ -17,6 +17,10 @@ MAX_MESSAGE_BYTES = 1_000_000
 """Largest message every backend carries: Kafka's default limit, the smallest of the three."""
 
 
+MAX_PULL_BYTES = 16 << 20
+"""A pull ends with the message by which its payloads reach this size: what a reader decodes is several times larger."""
+
+
 class Delivery(NamedTuple):
     """One delivery of one message."""
 
@@ -65,14 +69,15 @@ class Subscriber(Protocol):
     def pull(self, max_messages: int) -> list[Delivery]:
         """Messages that nobody holds a lease on, oldest first where the backend has an order; each is now leased.
 
-        Never waits for a message: short of `max_messages`, or empty, when no more are here now.
+        Never waits for a message. Ends with the message by which the payloads reach `MAX_PULL_BYTES`. Short of both
+        bounds, or empty, when no more are here now.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Ends the delivery of these messages; a token whose lease ran out is ignored."""
 
-    def dead_letter(self, token: str, reason: str) -> None:
-        """Ends a delivery by keeping the message apart with `reason`: kept first, then acknowledged."""
+    def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
+        """Ends deliveries, each a token and a reason, by keeping the messages apart: kept first, then acknowledged."""
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """All dead letters, oldest first; listing takes none away."""
@@ -99,6 +104,11 @@ class Subscriber(Protocol):
 
     def close(self) -> None:
         """Releases the connection; open leases run out by themselves."""
+
+
+def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
+    """Return whether a pull took all that was there: it reached neither of its bounds."""
+    return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 
 
 def expect_size(message_id: str, payload: bytes) -> None:

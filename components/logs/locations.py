@@ -17,7 +17,7 @@ from pathlib import Path
 
 from components.logs.event_log import Publisher, Subscriber
 from components.logs.sqlite import SqliteLog
-from components.logs.urls import LogUrl
+from components.logs.urls import LogUrl, redacted
 from components.runtime.errors import ContractError
 
 DEFAULT_LEASE_SECONDS = 30.0
@@ -36,7 +36,7 @@ def partition_urls(url: str) -> list[str]:
     """
     lasts = set(_PARTITIONS.findall(url))
     if len(lasts) > 1:
-        raise ContractError(f"log is {url!r}, expected the same partitions in all places")
+        raise ContractError(f"log is {redacted(url)!r}, expected the same partitions in all places")
     return [_PARTITIONS.sub(str(number), url) for number in range(int(lasts.pop()) + 1)] if lasts else [url]
 
 
@@ -81,7 +81,7 @@ def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subs
 
 def _parse_one(url: str) -> LogUrl:
     if (urls := partition_urls(url)) != [url]:
-        raise ContractError(f"log is {url!r}, expected one of its partitions, as {urls[0]!r}")
+        raise ContractError(f"log is {redacted(url)!r}, expected one of its partitions, as {redacted(urls[0])!r}")
     return LogUrl.parse(url)
 
 
@@ -92,6 +92,6 @@ def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:
     if url.authority or not path.name:
         raise url.refuse("expected sqlite:///<path> with three slashes")
     if not path.parent.is_dir():
-        raise ContractError(f"log is {url.text!r}, but {path.parent} is no folder")
+        raise ContractError(f"log is {redacted(url.text)!r}, but {path.parent} is no folder")
     url.expect_options(["lease_seconds"])
     return SqliteLog(path, lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS), clock=clock)

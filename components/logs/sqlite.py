@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.logs.event_log import DeadLetter, Delivery, expect_size
+from components.logs import event_log
+from components.logs.event_log import DeadLetter, Delivery, expect_size, is_short
 from components.runtime.errors import PermanentError, TemporaryError
 
 _SCHEMA = """
@@ -122,21 +123,24 @@ class SqliteLog:
         with self._transaction() as connection:
             if self._inherited_until is None:
                 self._inherited_until = self._longest_lease(connection)
-            rows = connection.execute(
+            found = connection.execute(
                 "SELECT number, message_id, payload, attempts + 1 FROM messages "
                 "WHERE state = 'waiting' AND NOT (leased_until > ? AND leased_until <= ?) ORDER BY number LIMIT ?",
                 (now, now + self._longest_seconds, max_messages),
-            ).fetchall()
-            connection.executemany(
-                "UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?",
-                [(now + self._lease_seconds, attempt, number) for number, _, _, attempt in rows],
             )
-        if len(rows) < max_messages:
+            pulled, leased, num_bytes = list[Delivery](), list[tuple[float, int, int]](), 0
+            for number, name, payload, attempt in found:
+                pulled.append(Delivery(name, payload, f"{number}/{attempt}"))
+                leased.append((now + self._lease_seconds, attempt, number))
+                if (num_bytes := num_bytes + len(payload)) >= event_log.MAX_PULL_BYTES:
+                    break
+            found.close()
+            connection.executemany("UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?", leased)
+        if is_short(pulled, max_messages):
             self._drained_at = now
             # A lease of ours that has run out and is in no short pull was taken over by another reader.
             latest = now + self._longest_seconds
             self._pulled = {token: until for token, until in self._pulled.items() if now < until <= latest}
-        pulled = [Delivery(name, payload, f"{number}/{attempt}") for number, name, payload, attempt in rows]
         self._pulled.update((delivery.token, now + self._lease_seconds) for delivery in pulled)
         return pulled
 
@@ -159,16 +163,17 @@ class SqliteLog:
         for token in ended:
             self._pulled.pop(token, None)
 
-    def dead_letter(self, token: str, reason: str) -> None:
-        """See `event_log.Subscriber`."""
-        number, attempt = map(int, token.split("/"))
+    def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
+        """See `event_log.Subscriber`; one transaction."""
+        now = self._clock()
         with self._transaction() as connection:
-            connection.execute(
+            connection.executemany(
                 "UPDATE messages SET state = 'dead letter', reason = ?, dead_lettered_at = ? "
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
-                (reason, self._clock(), number, attempt),
+                [(reason, now, *map(int, token.split("/"))) for token, reason in bad],
             )
-        self._pulled.pop(token, None)
+        for token, _ in bad:
+            self._pulled.pop(token, None)
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""

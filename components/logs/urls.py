@@ -1,13 +1,29 @@
 """A log's URL, parsed: `scheme://authority/path?option=value`; errors name the URL and what was expected.
 
-Every backend reads its own options from it; which backend a scheme means is left to `components.logs.locations`.
+A URL is shown without what may be a secret, wherever somebody put one. Every backend reads its own options from it;
+which backend a scheme means is left to `components.logs.locations`.
 """
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from components.runtime.errors import ContractError
+
+_USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//(?!/)[^?#]*@")
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|secret|token|key|credential)[^=&]*=)[^&#]*", re.IGNORECASE)
+
+
+def redacted(url: str) -> str:
+    """Return a URL as it may be shown: without user, password and options that sound like secrets.
+
+    >>> redacted("kafka://me:pa/ss@host:9092/topic?group=g&sasl.password=p")
+    'kafka://***@host:9092/topic?group=g&sasl.password=***'
+    >>> redacted("sqlite:////home/me@work/log.db")
+    'sqlite:////home/me@work/log.db'
+    """
+    return _SECRET_OPTION.sub(r"\1***", _USER.sub(lambda found: f"{found[1] or ''}//***@", url))
 
 
 @dataclass(frozen=True)
@@ -24,14 +40,21 @@ class LogUrl:
 
     @classmethod
     def parse(cls, text: str) -> "LogUrl":
-        """The parts of `text`; of an option given twice the last counts."""
-        parts = urlsplit(text)
+        """Return the parts of `text`; of an option given twice the last counts.
+
+        Raises:
+            ContractError: It is no URL.
+        """
+        try:
+            parts = urlsplit(text)
+        except ValueError as error:
+            raise ContractError(f"log is {redacted(text)!r}, expected a URL: {error}") from error
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         return cls(text, parts.scheme, unquote(parts.netloc), unquote(parts.path[1:]), options)
 
     def refuse(self, expected: str) -> ContractError:
         """The error that says what was expected instead; the caller raises it."""
-        return ContractError(f"log is {self.text!r}, {expected}")
+        return ContractError(f"log is {redacted(self.text)!r}, {expected}")
 
     def expect_options(self, known: Collection[str]) -> None:
         """Checks that there is no option but these.

@@ -1,7 +1,6 @@
 """Preprocessing as a plain command."""
 
 import argparse
-import logging
 import warnings
 from collections.abc import Sequence
 
@@ -9,6 +8,7 @@ from components.contracts.manifests import RawDataset
 from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store.runs import noted
 
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; see `runtime.exit_codes` for its exit codes."""
     own_umask()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     _encode_dataset(build_parser().parse_args(argv))
     return 0
 

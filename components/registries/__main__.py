@@ -14,6 +14,7 @@ from components.registries.exported import Exported, read_store
 from components.runtime.errors import ContractError, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import typed_folder
 
 
@@ -30,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exports once."""
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     if not (arguments.mlflow or arguments.model_registry):
         raise ContractError("neither --mlflow nor --model-registry is given, expected at least one")
     exported, code = read_store(typed_folder(arguments.store, "--store")), ExitCode.DONE

@@ -20,6 +20,7 @@ from components.notices.webhook import compose, post
 from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store.promotion_journal import moment_of
 from components.store.runs import RunOutcome, StepNote, begun_at, conclude, kubeflow_name, read_notes, write_outcome
@@ -120,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Records the outcome, notifies the webhook that the environment names, and prints it."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     print(record(**vars(arguments)))
     return 0

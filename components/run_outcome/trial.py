@@ -5,7 +5,6 @@ the manifest of `evergreen search --katib`, whose runs release nothing.
 """
 
 import json
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end, wait
+from components.runtime.plain_text import log_as_text
 from components.store.models import judged_run
 from components.store.runs import find_outcome, store_name
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", required=True, help="address of the KFP API")
     parser.add_argument("--store", type=Path, required=True, help="folder of the model store")
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     parameters, server = json.loads(os.environ[VARIABLE]), KubeflowServer(arguments.host)
     trial = parameters["trigger_id"]
     pipeline_id = server.find_pipeline(PIPELINE_NAME)

@@ -58,9 +58,23 @@ def write_whole(path: Path, content: bytes | str) -> None:
     """Writes `content` to `path` so that no reader ever sees a part of it; replaces what was there.
 
     The parent folder is created. Text is UTF-8.
+
+    Raises:
+        OSError: the file cannot be written; it is named, which a full disk's own error does not do.
     """
-    with whole_file(path) as file:
+    with _named_errors(path), whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Give an OSError without a file's name that of `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -100,10 +114,13 @@ def append_line(path: Path, line: str) -> None:
 
     A line torn by a crash in the middle of an append is cut off first: no caller was promised that it was written, and
     it would corrupt the next line. Writers in several processes take turns.
+
+    Raises:
+        OSError: the line cannot be written; the file is named.
     """
     assert "\n" not in line
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
+    with _named_errors(path), open(path, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(_end_of_last_line(file))
         file.write(line.encode() + b"\n")

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import ParamSpec
 
 from components.runtime.errors import ContractError, PermanentError, Preempted, Refused, TemporaryError
+from components.runtime.plain_text import printable
 
 P = ParamSpec("P")
 
@@ -98,5 +99,7 @@ def _reader_has_gone() -> bool:
 
 
 def _print_error(kind: str, error: BaseException, code: ExitCode) -> int:
-    print(f"{kind}: {str(error) or type(error).__name__}", file=sys.stderr)
+    # A message may have several lines of its own; what a terminal obeys comes from a value in it.
+    lines = (str(error) or type(error).__name__).split("\n")
+    print(f"{kind}: " + "\n".join(map(printable, lines)), file=sys.stderr)
     return int(code)

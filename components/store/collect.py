@@ -22,6 +22,7 @@ from components.runtime.durable import UNFINISHED
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import show
 from components.storage.uris import typed_folder
 from components.store import promotion_journal
 from components.store.models import graph_folder, model_folder, release_path
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
     before = (now or datetime.now(timezone.utc)) - timedelta(days=arguments.days)
     found = find(store, work, before=before, keep_versions=arguments.keep_versions)
     for each in found:
-        print(f"{each.num_bytes / 2**20:10.1f} MiB  {each.what}")
+        show(f"{each.num_bytes / 2**20:10.1f} MiB  {each.what}")
     total = f"{sum(each.num_bytes for each in found) / 2**20:.1f} MiB in {len(found)} folders"
     if arguments.yes:
         for each in found:

@@ -231,8 +231,12 @@ def write_findings(store: Path, findings: Findings) -> None:
         OSError: the store cannot be written.
     """
     path = findings_path(store, findings.version)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # The release controller, which may be another user, reads them; the monitor's umask is for its state.
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o755)
     write_whole(path, json.dumps(asdict(findings), indent=2, allow_nan=False) + "\n")
+    path.chmod(0o644)
 
 
 def read_findings(store: Path, version: int) -> Findings | None:

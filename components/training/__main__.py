@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from components.runtime.durable import own_umask
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store.runs import noted
 from components.training.config import TrainingSettings
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     SIGTERM preempts: the fit is saved, and the same command goes on from there.
     """
     own_umask()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_as_text("%(asctime)s %(name)s %(message)s")
     flags = build_parser().parse_args(argv)
     share_cores()
     store, work = local_path(flags.store), local_path(flags.work)

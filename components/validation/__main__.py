@@ -6,7 +6,6 @@ Parsing needs the standard library only; TFDV is imported when the work begins.
 
 import argparse
 import json
-import logging
 import os
 import shutil
 import sys
@@ -21,6 +20,7 @@ from components.runtime.durable import own_umask
 from components.runtime.errors import run_again
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the step; `REFUSED` if the rows are blocked."""
     own_umask()
     arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log_as_text("%(levelname)s %(name)s: %(message)s")
     # TensorFlow reads this once, when it is imported; 3 keeps errors only. Google's packages warn about Python's age.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)

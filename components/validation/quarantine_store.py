@@ -19,6 +19,7 @@ from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import show
 from components.storage.uris import typed_folder
 from components.store.runs import run_folder
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(kept) for kept in runs]))
         return ExitCode.DONE
     for kept in runs:
-        print(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
+        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 

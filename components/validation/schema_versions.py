@@ -31,6 +31,7 @@ from components.runtime.durable import append_record, read_records, sha256_file,
 from components.runtime.errors import ContractError, first_line
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser, whoami
+from components.runtime.plain_text import show
 from components.storage.uris import local_path, typed_folder
 from components.store import models as model_store
 from components.store.runs import run_folder
@@ -297,7 +298,7 @@ def _log(store: Path, _arguments: argparse.Namespace) -> int:
         print("no schema was accepted yet: rounds are judged by their champion's")
     for line in lines:
         changed = f"; changed {', '.join(line.changed)}" if line.changed else ""
-        print(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{changed}")
+        show(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{changed}")
     return ExitCode.DONE
 
 

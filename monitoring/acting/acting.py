@@ -61,10 +61,17 @@ class ActingSettings:
             self.kubeflow.expect_complete()
 
 
-def make_trigger(settings: ActingSettings, *, state: Path, store: Path) -> Trigger | None:
-    """The trigger that the settings name, over the monitor's state folder and the model store; None = only notify."""
+def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: int = -1) -> Trigger | None:
+    """Return the trigger that the settings name; None = only notify.
+
+    Args:
+        settings: Which trigger, and its own.
+        state: The monitor's folder.
+        store: The model store.
+        umask: That of runs on this machine; -1 = the monitor's.
+    """
     if settings.trigger == "local":
-        return LocalTrigger(state, store, settings.run_command)
+        return LocalTrigger(state, store, settings.run_command, umask=umask)
     if settings.trigger == "kubeflow":
         return KubeflowTrigger(settings.kubeflow, store=store)
     return None

@@ -6,12 +6,20 @@ taken back. The monitor changes nothing of what is served: deployment's controll
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.contracts.baking import BAD, BakingSettings, Findings
+from components.contracts.baking import (
+    BAD,
+    MIN_UNUSABLE_REQUESTS,
+    MIN_UNUSABLE_ROWS,
+    MIN_UNUSABLE_SECONDS,
+    UNUSABLE_REQUESTS,
+    BakingSettings,
+    Findings,
+)
 from components.contracts.metrics import sequential_binomial
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
@@ -20,15 +28,44 @@ from monitoring.deciding.baking import NUM_TESTS, state_of
 from monitoring.deciding.policy import Decision
 from monitoring.journal import Journal
 from monitoring.memory.database import Database
+from monitoring.memory.join import UnscoredRows
 
 logger = logging.getLogger(__name__)
 
 UNUSABLE, TAKEN_BACK = "unusable_scores", "taken_back"
-"""Names of the documents: rows without a usable score by version; the journal's line that was reported last."""
+"""Names of the documents: `UnusableRows`; the journal's line that was reported last."""
 LOOK_SECONDS = 2.0
 """Between two looks at the promotion journal."""
-_REMEMBERED = 8
-"""Versions whose unusable scores are counted."""
+
+
+@dataclass(kw_only=True)
+class UnusableRows:
+    """Rows without a usable score of the version that bakes; a JSON object."""
+
+    version: int = 0
+    rows: int = 0
+    requests: list[str] = field(default_factory=list)
+    """Ids of the first `MIN_UNUSABLE_REQUESTS` distinct requests that they come from."""
+    first: float = 0.0
+    """When the first of them came, seconds since the epoch."""
+    last: float = 0.0
+
+    def add(self, request_id: str, rows: int, now: float) -> None:
+        """Count a request's rows in."""
+        if not self.rows or not now - self.first >= 0:  # also where the clock was set back
+            self.first = now
+        self.rows, self.last = self.rows + rows, now
+        if len(self.requests) < MIN_UNUSABLE_REQUESTS and request_id not in self.requests:
+            self.requests.append(request_id)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether they are more than a burst of a few requests, which anybody who may publish can make up."""
+        return (
+            self.rows >= MIN_UNUSABLE_ROWS
+            and len(self.requests) >= MIN_UNUSABLE_REQUESTS
+            and self.last - self.first >= MIN_UNUSABLE_SECONDS
+        )
 
 
 class NewVersions:
@@ -49,9 +86,8 @@ class NewVersions:
         """
         self._settings, self._store, self._documents, self._journal = settings, store, documents, journal
         self._rows_of = rows_of
-        kept = documents.read_document(UNUSABLE) or {}
-        self._unusable = Counter({int(version): rows for version, rows in kept.items()})
-        self._is_new = bool(self._unusable)
+        self._unusable = UnusableRows(**(documents.read_document(UNUSABLE) or {}))
+        self._is_new = self._unusable.rows > 0
         """Whether rows without a usable score were counted since they were judged last."""
         self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
         self._written: Findings | None = None
@@ -59,11 +95,21 @@ class NewVersions:
         """The bad version of which people were told last."""
         self._looked_at: float | None = None
 
-    def count_unusable(self, rows: Mapping[int, int]) -> None:
-        """Counts rows whose score is no probability, by version."""
-        self._unusable.update(rows)
-        self._unusable = Counter(dict(sorted(self._unusable.items())[-_REMEMBERED:]))
-        self._documents.write_documents({UNUSABLE: {str(version): n for version, n in self._unusable.items()}})
+    def count_unusable(self, found: Sequence[UnscoredRows], now: float) -> None:
+        """Count requests that came now with rows whose score is no probability, if their version bakes."""
+        try:
+            bakes = baking(self._store)
+        except (ContractError, OSError) as error:
+            logger.warning("rows without a score are judged by nobody: the promotion journal: %s", error)
+            return
+        of_version = [each for each in found if bakes is not None and each.version == bakes.version]
+        if not of_version:
+            return
+        if self._unusable.version != of_version[0].version:
+            self._unusable = UnusableRows(version=of_version[0].version)
+        for each in of_version:
+            self._unusable.add(each.request_id, each.rows, now)
+        self._documents.write_documents({UNUSABLE: asdict(self._unusable)})
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
@@ -101,12 +147,19 @@ class NewVersions:
 
     def _judge_scores(self, now: float) -> None:
         self._is_new = False
-        for version, unusable in self._unusable.items():
-            rows, allowed = unusable + self._rows_of(version), self._settings.max_unusable_scores
-            if sequential_binomial(unusable, rows, allowed) < self._settings.bake_alpha / NUM_TESTS:
-                text = f"{unusable} of {rows} rows have a score that is no probability, expected at most {allowed:.2%}"
-                numbers = {"unusable_rows": float(unusable), "scored_rows": float(rows)}
-                self._leave(version, BAD, f"{text}: model version {version}", rows=rows, numbers=numbers, now=now)
+        found = self._unusable
+        if not found.is_enough:
+            return
+        rows, allowed = found.rows + self._rows_of(found.version), self._settings.max_unusable_scores
+        if sequential_binomial(found.rows, rows, allowed) < self._settings.bake_alpha / NUM_TESTS:
+            text = f"{found.rows} of {rows} rows have a score that is no probability, expected at most {allowed:.2%}"
+            numbers = {
+                "unusable_rows": float(found.rows),
+                "scored_rows": float(rows),
+                UNUSABLE_REQUESTS: float(len(found.requests)),
+            }
+            reason = f"{text}: model version {found.version}"
+            self._leave(found.version, BAD, reason, rows=rows, numbers=numbers, now=now)
 
     def _leave(
         self, version: int, state: str, reason: str, *, rows: int, numbers: Mapping[str, float | None], now: float

@@ -78,6 +78,7 @@ _RULES = {
     "taken_back": _Rule(RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
     "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),
+    "set_apart": _Rule("set_apart", "Rows could not be archived", "kept in the state folder, tried at the next start"),
 }
 """By kind of event; the end of a run by its outcome."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}

@@ -86,10 +86,14 @@ class LocalTrigger:
 
     poll_seconds = 0.0
 
-    def __init__(self, state: Path, store: Path, run_command: str) -> None:
-        """Creates the folders; starts nothing.
+    def __init__(self, state: Path, store: Path, run_command: str, *, umask: int = -1) -> None:
+        """Create the folders; start nothing.
 
-        `run_command` is quoted as for a shell.
+        Args:
+            state: The monitor's folder, which gets the requests and the runs' logs.
+            store: The model store, where a run leaves its outcome.
+            run_command: Quoted as for a shell.
+            umask: The runs' own; -1 = the monitor's.
 
         Raises:
             PermanentError: the command line cannot be parsed.
@@ -99,6 +103,7 @@ class LocalTrigger:
         except ValueError as error:
             raise PermanentError(f"run_command is {run_command!r}: {error}") from error
         self._requests, self._store = (state / "requests").absolute(), store
+        self._umask = umask
         self._lock, self._runs = (state / "run.lock").absolute(), (state / "runs").absolute()
         self._child: subprocess.Popen[bytes] | None = None
         for folder in (self._requests, self._runs):
@@ -148,10 +153,14 @@ class LocalTrigger:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[lock],
+                umask=self._umask,
             )
         # For people, and for whoever ends a whole demo; that the run is active is known by the lock.
         note = {"request_id": name, "process_group": self._child.pid, "command": list(argv)}
-        write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
+        try:
+            write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
+        except OSError as error:
+            logger.warning("the note on run %s cannot be written: %s", name, error)
         logger.info("run %s started as process %d", name, self._child.pid)
 
     @contextmanager

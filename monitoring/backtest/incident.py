@@ -35,6 +35,7 @@ from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.runtime.plain_text import show
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
@@ -130,7 +131,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     for line in found.lines:
         known = json.loads(line)
         decision = f"{known['policy']}: {known['action']}: {known['reason']}"
-        print(f"{_format_time(known['time'])}  version {known['version']}  {decision}")
+        show(f"{_format_time(known['time'])}  version {known['version']}  {decision}")
     print(f"{len(found.lines)} decision points, digest {digest_of(found.lines)}")
     if differs is None:
         print("every decision is the recorded one")
@@ -140,7 +141,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     else:
         print(f"decision {differs + 1} differs from the recorded one:")
         for name, lines in (("recorded", found.recorded), ("replayed", found.lines)):
-            print(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
+            show(f"  {name}: {lines[differs] if differs < len(lines) else 'none'}")
     if open_points := len(found.recorded) - found.num_complete:
         print(_open_text(open_points, found.complete_until))
     return code

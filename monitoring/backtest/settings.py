@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from components.contracts.baking import BakingSettings
 from components.contracts.recommender import Recommender, nearest, settings_of
 from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, TemporaryError
 from monitoring.deciding.judging import JudgeSettings
 from monitoring.deciding.policies import PolicySettings
 from monitoring.deciding.restraint import RecipeSettings, RestraintSettings
@@ -79,8 +79,15 @@ def judging_settings(recommender: Recommender) -> JudgingSettings:
 
 
 def write_judging(state: Path, settings: JudgingSettings) -> None:
-    """Keeps the settings in a monitor's state folder, for whoever records an incident of it."""
-    write_whole(state / JUDGING_FILE, json.dumps(flat_values(settings), indent=2) + "\n")
+    """Keep the settings in a monitor's state folder, for whoever records an incident of it.
+
+    Raises:
+        TemporaryError: the file cannot be written.
+    """
+    try:
+        write_whole(state / JUDGING_FILE, json.dumps(flat_values(settings), indent=2) + "\n")
+    except OSError as error:
+        raise TemporaryError(f"the settings cannot be written: {error}") from error
 
 
 def read_judging(state: Path) -> JudgingSettings:

@@ -31,15 +31,20 @@ from numpy.typing import NDArray
 from components.contracts import raw_rows
 from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
+from components.contracts.records import MAX_ID_CHARACTERS, NO_POSITION, NO_VERSION, Predictions
 from components.runtime.durable import fsync_path, no_checkpoint
 from components.runtime.errors import TemporaryError
 from components.store.archived_rows import arrow_schema, write_parquet
 from monitoring.memory.database import DAY_MICROS, OUTCOME_FOLDER, holds_outcomes
-from monitoring.memory.store import Store
+from monitoring.memory.store import AHEAD_FOLDER, Store, bytes_of_row
 from monitoring.rows import ArchiveOutcome, Unarchived
 
 logger = logging.getLogger(__name__)
+
+FILE_BYTES = 48 << 20
+"""Of a file's numbers and ids in memory at most, but for a larger part: all of them are in memory several times."""
+_OF_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+"""What is wrong with the rows of a file, or too large; errors of the disk are OSErrors."""
 
 OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
 
@@ -149,13 +154,15 @@ class Archive:
         roll_seconds: float,
         keep_rows: int,
         windows: Mapping[str, float] | None = None,
+        on_set_apart: Callable[[str, int, str], None] | None = None,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
         """Opens the archive and finishes what an interrupted predecessor had begun.
 
-        A file has `roll_rows` rows, and nothing waits longer than `roll_seconds`. The newest `keep_rows` archived rows
-        of each version stay in the store for the windows, beside those that the judge has not judged yet (document
-        `judge`, `judged_until`). `windows`, those of each event in seconds, are written beside late outcomes.
+        A file has `roll_rows` rows, fewer where they are wide, and nothing waits longer than `roll_seconds`. The newest
+        `keep_rows` archived rows of each version stay in the store for the windows, beside those that the judge has not
+        judged yet (document `judge`, `judged_until`). `windows`, those of each event in seconds, are written beside
+        late outcomes. `on_set_apart` is called with a file that cannot be made of its rows, their number, and why.
 
         Raises:
             TemporaryError: the folder cannot be written, or the disk is full.
@@ -163,10 +170,12 @@ class Archive:
         self._folder = folder
         self._store = store
         self._features = features
-        self._roll_rows = roll_rows
+        row_bytes = bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
+        self._roll_rows = max(min(roll_rows, FILE_BYTES // row_bytes), 1)
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
         self._windows, self._checkpoint = windows or {}, checkpoint
+        self._on_set_apart = on_set_apart or _log_set_apart
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for pattern in ("day=*/.part-*", f"{OUTCOME_FOLDER}/day=*/.part-*"):
@@ -174,6 +183,10 @@ class Archive:
                     torn.unlink()
         except OSError as error:
             raise TemporaryError(f"archive {folder} cannot be written: {error}") from error
+        # Another version of the program may be able to write what one could not.
+        for name in store.files("set apart"):
+            if not name.startswith(f"{AHEAD_FOLDER}/"):
+                store.take_back(name)
         self._finish_intended()
 
     def roll(self, now: float) -> list[ArchivedPart]:
@@ -232,23 +245,25 @@ class Archive:
         written = []
         in_order = sorted(items, key=lambda each: (utc_day(each.time), each.number))
         for day, group in groupby(in_order, lambda each: utc_day(each.time)):
-            of_day = list(group)
             name = f"{partition.format(day=day)}/part-{uuid4().hex}.parquet"
-            self._store.intend_file(name, [each.number for each in of_day])
+            self._store.intend_file(name, [each.number for each in group])
             self._checkpoint(f"{_kind_of(name)}.intended")
-            self._finish_file(name)
-            written.append(ArchivedPart(name, sum(each.num_rows for each in of_day)))
+            written += self._finish_file(name)
         return written
 
     def _finish_intended(self) -> None:
         """Writes and seals what a predecessor had begun, or this one before the disk refused."""
-        for name in self._store.files("intended"):
-            self._finish_file(name)
+        while names := self._store.files("intended"):  # one that is divided leaves two others
+            for name in names:
+                self._finish_file(name)
 
-    def _finish_file(self, name: str) -> None:
-        """Makes the file `name` unless it is there, or was and is uploaded; then seals it.
+    def _finish_file(self, name: str) -> list[ArchivedPart]:
+        """Make the file `name` unless it is there, or was and is uploaded; then seal it.
 
         Where the disk is full or refuses, no temporary file is left, and the store keeps the rows.
+
+        Returns:
+            The file, or what `_divide` wrote where it cannot be made of its rows.
         """
         path = self._folder / name
         if not marker_path(self._folder, name).exists():
@@ -262,12 +277,33 @@ class Archive:
                         break
             except OSError as error:
                 raise TemporaryError(f"archive file {path} cannot be written: {error}") from error
+            except _OF_ROWS as error:
+                return self._divide(name, error)
             self._checkpoint(f"{_kind_of(name)}.synced")
         judge = self._store.read_document("judge")
         judged_until = -inf if judge is None else judge.get("judged_until", -inf)
-        self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
+        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
         self._checkpoint(f"{_kind_of(name)}.sealed")
         logger.info("sealed %s", name)
+        return [ArchivedPart(name, num_rows)]
+
+    def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
+        """Intend two files in place of one that cannot be made, or set the one apart where it has a single request.
+
+        What one row spoils must not keep the others out of the archive. What is set apart stays in the store and is
+        tried again at the next start.
+        """
+        numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
+        if len(numbers) == 1 and not holds_outcomes(name) and self._store.split_part(numbers[0]):
+            numbers = self._store.numbers_of_file(name)
+        if len(numbers) > 1:
+            middle = len(numbers) // 2
+            parts = {f"{half}{uuid4().hex}.parquet": part for part in (numbers[:middle], numbers[middle:])}
+            self._store.split_file(name, parts)
+            self._checkpoint(f"{_kind_of(name)}.divided")
+            return [written for part in parts for written in self._finish_file(part)]
+        self._on_set_apart(name, self._store.set_apart(name), f"{type(error).__name__}: {error}"[:200])
+        return []
 
     def _write_whole(self, name: str) -> None:
         path, kind = self._folder / name, _kind_of(name)
@@ -279,7 +315,7 @@ class Archive:
             fsync_path(temporary)
             self._checkpoint(f"{kind}.flushed")
             os.rename(temporary, path)
-        except OSError:
+        except (OSError, *_OF_ROWS):
             # On a full disk the torn file would take the room that the next try needs.
             temporary.unlink(missing_ok=True)
             raise
@@ -290,6 +326,16 @@ class Archive:
             return build_outcome_table(self._store.outcomes_of_file(name), self._windows)
         requests, labels = self._store.rows_of_file(name)
         return build_row_table(requests, labels, self._features)
+
+
+def _log_set_apart(name: str, number: int, reason: str) -> None:
+    logger.error("%s", set_apart_text(name, number, reason))
+
+
+def set_apart_text(name: str, number: int, reason: str) -> str:
+    """Return the sentence about an archive file that cannot be made."""
+    kind = "late outcomes" if holds_outcomes(name) else "rows"
+    return f"{number} {kind} of {name} cannot be archived and are set apart in the state folder: {reason}"
 
 
 def _kind_of(name: str) -> str:

@@ -2,17 +2,20 @@
 
 One process at a time holds it. One transaction is flushed to disk when it returns. What goes into the tables is left to
 `monitoring.memory.store`, but for the tables of which matured rows and late outcomes lie in which archive file: a file
-goes intended -> sealed -> uploaded. Writing it is left to `monitoring.memory.archive`.
+goes intended -> sealed -> uploaded, or set apart where it cannot be written. Writing it is left to
+`monitoring.memory.archive`.
 """
 
 import fcntl
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -20,13 +23,15 @@ from numpy.typing import NDArray
 
 from components.contracts.raw_rows import OUTCOME_PARTITION
 from components.contracts.records import Predictions, R, Requests
-from components.runtime.errors import PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.rows import ArchiveOutcome, LateOutcome, MaturedRequests, Unarchived
 
 M = TypeVar("M")
 
-VERSION = 7
+logger = logging.getLogger(__name__)
+
+VERSION = 8
 """Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
 PAGE_BYTES = 16_384
 """Of new files. On SQLite's own pages of 4 kB, which are a chain of thousands for a block, a monitor of requests of 64
@@ -47,7 +52,7 @@ CREATE TABLE matured (
 CREATE INDEX unarchived ON matured (last) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file) WHERE file IS NOT NULL;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
-CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE clicks (
     request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL, number INTEGER,
     PRIMARY KEY (request_id, row));
@@ -60,7 +65,7 @@ CREATE INDEX unarchived_outcomes ON late_outcomes (number) WHERE file IS NULL;
 CREATE INDEX outcomes_in ON late_outcomes (file) WHERE file IS NOT NULL;
 CREATE TABLE files (
     name TEXT PRIMARY KEY,
-    state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded')));
+    state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded', 'set apart')));
 CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
@@ -72,16 +77,40 @@ those up to `matured_to` have matured; `waiting_from` is the time of the first t
 of its prediction once that is known."""
 
 
+_CHECKSUM_BYTES = 4
+
+
+class CorruptBlock(ContractError):
+    """A block of the memory that the disk does not return as it was written."""
+
+    def __init__(self, number: int, num_bytes: int) -> None:
+        super().__init__(f"block {number} of the state, {num_bytes} bytes, does not match its checksum")
+        self.number = number
+
+
 def pack(requests: Requests) -> bytes:
-    """The arrays as bytes."""
+    """Return the arrays as bytes that begin with their checksum (CRC-32)."""
     arrays = {each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"}
     content = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
-    return msgspec.msgpack.encode((requests.ids.tolist(), content))
+    packed = msgspec.msgpack.encode((requests.ids.tolist(), content))
+    return crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") + packed
 
 
-def unpack(kind: type[R], content: bytes) -> R:
-    """What `pack` made the bytes of, an object of this class; its arrays are read only."""
-    ids, arrays = msgspec.msgpack.decode(content)
+def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
+    """Return the requests of which `pack` made the bytes; their arrays are read only.
+
+    Args:
+        kind: The class of the requests.
+        content: The bytes.
+        number: The number under which the block is stored, for the error.
+
+    Raises:
+        CorruptBlock: The bytes do not match their checksum.
+    """
+    packed = memoryview(content)[_CHECKSUM_BYTES:]
+    if crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") != content[:_CHECKSUM_BYTES]:
+        raise CorruptBlock(number, len(content))
+    ids, arrays = msgspec.msgpack.decode(packed)
     return kind(
         ids=np.array(ids, object),
         **{name: np.frombuffer(array, dtype).reshape(shape) for name, (dtype, shape, array) in arrays.items()},
@@ -101,6 +130,7 @@ class Database:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _make_private(path)
             # Freed by the kernel with the process, whatever ends it.
             self._lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115
         except OSError as error:
@@ -209,6 +239,13 @@ class Database:
             yield from self._connection.execute(query.format(ids=", ".join("?" * len(chunk))), chunk)
 
 
+def _make_private(path: Path) -> None:
+    """Keep what people looked at from other users, also in a state folder of an earlier monitor."""
+    for each in (path.parent, *path.parent.glob(f"{path.stem}*")):
+        with suppress(PermissionError):  # another user's folder that this one may write: its rights are that user's
+            each.chmod(each.stat().st_mode & ~0o077)
+
+
 def add_to(counts: dict[str, float], name: str, number: float) -> None:
     """Adds to one of `counts`."""
     counts[name] = counts.get(name, 0) + number
@@ -240,8 +277,9 @@ class FileTables(Database):
 
     @property
     def num_unarchived_rows(self) -> int:
-        """Matured rows in no sealed file."""
-        return int(self.counters.get("matured", 0) - self.counters.get("archived", 0))
+        """Matured rows in no sealed file, without those that are set apart."""
+        ended = self.counters.get("archived", 0) + self.counters.get("set_apart", 0)
+        return int(self.counters.get("matured", 0) - ended)
 
     def oldest_unarchived_at(self) -> float | None:
         """When the first matured row that is in no file matured; None where all are in files."""
@@ -270,7 +308,8 @@ class FileTables(Database):
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
         """Up to `max_rows` late outcomes in no file, oldest first."""
-        columns = "number, coalesce(predicted_at, time), 1"
+        # A prediction from further ahead than a day had a wrong clock: its outcomes need no day of their own.
+        columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
 
@@ -278,10 +317,88 @@ class FileTables(Database):
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
         """Gives these parts of matured requests, or late outcomes, to the file `name`, which is written next."""
-        table = "late_outcomes" if holds_outcomes(name) else "matured"
         with self._transaction({}) as connection:
-            connection.execute("INSERT INTO files (name) VALUES (?)", (name,))
-            connection.executemany(f"UPDATE {table} SET file = ? WHERE rowid = ?", [(name, n) for n in numbers])
+            self._intend(connection, name, numbers)
+
+    def split_file(self, name: str, parts: Mapping[str, Iterable[int]]) -> None:
+        """Give what belongs to the intended file `name` to other intended files instead.
+
+        Args:
+            name: The file, which is not written.
+            parts: By file name, the numbers that `numbers_of_file` returned.
+        """
+        with self._transaction({}) as connection:
+            connection.execute("DELETE FROM files WHERE name = ?", (name,))
+            for part, numbers in parts.items():
+                self._intend(connection, part, numbers)
+
+    def _intend(self, connection: sqlite3.Connection, name: str, numbers: Iterable[int]) -> None:
+        connection.execute("INSERT INTO files (name) VALUES (?)", (name,))
+        query = f"UPDATE {self._table_of(name)} SET file = ? WHERE rowid = ?"
+        connection.executemany(query, [(name, number) for number in numbers])
+
+    def numbers_of_file(self, name: str) -> list[int]:
+        """Return the numbers of the parts of matured requests, or of the late outcomes, that belong to a file."""
+        query = f"SELECT rowid FROM {self._table_of(name)} WHERE file = ? ORDER BY rowid"
+        return [number for (number,) in self._connection.execute(query, (name,))]
+
+    def split_part(self, number: int) -> bool:
+        """Divide a part of matured requests in two, which belong to its file; False if it cannot be divided."""
+        query = "SELECT matured_at, file, requests FROM matured WHERE last = ? AND num_requests > 1"
+        if (found := self._connection.execute(query, (number,)).fetchone()) is None:
+            return False
+        matured_at, file, packed = found
+        try:
+            part = unpack(MaturedRequests, packed, number)
+        except CorruptBlock:
+            return False
+        half = len(part) // 2
+        with self._transaction({}) as connection:
+            connection.execute("DELETE FROM matured WHERE last = ?", (number,))
+            for start, stop in ((0, half), (half, len(part))):
+                last = number - len(part) + stop
+                self._insert_part(connection, part.between(start, stop), last, matured_at=matured_at, file=file)
+        return True
+
+    @staticmethod
+    def _insert_part(
+        connection: sqlite3.Connection, part: MaturedRequests, last: int, *, matured_at: float, file: str | None
+    ) -> None:
+        """Store matured requests that are kept together; `last` is the place of the last in the order of maturing."""
+        versions = {version: of.num_rows for version, of in reversed(list(part.by_version()))}
+        times = (float(part.times[0]), float(part.times.max()))
+        connection.execute(
+            "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (last, len(part), part.num_rows, *times, matured_at, json.dumps(versions), pack(part), file),
+        )
+
+    def set_apart(self, name: str) -> int:
+        """Keep what belongs to an intended file that cannot be written, and wait for it no more.
+
+        Returns:
+            The number of rows or late outcomes.
+        """
+        with self._transaction({}) as connection:
+            return self._move_apart(connection, name, 1)
+
+    def take_back(self, name: str) -> None:
+        """Intend a file again that was set apart."""
+        with self._transaction({}) as connection:
+            self._move_apart(connection, name, -1)
+
+    def _move_apart(self, connection: sqlite3.Connection, name: str, sign: int) -> int:
+        state = "set apart" if sign > 0 else "intended"
+        connection.execute("UPDATE files SET state = ? WHERE name = ?", (state, name))
+        kind = "set_apart_outcome" if holds_outcomes(name) else "set_apart"
+        counted = "count(*)" if holds_outcomes(name) else "coalesce(sum(num_rows), 0)"
+        query = f"SELECT {counted} FROM {self._table_of(name)} WHERE file = ?"
+        (number,) = connection.execute(query, (name,)).fetchone()
+        self._add_counts(connection, {kind: sign * number})
+        return int(number)
+
+    @staticmethod
+    def _table_of(name: str) -> str:
+        return "late_outcomes" if holds_outcomes(name) else "matured"
 
     def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
         """The requests that were given to the file `name`, in its order, and the label of each row."""
@@ -295,13 +412,13 @@ class FileTables(Database):
         return Predictions.joined(found).select(in_order), matured.labels
 
     def _matured_of_file(self, name: str) -> MaturedRequests:
-        parts = self._connection.execute("SELECT requests FROM matured WHERE file = ? ORDER BY last", (name,))
-        return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in parts])
+        parts = self._connection.execute("SELECT requests, last FROM matured WHERE file = ? ORDER BY last", (name,))
+        return MaturedRequests.joined([unpack(MaturedRequests, *part) for part in parts])
 
     def _block_rows(self, last: int) -> Predictions:
         """The rows of a block that is not archived."""
         (content,) = self._connection.execute("SELECT content FROM block_rows WHERE last = ?", (last,)).fetchone()
-        return unpack(Predictions, content)
+        return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """The last number of each block that holds some of these predictions, ascending, and which it holds."""
@@ -319,8 +436,10 @@ class FileTables(Database):
         found = self._connection.execute(f"SELECT {columns} FROM late_outcomes WHERE file = ? ORDER BY number", (name,))
         return [ArchiveOutcome(LateOutcome(*outcome), stored_at) for *outcome, stored_at in found]
 
-    def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> None:
+    def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
         """Notes that the file is whole on disk; lets its payloads go, and matured rows that nobody needs.
+
+        Returns how many rows or late outcomes the file has.
 
         The outcomes in a sealed file are let go by `Store.forget`. The newest `keep_rows` matured rows of a version are
         held on, and requests predicted after `keep_after`.
@@ -338,6 +457,7 @@ class FileTables(Database):
                         connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
                 self._let_old_matured_go(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
+        return int(num_rows)
 
     def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
         """Holds only the ids of archived requests beyond the newest rows of each of the newest versions.
@@ -345,7 +465,7 @@ class FileTables(Database):
         What matured together is held or let go together. Needed are rows at most among the newest of all, as many as
         `MAX_VERSIONS` with equal shares have: a rare version would hold those of all others.
         """
-        is_sealed = "file IN (SELECT name FROM files WHERE state != 'intended')"
+        is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
         seen: dict[str, int] = {}
         num_newer = 0
@@ -363,12 +483,18 @@ class FileTables(Database):
     def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
         """Deletes a part of matured requests, and the blocks that no request is held of."""
         (packed,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING requests", (last,)).fetchone()
-        for block, of_block in self._by_block(unpack(MaturedRequests, packed).numbers):
+        try:
+            numbers = unpack(MaturedRequests, packed, last).numbers
+        except CorruptBlock as error:
+            # Archived, so no row is lost; what is left of its blocks stays.
+            logger.error("archived rows are let go: %s", error)
+            return
+        for block, of_block in self._by_block(numbers):
             connection.execute("UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block))
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
     def files(self, state: str) -> list[str]:
-        """Names of the archive files in `state`: `intended`, `sealed` or `uploaded`."""
+        """Names of the archive files in `state`: `intended`, `sealed`, `uploaded` or `set apart`."""
         query = "SELECT name FROM files WHERE state = ? ORDER BY rowid"
         return [name for (name,) in self._connection.execute(query, (state,))]
 

@@ -16,10 +16,13 @@ from components.contracts.raw_rows import microseconds
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions, Record
 from components.runtime.errors import ContractError
+from monitoring.memory.admission import AdmittedVersions
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 
 MAX_FUTURE_SECONDS = 86_400.0
 """A record from further ahead has a broken clock; it would wait in the join for as long."""
+DECODED_BYTES = 32 << 20
+"""Memory of the records that one call decodes one by one, about, or of a single larger one."""
 
 
 class UnscoredRows(ContractError):
@@ -27,8 +30,7 @@ class UnscoredRows(ContractError):
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:
         super().__init__(f"{rows} rows of request {request_id} have no score by model version {version}")
-        self.version = version
-        self.rows = rows
+        self.request_id, self.version, self.rows = request_id, version, rows
 
 
 class Intake(NamedTuple):
@@ -41,44 +43,74 @@ class Intake(NamedTuple):
     outcomes: list[OutcomeBatch]
     bad: list[tuple[int, ContractError]]
     """Place among the messages, and why it is none of these."""
+    left: list[int]
+    """Places of messages that were not read: with these the records would take too much memory at once."""
 
 
-def read_records(payloads: Sequence[bytes], *, now: float, form: RecordFormat, recommender: str) -> Intake:
-    """The records in the payloads, checked beyond their encoding: one bad message must not stop the monitor later.
+class IntakeRules(NamedTuple):
+    """What the monitor expects of a record beyond its encoding."""
 
-    Bad are `UnscoredRows`, to which a model gave no probability, and what is not decodable, has a time far ahead, or is
-    a prediction of another recommender.
+    form: RecordFormat
+    recommender: str
+    """Name of the one whose predictions are taken in."""
+    max_age_seconds: float
+    """Oldest record that is taken in: each UTC day of the rows has files of its own."""
+    versions: AdmittedVersions
+
+
+def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
+    """Decode messages and check what their encoding does not: one bad message must not stop the monitor later.
+
+    Bad are `UnscoredRows`, to which a model gave no probability, and what is not decodable, is too old or from a time
+    far ahead, or is a prediction of another recommender or of one model version too many.
     """
-    last = now + MAX_FUTURE_SECONDS
-    plain, rest = form.decode_plain(payloads, recommender=recommender, before=last)
+    form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
+    rules.versions.begin_batch()
+    plain, rest = form.decode_plain(
+        payloads, recommender=rules.recommender, since=since, before=last, versions=rules.versions.now
+    )
     batches: list[PredictionBatch] = []
     places: list[int] = []
     outcomes: list[OutcomeBatch] = []
     bad: list[tuple[int, ContractError]] = []
+    num_bytes, num_read = 0, 0
     for place in rest:
+        if num_bytes >= DECODED_BYTES:
+            break
+        num_read += 1
         try:
-            record = form.decode(payloads[place], recommender=recommender)
-            _expect_usable(record, now)
+            record = form.decode(payloads[place], recommender=rules.recommender)
+            _expect_usable(record, rules, now=now)
         except ContractError as error:
             bad.append((place, error))
             continue
+        num_bytes += form.decoded_bytes(record)
         if isinstance(record, PredictionBatch):
             batches.append(record)
             places.append(place)
         else:
             outcomes.append(record)
+    left = rest[num_read:]
     if batches:
         plain.append((Predictions.of(batches), np.array(places, np.int64)))
     if not plain:
-        return Intake(None, np.empty(0, np.int64), outcomes, bad)
+        return Intake(None, np.empty(0, np.int64), outcomes, bad, left)
     predictions, places_of = zip(*plain)
-    return Intake(Predictions.joined(predictions), np.concatenate(places_of), outcomes, bad)
+    return Intake(Predictions.joined(predictions), np.concatenate(places_of), outcomes, bad, left)
 
 
-def _expect_usable(record: Record, now: float) -> None:
-    newest = record.time if isinstance(record, PredictionBatch) else max(record.time, float(record.times.max()))
-    if newest > now + MAX_FUTURE_SECONDS:
+def _expect_usable(record: Record, rules: IntakeRules, *, now: float) -> None:
+    times = [record.time] if isinstance(record, PredictionBatch) else [record.time, *record.times.tolist()]
+    if (newest := max(times)) > now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
+    if (oldest := min(times)) < now - rules.max_age_seconds:
+        days = rules.max_age_seconds / 86_400.0
+        raise ContractError(
+            f"time is {oldest}, {(now - oldest) / 86_400.0:.1f} days ago, expected at most {days:g} days "
+            "(max_age_seconds)"
+        )
+    if isinstance(record, PredictionBatch):
+        rules.versions.expect(record.model_version)
     # NaN is the minimum of whatever holds one, and fails the comparison.
     if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
         rows = int(np.isnan(record.scores).sum())

@@ -43,7 +43,7 @@ class KeptWatch:
         self._mark = int(kept["mark"])
         for predictions in store.stored_after(self._mark):
             watch.observe(predictions)
-        self._keep_at = clock()
+        self._kept_at: float | None = None
         self._is_due = False
 
     def observe(self, predictions: Predictions) -> None:
@@ -79,7 +79,7 @@ class KeptWatch:
         own = {DOCUMENT: kept, **{name: dict(document) for name, document in documents.items()}}
         self._store.write_documents(own, {name: float(n) for name, n in counts.items() if n})
         self._counted = Counter(self._watch.passed_over)
-        self._keep_at = self._clock() + KEEP_SECONDS
+        self._kept_at = self._clock()
         self._is_due = False
 
     def keep_if_due(self) -> None:
@@ -87,7 +87,9 @@ class KeptWatch:
 
         Those may mature in this turn, and then leave the store.
         """
-        if self._is_due or (self._clock() >= self._keep_at and self._store.prediction_mark() != self._mark):
+        # Also where the clock was set back.
+        is_time = self._kept_at is None or abs(self._clock() - self._kept_at) >= KEEP_SECONDS
+        if self._is_due or (is_time and self._store.prediction_mark() != self._mark):
             self.keep({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:

@@ -13,24 +13,30 @@ late for its row: stored as late -> in an intended file -> sealed.
 """
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from itertools import repeat
+from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, Predictions
+from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions, R
 from components.contracts.serving import ColumnMap
 from components.runtime.errors import ContractError
-from monitoring.memory.database import DAY_MICROS, FileTables, add_to, pack, unpack
+from monitoring.memory.database import DAY_MICROS, CorruptBlock, FileTables, add_to, pack, unpack
 from monitoring.memory.repeated import KnownRequest, ToldApart, batch_key, tell_apart
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
+
+logger = logging.getLogger(__name__)
 
 _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
@@ -52,6 +58,11 @@ RATED_REQUESTS = 20_000
 """Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
 _BLOCK_BYTES = 16 << 20
 """Of a block's numbers at most, but for a larger request: one block is read whole."""
+MAX_DEAD_LETTERS = 100_000
+"""Newest dead letters whose ids are remembered, so that one that is delivered again is counted once."""
+AHEAD_FOLDER = "ahead"
+"""Begins the names of files that stand for rows whose times lie far ahead; such files are never written."""
+_NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
 """Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
 
@@ -59,19 +70,26 @@ _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predict
 class Store(FileTables):
     """The memory in `path`; one process at a time holds it."""
 
+    def __init__(self, path: Path) -> None:
+        """See `Database`."""
+        super().__init__(path)
+        self._corrupt: set[int] = set()
+        """Parts of matured requests that `newest_rows` passed over."""
+
+    user_place: int | None = None
+    """The user's among the categories of a row, None = the recommender names none. Set before anything is read."""
+
     def add(
         self,
         predictions: Predictions | None,
         outcomes: Sequence[OutcomeBatch],
-        unusable: Sequence[tuple[str, str]],
+        unusable: Sequence[str],
         *,
         now: float,
-        user_place: int | None = None,
     ) -> "Stored":
-        """Stores the records of one pull; those stored before only count as duplicates (`memory.repeated`).
+        """Store the records of one pull; those stored before only count as duplicates (`memory.repeated`).
 
-        `unusable` are (message id, reason) of future dead letters, which are counted here and kept by the log;
-        `user_place` is the user's among the categories of a row, None = the recommender names none.
+        `unusable` are the message ids of future dead letters, which are counted here and kept by the log.
 
         Raises:
             ContractError: one of them is nothing that SQLite takes; nothing was stored.
@@ -80,9 +98,9 @@ class Store(FileTables):
         counts: dict[str, float] = {}
         stored = Stored(None, np.empty(0, np.int64))
         with self._transaction(counts) as connection, _records_errors():
-            add_to(counts, "dead_letter", _new_dead_letters(connection, unusable))
+            add_to(counts, "dead_letter", _new_dead_letters(connection, unusable, now=now))
             if predictions is not None:
-                stored = self._add_predictions(connection, predictions, counts, now=now, user_place=user_place)
+                stored = self._add_predictions(connection, predictions, counts, now=now)
             for outcome in outcomes:
                 new = connection.execute(
                     "INSERT OR IGNORE INTO outcome_batches VALUES (?, ?)", (batch_key(outcome), now)
@@ -93,11 +111,11 @@ class Store(FileTables):
                     self._add_outcomes(connection, outcome, counts, now=now)
         return stored
 
-    def count_reused(self, letters: Sequence[tuple[str, str]]) -> None:
-        """Counts (key, reason) of future dead letters under the ids of other requests, each key once."""
+    def count_reused(self, keys: Sequence[str], *, now: float) -> None:
+        """Count future dead letters under the ids of other requests, each key once."""
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
-            new = _new_dead_letters(connection, letters)
+            new = _new_dead_letters(connection, keys, now=now)
             add_to(counts, "dead_letter", new)
             add_to(counts, "reused_id", new)
 
@@ -108,7 +126,6 @@ class Store(FileTables):
         counts: dict[str, float],
         *,
         now: float,
-        user_place: int | None,
     ) -> "Stored":
         order = predictions.order(predictions.times)
         added, reused = predictions.select(order), np.empty(0, np.int64)
@@ -131,10 +148,10 @@ class Store(FileTables):
                 "UPDATE clicks SET number = ? WHERE request_id = ?",
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
-        row_bytes = 32 + 4 * added.dense.shape[1] + 8 * added.categorical.shape[1]
+        row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
-            _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
+            _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
         return Stored(added, reused)
 
     def _tell_apart(self, predictions: Predictions) -> ToldApart:
@@ -189,7 +206,11 @@ class Store(FileTables):
         """
         with self._transaction({}) as connection:
             for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
-                block = self._block_rows(last)
+                try:
+                    block = self._block_rows(last)
+                except CorruptBlock as error:
+                    logger.error("left as it is: %s", error)
+                    continue
                 dense, categorical = arranged.rows(block.dense, block.categorical)
                 content = pack(replace(block, dense=dense, categorical=categorical))
                 connection.execute("UPDATE block_rows SET content = ? WHERE last = ?", (content, last))
@@ -201,6 +222,9 @@ class Store(FileTables):
         """The first predictions made at or before this time and not matured, by time and id; None = there is none.
 
         Up to `limit`, of `max_rows` rows or a single one; in memory are at most twice as many and a block.
+
+        Raises:
+            CorruptBlock: neither what maturing reads of a block nor its rows are as they were stored; see `give_up`.
         """
         found: list[Waiting] = []
         num_new, until = np.zeros(2, np.int64), np.inf
@@ -209,7 +233,7 @@ class Store(FileTables):
         for first, matured_to, waiting_from, packed in self._connection.execute(query, (predicted_before,)):
             if waiting_from > until:
                 break
-            block = unpack(Waiting, packed)
+            block = self._waiting_block(first, packed)
             due = block.between(matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right")))
             found.append(due)
             num_new += len(due), due.num_rows
@@ -218,12 +242,49 @@ class Store(FileTables):
                 until = found[0].times[-1]
         return _first_of(found, limit, max_rows) if found else None
 
+    def _waiting_block(self, first: int, packed: bytes) -> Waiting:
+        """Return a block as maturing reads it; made of the block's rows where it is corrupt itself."""
+        try:
+            return unpack(Waiting, packed, first)
+        except CorruptBlock as error:
+            query = "SELECT last, content FROM blocks JOIN block_rows USING (last) WHERE first = ?"
+            found = self._connection.execute(query, (first,)).fetchone()
+            if found is None:
+                raise
+            last, content = found
+            rows = unpack(Predictions, content, first)
+            logger.warning("%s; made again of its rows", error)
+            return _waiting_of(rows, last - len(rows) + 1, self.user_place)
+
+    def give_up(self, block: int) -> int:
+        """Wait no more for the labels of a corrupt block; what is left of it stays in the file.
+
+        Args:
+            block: The number of its first prediction, `CorruptBlock.number`.
+
+        Returns:
+            The rows whose labels are lost.
+        """
+        counts: dict[str, float] = {}
+        with self._transaction(counts) as connection:
+            query = (
+                "SELECT coalesce(sum(num_rows), 0) FROM predictions, blocks"
+                " WHERE first = ? AND predictions.rowid > matured_to AND predictions.rowid <= last"
+            )
+            (rows,) = connection.execute(query, (block,)).fetchone()
+            connection.execute("UPDATE blocks SET waiting_from = NULL WHERE first = ?", (block,))
+            counts["given_up"] = float(rows)
+        return int(rows)
+
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
         """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
         found: list[Waiting] = []
         query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL ORDER BY newest DESC"
         for first, matured_to, packed in self._connection.execute(query):
-            block = unpack(Waiting, packed)
+            try:
+                block = self._waiting_block(first, packed)
+            except CorruptBlock:
+                continue  # `waiting` meets it when it is due, and its caller sets it apart
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -237,13 +298,25 @@ class Store(FileTables):
         query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
-    def newest_prediction(self) -> tuple[float, int] | None:
-        """Time and model version of the newest prediction held that no canary made; None where there is none."""
+    def waiting_ahead(self, after: float) -> Waiting | None:
+        """Return a block of predictions made after this time whose labels are not final; None if there is none."""
+        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY waiting_from LIMIT 1"
+        if (found := self._connection.execute(query, (after,)).fetchone()) is None:
+            return None
+        first, matured_to, packed = found
+        block = self._waiting_block(first, packed)
+        return block.between(matured_to + 1 - first, len(block))
+
+    def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
+        """Return time and model version of the newest prediction held that no canary made; None if there is none.
+
+        Predictions made after the time `until` do not count.
+        """
         query = (
-            "SELECT time, model_version FROM predictions WHERE canary = 0"
+            "SELECT time, model_version FROM predictions WHERE canary = 0 AND time <= ?"
             " ORDER BY time DESC, model_version DESC LIMIT 1"
         )
-        row = self._connection.execute(query).fetchone()
+        row = self._connection.execute(query, (until,)).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 
     def predictions_after(self, time: float | None) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
@@ -264,14 +337,14 @@ class Store(FileTables):
 
     def stored_after(self, mark: int) -> Iterator[Predictions]:
         """The predictions stored after the one numbered `mark` and not archived yet, in this order."""
-        query = "SELECT content FROM block_rows WHERE last > ? ORDER BY last"
-        return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (mark,)))
+        query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
+        return _sound(Predictions, self._connection.execute(query, (mark,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
         """The predictions of the blocks with one made at `time` or later, of those not archived yet."""
-        query = "SELECT content FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
+        query = "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
         # Times are kept as they came; a bucket begins at a whole microsecond.
-        return (unpack(Predictions, content) for (content,) in self._connection.execute(query, (time - 1e-6,)))
+        return _sound(Predictions, self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
         self,
@@ -281,18 +354,23 @@ class Store(FileTables):
         now: float,
         late: Sequence[LateOutcome] = (),
         part_rows: int = 1,
+        apart: bool = False,
     ) -> None:
         """Makes these click labels final.
 
         `requests` are in the order in which they are to be archived, those that `waiting` gave; `late` are outcomes of
         them that made no label. They are kept in parts of at most `part_rows` rows, or of one request, and of one UTC
-        day each: the least that an archive file takes.
+        day each: the least that an archive file takes. With `apart` none takes them: they are set apart for good.
         """
         place = self.matured_mark()
         add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", requests.num_rows)
         add_to(counts, "matured_click", int(requests.labels.sum()))
+        file = f"{AHEAD_FOLDER}/{uuid4().hex}" if apart else None
         with self._transaction(counts) as connection:
+            if file is not None:
+                connection.execute("INSERT INTO files VALUES (?, 'set apart')", (file,))
+                add_to(counts, "set_apart", requests.num_rows)
             for last, of_block in self._by_block(requests.numbers):
                 matured_from, matured_to = int(of_block[0]), int(of_block[-1])
                 if matured_to == last:
@@ -306,20 +384,7 @@ class Store(FileTables):
                     connection.execute(query, (matured_to, matured_to + 1, last))
                 connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
             for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
-                part = requests.between(start, stop)
-                connection.execute(
-                    "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-                    (
-                        place + stop,
-                        len(part),
-                        part.num_rows,
-                        float(part.times[0]),
-                        float(part.times.max()),
-                        now,
-                        json.dumps({version: of.num_rows for version, of in reversed(list(part.by_version()))}),
-                        pack(part),
-                    ),
-                )
+                self._insert_part(connection, requests.between(start, stop), place + stop, matured_at=now, file=file)
             self._keep_late(connection, late, now)
 
     def matured_mark(self) -> int:
@@ -327,19 +392,31 @@ class Store(FileTables):
         return int(self.counters.get("matured_request", 0))
 
     def num_matured_after(self, mark: int) -> int:
-        """Requests held that matured after the one at the place `mark`."""
-        query = "SELECT coalesce(sum(min(num_requests, last - ?)), 0) FROM matured WHERE last > ?"
-        return int(self._connection.execute(query, (mark, mark)).fetchone()[0])
+        """Return how many of `newest_rows` matured after the request at the place `mark`."""
+        query = f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
+        found = self._connection.execute(query, (mark, mark))
+        return sum(number for last, number in found if last not in self._corrupt)
 
     @property
     def num_pending_rows(self) -> int:
         """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
-        return int(self.counters.get("predicted", 0) - self.counters.get("matured", 0))
+        ended = self.counters.get("matured", 0) + self.counters.get("given_up", 0)
+        return int(self.counters.get("predicted", 0) - ended)
 
     def newest_rows(self) -> MaturedRequests | None:
-        """The matured requests still held, oldest first: enough to fill the window of the version that serves."""
-        found = self._connection.execute("SELECT requests FROM matured ORDER BY last").fetchall()
-        return MaturedRequests.joined([unpack(MaturedRequests, packed) for (packed,) in found]) if found else None
+        """The matured requests still held, oldest first: enough to fill the window of the version that serves.
+
+        Those that are set apart are left out.
+        """
+        query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
+        found = []
+        for packed, last in self._connection.execute(query):
+            try:
+                found.append(unpack(MaturedRequests, packed, last))
+            except CorruptBlock as error:
+                logger.error("the windows lack rows: %s", error)
+                self._corrupt.add(last)
+        return MaturedRequests.joined(found) if found else None
 
     def prepare_conversion_rates(self) -> None:
         """Makes `conversion_rates` fast; its index takes 5 % of all that the monitor does for a request of one row."""
@@ -385,27 +462,32 @@ class Store(FileTables):
                     left = pack(replace(requests, users=users))
                     connection.execute("UPDATE matured SET requests = ? WHERE last = ?", (left, last))
 
-    def forget(self, *, before: float, orphans_before: float | None = None) -> None:
+    def forget(self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf) -> None:
         """Lets go of what was stored before this time and has no use any more.
 
-        These are ids of requests whose rows are held no more, ids of outcome batches, and outcomes in sealed files if
-        the rows of their request are not held. Clicks on requests that stayed unknown become late outcomes.
-        `orphans_before` is the same for clicks on unknown requests; None = `before`.
+        These are ids of requests whose rows are held no more, ids of outcome batches and of dead letters, and outcomes
+        in sealed files if the rows of their request are not held. Clicks on requests that stayed unknown become late
+        outcomes. `orphans_before` is the same for clicks on unknown requests; None = `before`.
+        What was stored after `ahead` was stored under a clock that was wrong, and counts as old.
         """
         orphaned = before if orphans_before is None else orphans_before
-        is_orphan = "stored_at < ? AND number IS NULL"
+        is_orphan = "stored_at NOT BETWEEN ? AND ? AND number IS NULL"
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             connection.execute(
-                f"DELETE FROM predictions WHERE stored_at < ? AND coalesce({_IS_HELD}, 0) = 0"
+                f"DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND coalesce({_IS_HELD}, 0) = 0"
                 # The newest stays, or its number would be given again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
-                (before,),
+                (before, ahead),
             )
             connection.execute("DELETE FROM outcome_batches WHERE stored_at < ?", (before,))
             connection.execute(
+                "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) FROM dead_letters) - ?",
+                (before, MAX_DEAD_LETTERS),
+            )
+            connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
-                " AND file IN (SELECT name FROM files WHERE state != 'intended')"
+                " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
                 # The conversion rate counts a request as long as its rows are held, so its outcomes stay as long.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = late_outcomes.request_id"
                 f" AND {_IS_HELD})",
@@ -413,11 +495,12 @@ class Store(FileTables):
             )
             connection.execute(
                 "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
-                f" SELECT request_id, row, ?, time, NULL, stored_at FROM clicks WHERE {is_orphan} {_KEEP_EARLIEST}",
-                (CLICK, orphaned),
+                " SELECT request_id, row, ?, time, NULL, min(stored_at, ?) FROM clicks"
+                f" WHERE {is_orphan} {_KEEP_EARLIEST}",
+                (CLICK, ahead, orphaned, ahead),
             )
             counts["unmatched_outcome"] = connection.execute(
-                f"DELETE FROM clicks WHERE {is_orphan}", (orphaned,)
+                f"DELETE FROM clicks WHERE {is_orphan}", (orphaned, ahead)
             ).rowcount
 
 
@@ -430,10 +513,10 @@ class Stored(NamedTuple):
     """Places of those that were not stored, because their ids name other requests."""
 
 
-def _new_dead_letters(connection: sqlite3.Connection, letters: Sequence[tuple[str, str]]) -> int:
-    """Keeps (key, reason) of dead letters; how many were not known."""
+def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, now: float) -> int:
+    """Keep the keys of dead letters, and return how many were not known."""
     query = "INSERT OR IGNORE INTO dead_letters VALUES (?, ?)"
-    return sum(connection.execute(query, each).rowcount for each in letters)
+    return sum(connection.execute(query, (_short_id(key), now)).rowcount for key in keys)
 
 
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
@@ -454,6 +537,13 @@ def waiting_requests_of(
         is_users = (categorical[:, list(places)] == user).any(axis=1)
         found += int(np.count_nonzero(np.add.reduceat(is_users, block.starts)))
     return found
+
+
+def _short_id(message_id: str) -> str:
+    """Return what stands for a message's id, which may be of any length where another program published it."""
+    return (
+        message_id if len(message_id) <= MAX_ID_CHARACTERS else sha256(message_id.encode(errors="replace")).hexdigest()
+    )
 
 
 @contextmanager
@@ -481,10 +571,24 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
     )
 
 
+def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
+    """Return what maturing reads of a block whose first prediction has the number `first`."""
+    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
+    return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
+
+
+def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
+    """Yield the stored requests, without corrupt blocks, which are reported."""
+    for content, number in found:
+        try:
+            yield unpack(kind, content, number)
+        except CorruptBlock as error:
+            logger.error("passed over: %s", error)
+
+
 def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
     """Keeps the rows, and apart from them what maturing reads."""
-    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
-    waiting = block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
+    waiting = _waiting_of(block, first, user_place)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(
@@ -502,6 +606,11 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
     joined = joined.ordered(joined.times)
     num_fit = int(np.searchsorted(np.cumsum(joined.sizes), max_rows, "right")) + beyond
     return joined.between(0, min(limit, max(num_fit, 1)))
+
+
+def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
+    """Return the bytes of a row's numbers in memory."""
+    return 32 + 4 * num_numeric + 8 * num_categorical
 
 
 def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

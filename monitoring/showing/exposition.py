@@ -59,6 +59,11 @@ class Snapshot:
     """The model store, the archive and the disks, as of a minute ago at most; None before they were first read."""
 
     @property
+    def set_apart_rows(self) -> float:
+        """Rows that could not be archived and are kept in the state folder."""
+        return self.counters.get("set_apart", 0) + self.counters.get("given_up", 0)
+
+    @property
     def threshold(self) -> float | None:
         """The AUC that the first policy which has one holds the serving version to; drawn on the page."""
         levels = (decision.numbers.get("threshold") for decision in self.decisions)
@@ -81,6 +86,10 @@ class Exposition:
         self.snapshot = snapshot
         self._last_beat = self._clock()
         self._failed_turn = None
+
+    def beat(self) -> None:
+        """Note that the loop is alive, in the middle of a turn."""
+        self._last_beat = self._clock()
 
     def note_failed_turn(self, reason: str) -> None:
         """The loop is alive, but its turn was cut short: the log or a folder could not be used."""

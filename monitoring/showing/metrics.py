@@ -114,6 +114,7 @@ class _Collector:
             ("log_read_up_to_timestamp_seconds", "Every record published before has been read", shown.log_read_up_to),
             ("log_connected", "1 while the log can deliver, idle or not", shown.log_problem is None),
             ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
+            ("set_apart_rows", "Rows that could not be archived, in the state folder", shown.set_apart_rows),
             (
                 "auc_threshold",
                 "AUC that policies hold the version to; absent where none does",

@@ -84,15 +84,18 @@ def any_features(draw):
     )
 
 
+FINITE_OR_MISSING = st.floats(width=32, allow_infinity=False)
+
+
 @st.composite
 def prediction_batches(draw):
     features, n = draw(any_features()), draw(st.integers(1, 5))
     shape = (n, len(features.places.slots))
     batch = records.PredictionBatch(
-        request_id=draw(st.text(min_size=1)),
+        request_id=draw(st.text(min_size=1, max_size=128)),
         time=draw(TIMES),
         model_version=draw(st.integers(0, 2**31 - 1)),
-        dense=draw(hnp.arrays(np.float32, (n, len(features.numeric)), elements=st.floats(width=32))),
+        dense=draw(hnp.arrays(np.float32, (n, len(features.numeric)), elements=FINITE_OR_MISSING)),
         categorical=draw(hnp.arrays(np.int64, shape, elements=INT64)),
         scores=draw(hnp.arrays(np.float32, n, elements=st.floats(0, 1, width=32))),
         positions=draw(st.none() | hnp.arrays(np.int32, n, elements=st.integers(1, 2**31 - 1))),
@@ -115,9 +118,9 @@ def prediction_batches(draw):
 
 @st.composite
 def outcome_batches(draw):
-    ids = draw(st.lists(st.text(min_size=1), min_size=1, max_size=5))
+    ids = draw(st.lists(st.text(min_size=1, max_size=128), min_size=1, max_size=5))
     return records.OutcomeBatch(
-        batch_id=draw(st.text(min_size=1)),
+        batch_id=draw(st.text(min_size=1, max_size=128)),
         time=draw(TIMES),
         event=draw(st.sampled_from(records.EVENTS)),
         request_ids=tuple(ids),

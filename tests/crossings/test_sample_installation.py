@@ -11,6 +11,7 @@ from components.runtime.errors import PermanentError
 from components.store.models import stored_model
 from components.store.promotion_journal import current
 from components.store.recommenders import accepted
+from monitoring.memory.database import VERSION
 from pipelines.__main__ import main
 from tests.crossings.conftest import Chain
 from tests.crossings.sample_installation import MEMORY, OWN, unpack, write_day
@@ -50,8 +51,8 @@ def test_its_monitor_goes_on_from_its_memory_or_names_the_format(installation):
     bench = Bench(installation.parent, archive_roll_seconds=1.0)
     bench.clock.advance(1000.0)
     memory = (installation / f"{MEMORY}.sql").read_text()
-    if "user_version = 7;" not in memory:
-        with pytest.raises(PermanentError, match="has version [56], expected 7"):
+    if f"user_version = {VERSION};" not in memory:
+        with pytest.raises(PermanentError, match=f"has version [567], expected {VERSION}"):
             bench.start(recommender)
         return
     bench.start(recommender)

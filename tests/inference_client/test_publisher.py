@@ -12,13 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts.criteo import CRITEO
 from components.contracts.features import Features
-from components.contracts.records import OutcomeBatch, PredictionBatch
+from components.contracts.records import MAX_ID_CHARACTERS, OutcomeBatch, PredictionBatch
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client import publisher as publisher_module
 from inference_client.publisher import (
-    MAX_ID_LENGTH,
     MAX_OUTCOMES_PER_MESSAGE,
     Outcome,
     PartitionedPublisher,
@@ -398,7 +397,7 @@ def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, p
 
 @pytest.mark.parametrize("features", [CRITEO, Features(numeric=(), categorical=tuple(f"c{i}" for i in range(350)))])
 def test_the_largest_messages_fit_the_log(time, features):
-    log, longest = MemoryLog(), '"' * MAX_ID_LENGTH
+    log, longest = MemoryLog(), '"' * MAX_ID_CHARACTERS
     publisher = RecordPublisher(log, features=features, source="test", timing=time.timing())
     scores = np.full(publisher.max_rows, 0.5, np.float32)
     dense = np.ones((len(scores), len(features.numeric)), np.float32)

@@ -7,6 +7,7 @@ import pytest
 from components.logs.locations import SCHEMES
 from components.logs.urls import LogUrl
 from components.runtime.kubeflow import TOKEN_PATH
+from components.store.promotion_journal import findings_path
 from monitoring.acting.triggers import REQUEST_TIMEOUT_SECONDS
 from monitoring.flags import build_parser, read_settings
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
@@ -16,7 +17,7 @@ from monitoring.uploader import UploaderSettings
 from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
 from tests.k8s.pod import triton_container, variables
-from tests.support.rendering import Manifest, find, pod_spec
+from tests.support.rendering import Manifest, find, pod_spec, workloads
 
 CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")
 
@@ -68,14 +69,15 @@ def test_the_pod_is_what_the_two_processes_need(monitor, settings, uploader):
 
 def test_every_folder_lies_on_a_volume_of_the_kind_that_it_needs(monitor, settings, uploader):
     own, share = "monitor-state", "evergreen"
-    places = [("monitor", settings.state, own), ("monitor", settings.archive, own), ("monitor", settings.store, share)]
-    places += [("uploader", uploader.archive, own)]
+    baking = findings_path(settings.store, 1)
+    places = [("monitor", settings.state, own), ("monitor", settings.archive, own), ("monitor", baking, share)]
+    places += [("uploader", uploader.archive, own), ("monitor", settings.store, share)]
     if not uploader.lake.startswith("gs://"):
         places += [("uploader", uploader.lake, share)]
     for name, path, claim in places:
         volume, is_writable = volume_at(monitor, name, str(path))
         assert volume["persistentVolumeClaim"]["claimName"] == claim, path
-        assert is_writable, path
+        assert is_writable == (path != settings.store), path
 
 
 def runs_namespace(settings) -> str:
@@ -166,10 +168,49 @@ def test_the_shares_folders_are_made_before_anybody_needs_them(monitor, settings
     """By the user that may: the pipeline's pods have no group of the share's root."""
     made = command(monitor, "folders", "monitoring/Dockerfile")
     assert made[:2] == ["mkdir", "-p"]
-    assert {str(settings.store), "/evergreen/lake", "/evergreen/work", "/evergreen/repository"} == set(made[2:])
+    baking = str(findings_path(settings.store, 1).parent)
+    assert set(made[2:]) == {
+        baking,
+        "/evergreen/lake",
+        "/evergreen/work",
+        "/evergreen/repository",
+        str(settings.archive),
+    }
     assert uploader.lake in made or uploader.lake.startswith("gs://")
     user = monitor["spec"]["template"]["spec"]["securityContext"]
     assert (user["runAsUser"], user["fsGroup"]) == (10001, 10001)
+
+
+def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
+    """A monitor that is taken over must not write journal, models or repository, nor an uploader read them."""
+    found = [
+        each for each, spec in workloads(variant) if {c["name"] for c in spec["containers"]} >= {"monitor", "uploader"}
+    ]
+    assert found
+    for workload in found:
+        settings = read(InstallationSettings, environment_of(variant, workload, "monitor"))
+        mounts = {name: container(workload, name)["volumeMounts"] for name in ("monitor", "uploader")}
+        volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
+        claims = {name: each.get("persistentVolumeClaim", {}).get("claimName") for name, each in volumes.items()}
+        shared = {name for name, claim in claims.items() if claim == "evergreen"}
+        of_share = {
+            name: {m["mountPath"]: (m["subPath"], not m.get("readOnly", False)) for m in each if m["name"] in shared}
+            for name, each in mounts.items()
+        }
+        store, baking = settings.store, findings_path(settings.store, 1).parent
+        lake = store.with_name("lake")
+        within = {folder: str(folder.relative_to("/evergreen")) for folder in (store, baking, lake)}
+        assert of_share["monitor"] == {
+            str(store): (within[store], False),
+            str(baking): (within[baking], True),
+            str(lake): (within[lake], False),
+        }
+        assert of_share["uploader"] == {str(lake): (within[lake], True)}
+        (disk,) = [m for m in mounts["uploader"] if m["mountPath"].startswith("/var/lib/evergreen")]
+        assert (disk["mountPath"], disk["subPath"]) == (str(settings.archive), "archive")
+        # What a subPath names must be there, made by the user that writes it.
+        made = command(workload, "folders", "monitoring/Dockerfile")[2:]
+        assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 
 
 def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_the_same_triton(rendered):

@@ -1,7 +1,12 @@
 """A monitor of the test's own, ended with the test."""
 
+import json
+import os
+import signal
+
 import pytest
 
+from tests.support.monitor_processes import Processes
 from tests.support.monitors import Bench
 
 
@@ -28,3 +33,19 @@ def started(bench):
         return b
 
     return make
+
+
+@pytest.fixture
+def processes(tmp_path):
+    made = Processes(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+    for note in made.state.glob("runs/*.json"):
+        with_group = json.loads(note.read_text())["process_group"]
+        try:
+            os.killpg(with_group, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    made.log.close()

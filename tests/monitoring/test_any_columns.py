@@ -33,8 +33,9 @@ from monitoring.backtest.judging import judge_requests, read_requests
 from monitoring.backtest.settings import write_judging
 from monitoring.drift.comparison import DriftSettings, compare
 from monitoring.drift.sketch import Layout, Sketch
+from monitoring.memory.admission import AdmittedVersions
 from monitoring.memory.archive import build_row_table
-from monitoring.memory.join import read_records
+from monitoring.memory.join import IntakeRules, read_records
 from monitoring.monitor import Monitor
 from monitoring.showing.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
@@ -90,12 +91,13 @@ def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
-    found = read_records([message], now=START, form=form, recommender="shop")
+    rules = IntakeRules(form, "shop", 86_400.0, AdmittedVersions(frozenset, lambda: START, memory=None))
+    found = read_records([message], rules, now=START)
     assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
     for recommender, said in (("shop", r"features has the fields \[\d+\], which"), ("books", "of recommender 'books'")):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
-        ((place, refused),) = read_records([other], now=START, form=form, recommender="shop").bad
+        ((place, refused),) = read_records([other], rules, now=START).bad
         assert place == 0
         assert re.search(said, str(refused))
 

@@ -13,6 +13,7 @@ from components.store.promotion_journal import ROLLBACK, append_promotion, bakin
 from monitoring.acting import new_versions
 from tests.support.crashes import Killed
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
+from tests.support.record_messages import encode
 from tests.support.releases import make_live, passing_verdict, release
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -70,21 +71,52 @@ def test_a_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no
 
 def test_a_version_that_gives_some_rows_no_probability_is_named_before_any_label_is_known(two_versions):
     b = two_versions
-    for number in range(6):
+    for number in range(60):
         scores = np.linspace(0.1, 0.9, 8)
         publish(b.log, prediction(f"good-{number}", version=2, scores=scores))
         scores[:4] = np.nan
         publish(b.log, prediction(f"bad-{number}", version=2, scores=scores))
-    b.turn(1, 1.0)
+        b.turn(1, 1.0)
     found = read_findings(b.settings.store, 2)
     assert found.state == BAD
+    # After 50 requests, which took more than half a minute.
     assert found.reason == (
-        "24 of 72 rows have a score that is no probability, expected at most 0.10%: model version 2"
+        "200 of 600 rows have a score that is no probability, expected at most 0.10%: model version 2"
     )
+    assert found.numbers["unusable_requests"] == 50
     assert b.kinds().count("bad_release") == 1
-    assert b.store.counters["dead_letter"] == 6, "kept, with their bytes"
+    assert b.store.counters["dead_letter"] == 60, "kept, with their bytes"
     b.turn(2, WINDOW)
-    assert b.store.counters["matured"] == 6 * 8, "the others are judged"
+    assert b.store.counters["matured"] == 60 * 8, "the others are judged"
+
+
+@pytest.mark.parametrize(
+    ("requests", "distinct", "rows", "seconds"),
+    [(60, 60, 4, 0.02), (60, 49, 4, 1.0), (60, 60, 1, 1.0), (3, 3, 2000, 100.0)],
+    ids=["a burst", "the same requests again", "few rows", "few requests"],
+)
+def test_a_few_requests_that_anybody_can_make_up_take_nothing_back(two_versions, requests, distinct, rows, seconds):
+    b = two_versions
+    forged = [
+        prediction(f"forged-{number}", rows, version=2, scores=np.full(rows, np.nan)) for number in range(distinct)
+    ]
+    for number in range(requests):
+        b.log.publish([(f"message {number}", encode(forged[number % distinct]))])
+        b.turn(1, seconds)
+    b.start()
+    b.turn(2, 1.0)
+    assert read_findings(b.settings.store, 2) is None
+    assert b.store.counters["dead_letter"] == requests
+
+
+def test_versions_that_do_not_bake_hide_no_row_of_the_one_that_does(two_versions):
+    b = two_versions
+    for number in range(60):
+        for version in (2, *range(100, 110)):
+            publish(b.log, prediction(f"bad-{version}-{number}", version=version, scores=np.full(8, np.nan)))
+        b.turn(1, 1.0)
+    assert read_findings(b.settings.store, 2).state == BAD
+    assert read_findings(b.settings.store, 100) is None
 
 
 def test_a_monitor_killed_before_it_leaves_a_finding_tells_it_again_and_never_not_at_all(two_versions, monkeypatch):
@@ -93,7 +125,10 @@ def test_a_monitor_killed_before_it_leaves_a_finding_tells_it_again_and_never_no
 
     b = two_versions
     monkeypatch.setattr(new_versions, "write_findings", die)
-    publish(b.log, *(prediction(f"bad-{number}", version=2, scores=np.full(8, np.nan)) for number in range(6)))
+    nan = np.full(8, np.nan)
+    publish(b.log, *(prediction(f"bad-{number}", version=2, scores=nan) for number in range(49)))
+    b.turn(1, 31.0)
+    publish(b.log, prediction("bad", version=2, scores=nan))
     with pytest.raises(Killed):
         b.turn(1, 1.0)
     monkeypatch.undo()

@@ -1,106 +1,17 @@
 """The monitor and the uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad settings."""
 
 import contextlib
-import json
 import os
 import shlex
-import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 
 import pytest
 
-from components.logs.sqlite import SqliteLog
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.flags import settings_of
 from tests.support.monitors import clicks, prediction, publish, read_events
-from tests.support.paths import REPOSITORY
-from tests.support.processes import Answer, ask, wait_for
-from tests.support.recommenders import accept_into, criteo_with
-
-
-class Processes:
-    """Monitors and uploaders of one folder; all ended with the test."""
-
-    def __init__(self, folder) -> None:
-        self.folder = folder / "with a space"
-        self.folder.mkdir()
-        self.state, self.archive, self.lake = (self.folder / n for n in ("state", "archive", "lake"))
-        self.log = SqliteLog(self.folder / "log.db")
-        self.started: list[subprocess.Popen] = []
-
-    def monitor(self, **flags) -> subprocess.Popen:
-        values = {
-            "log": f"sqlite:///{self.folder / 'log.db'}?lease_seconds=1".replace(" ", "%20"),
-            "state": self.state,
-            "archive": self.archive,
-            "store": self.folder / "store",
-            "http_port": 0,
-            "tick_seconds": 0.05,
-            "decide_seconds": 0.1,
-            "attribution_window_seconds": 1.0,
-            "archive_roll_rows": 200,
-            **flags,
-        }
-        rules = {name: values.pop(name) for name in settings_of(JudgingSettings) if name in values}
-        accept_into(self.folder / "store", criteo_with(monitor=rules))
-        return self.start("monitoring", values)
-
-    def start(self, module: str, values: dict) -> subprocess.Popen:
-        argv = [text for name, value in values.items() for text in ("--" + name.replace("_", "-"), str(value))]
-        self.started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", module, *argv],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                stderr=open(self.folder / f"{module}.{len(self.started)}.log", "wb"),  # noqa: SIM115
-            )
-        )
-        return self.started[-1]
-
-    def end(self, process: subprocess.Popen, *, seconds: float = 120.0) -> int:
-        process.send_signal(signal.SIGTERM)
-        return process.wait(seconds)
-
-    def counter(self, name: str) -> float:
-        return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
-
-    def ask(self, path: str) -> Answer:
-        """A page's answer; none while a monitor starts (the address may still be its predecessor's)."""
-        try:
-            address = json.loads((self.state / "http.json").read_text())
-        except FileNotFoundError:
-            return Answer(0, "", {})
-        return ask(f"http://{address['host']}:{address['port']}{path}")
-
-    def page(self, path: str) -> str:
-        answer = self.ask(path)
-        return answer.text if answer.status == 200 else ""
-
-    def refusal(self, path: str) -> str:
-        """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
-        answer = self.ask(path)
-        return "" if answer.status == 200 or "no turn of the loop has ended yet" in answer.text else answer.text
-
-
-@pytest.fixture
-def processes(tmp_path):
-    made = Processes(tmp_path)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
-    for note in made.state.glob("runs/*.json"):
-        with_group = json.loads(note.read_text())["process_group"]
-        try:
-            os.killpg(with_group, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    made.log.close()
-
+from tests.support.processes import wait_for
 
 RUN = """
 import json, os, sys, time
@@ -162,6 +73,30 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     assert [kind for kind in kinds if kind in order and kind != "archived"] == [k for k in order if k != "archived"]
     (decision,) = [event for event in read_events(p.state) if event["kind"] == "decision"]
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_nobody_else_reads_the_state_and_a_run_keeps_the_rights_that_it_would_have(processes):
+    p = processes
+    p.state.mkdir(mode=0o755)
+    seen = p.folder / "umask"
+    command = shlex.join(["sh", "-c", f'umask > "{seen}"', "run"])
+    flags = {"trigger": "local", "run_command": command, "policies": "schedule", "max_serving_seconds": 0.1}
+    monitor = p.monitor(**flags, attribution_window_seconds=0.2, upload_wait_seconds=0.0)
+    now = time.time()
+    publish(p.log, *(prediction(f"r{number}", 20, time=now + number / 10) for number in range(20)))
+    wait_for(seen.exists, "the run")
+    assert int(seen.read_text(), 8) == current_umask()
+    assert p.end(monitor) == 0
+    kept = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
+    assert {"monitor.db", "events.jsonl", "decisions.jsonl", "http.json"} <= {path.name for path in kept}
+    own = [path for path in kept if path.parent.name != "runs"]
+    assert [(path, oct(path.stat().st_mode)) for path in own if path.stat().st_mode & 0o077] == []
+
+
+def current_umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
 
 
 def test_two_monitors_cannot_share_a_state_folder(processes):

@@ -296,11 +296,17 @@ def test_a_lake_that_cannot_be_written_stops_with_its_name_and_keeps_the_file(ar
     assert kept(archive) == [NAME, OUTCOMES]
 
 
-def test_a_file_that_cannot_be_read_is_a_temporary_error(archive, tmp_path):
-    (archive / NAME).unlink()
-    (archive / NAME).mkdir()
-    with pytest.raises(TemporaryError, match="part-1.parquet was not moved"):
-        Uploader(archive, tmp_path / "a lake").run_once()
+def test_a_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
+    unreadable = [archive / "day=2025-11-12" / f"part-{number}.parquet" for number in range(2)]
+    for path in unreadable:
+        path.mkdir(parents=True)
+    assert main(["--archive", str(archive), "--lake", str(tmp_path / "a lake"), "--once"], {}) == 3
+    error = capsys.readouterr().err
+    assert "2 files were not moved, all others were" in error
+    assert all(f"{path} cannot be read: Is a directory" in error for path in unreadable)
+    assert kept(archive) == []
+    assert all(path.exists() for path in unreadable)
+    assert {path.name for path in (tmp_path / "a lake").rglob("part-*")} == {"part-1.parquet", "part-2.parquet"}
 
 
 def test_archive_and_lake_must_differ(tmp_path):

@@ -61,6 +61,8 @@ class Bench:
     deduplicates = False
     """Whether a message published again is delivered once."""
     knows_backlog = True
+    handed_out_at_once = 1
+    """Messages by which a pull may exceed its bytes."""
     lease_seconds = 30.0
     environment: dict[str, str] = {}
     """What another process needs to reach the log by `url`."""
@@ -192,6 +194,7 @@ class KafkaBench(Bench):
     A living reader's leases run out by its clock, a killed one's by the brokers', for which the next pulls wait.
     """
 
+    handed_out_at_once = 50
     lease_seconds = 2.0
 
     def __init__(self, folder, server: KafkaCluster) -> None:

@@ -6,19 +6,21 @@ and commits its end. The topic's retention limits how long dead letters are kept
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from components.logs.event_log import DeadLetter
-from components.logs.kafka.location import DEAD_LETTER_ENDING, KafkaLocation, sorted_error
+from components.logs.event_log import MAX_MESSAGE_BYTES, DeadLetter
+from components.logs.kafka.location import DEAD_LETTER_ENDING, MAX_SENT_BYTES, KafkaLocation, sorted_error
 from components.logs.kafka.offsets import close_consumer, list_partitions
 from components.logs.kafka.publisher import KafkaSender, Outgoing
 from components.runtime.errors import TemporaryError
 
 MAX_REASON_BYTES = 4096
+MAX_KEY_BYTES = 1024
+"""Longest key of a dead letter that is too large for a broker's default limit; see `KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
 
@@ -43,14 +45,23 @@ class KafkaDeadLetters:
         self._seconds = seconds
         self._group = location.group + DEAD_LETTER_ENDING
 
-    def keep(self, name: str, payload: bytes, reason: str) -> None:
-        """Stores a message with the reason why; returns when the brokers have it, errors as `KafkaSender.send`."""
-        headers = (
-            (_REASON, reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]),
-            (_TIME, repr(self._clock()).encode()),
-        )
-        topic = self._location.dead_letter_topic
-        self._sender.send([Outgoing(topic=topic, message_id=name, payload=payload, headers=headers)])
+    def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
+        """Stores messages, each with id, payload and the reason why.
+
+        Returns when the brokers have them; errors as `KafkaSender.send`. A topic may carry larger messages than the
+        brokers take from this client: of such a message the beginning is kept, and the reason says so.
+        """
+        topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
+        kept = []
+        for name, payload, reason in letters:
+            if len(name.encode()) + len(payload) > MAX_SENT_BYTES - 2 * MAX_REASON_BYTES:
+                reason = f"{reason} (kept are the first {MAX_MESSAGE_BYTES} of {len(payload)} bytes)"
+                name, payload = name.encode()[:MAX_KEY_BYTES].decode(errors="ignore"), payload[:MAX_MESSAGE_BYTES]
+            text = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+            headers = ((_REASON, text), time_header)
+            kept.append(Outgoing(topic=topic, message_id=name, payload=payload, headers=headers))
+        for start in range(0, len(kept), _BATCH):
+            self._sender.send(kept[start : start + _BATCH])
 
     def kept(self) -> list[DeadLetter]:
         """What is kept, oldest first; commits nothing.

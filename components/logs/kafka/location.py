@@ -75,6 +75,8 @@ class KafkaLocation:
             ContractError: no broker, no topic, an unknown option, or a file that cannot be read.
         """
         url.expect_options(OPTIONS)
+        if "@" in url.authority:
+            raise url.refuse("expected credentials in the file that the option config names")
         if not url.authority or not all(part.rpartition(":")[2].isdigit() for part in url.authority.split(",")):
             raise url.refuse("expected kafka://host:port[,host:port]/topic")
         if not _TOPIC.fullmatch(url.path):

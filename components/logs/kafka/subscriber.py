@@ -11,11 +11,11 @@ with plain or idempotent producers.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from components.logs.event_log import DeadLetter, Delivery
+from components.logs.event_log import DeadLetter, Delivery, is_short
 from components.logs.kafka.dead_letters import KafkaDeadLetters, message_id
 from components.logs.kafka.location import KafkaLocation, sorted_error
 from components.logs.kafka.offsets import BacklogCounter, PartitionProgress, close_consumer
@@ -24,6 +24,9 @@ from components.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
 """Pulled and not acknowledged, at most: a reader that cannot store must not fill its memory."""
+
+CONSUMED_AT_ONCE = 50
+"""Messages asked of librdkafka at once: by so many a pull may exceed its bytes."""
 
 
 class KafkaSubscriber:
@@ -114,8 +117,8 @@ class KafkaSubscriber:
         with self._lock:
             self._join_group()
             pulled = self._take_expired(now, max_messages, until)
-            while len(pulled) < max_messages and self._held_bytes < MAX_HELD_BYTES:
-                arrived = self._consume_messages(max_messages - len(pulled))
+            while is_short(pulled, max_messages) and self._held_bytes < MAX_HELD_BYTES:
+                arrived = self._consume_messages(min(max_messages - len(pulled), CONSUMED_AT_ONCE))
                 if not arrived:
                     break
                 pulled += [delivery for message in arrived for delivery in self._take_message(message, until)]
@@ -129,18 +132,13 @@ class KafkaSubscriber:
                 self._end_delivery(token)
             self._commit_offsets()
 
-    def dead_letter(self, token: str, reason: str) -> None:
-        """See `event_log.Subscriber`; waits until the brokers have stored it."""
+    def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
+        """See `event_log.Subscriber`; waits until the brokers have stored them."""
         with self._lock:
-            generation, partition, offset, attempt = map(int, token.split("/"))
-            progress = self._progress.get(partition)
-            if progress is None or progress.generation != generation:
-                return
-            message = progress.find(offset, attempt)
-            if message is None:
-                return
-            self._dead_letters.keep(message_id(message), _payload(message), reason)
-            self.acknowledge([token])
+            found = [(token, self._find(token), reason) for token, reason in bad]
+            held = [(token, message, reason) for token, message, reason in found if message is not None]
+            self._dead_letters.keep([(message_id(each), _payload(each), reason) for _, each, reason in held])
+            self.acknowledge([token for token, _, _ in held])
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`."""
@@ -219,6 +217,12 @@ class KafkaSubscriber:
             return []
         self._held_bytes += _size(message)
         return [_delivery(partition, offset, progress)]
+
+    def _find(self, token: str) -> Message | None:
+        """The message of a delivery that has not ended."""
+        generation, partition, offset, attempt = map(int, token.split("/"))
+        progress = self._progress.get(partition)
+        return None if progress is None or progress.generation != generation else progress.find(offset, attempt)
 
     def _end_delivery(self, token: str) -> None:
         generation, partition, offset, attempt = map(int, token.split("/"))

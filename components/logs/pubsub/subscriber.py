@@ -14,12 +14,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.api_core import exceptions
 
+from components.logs import event_log
 from components.logs.event_log import DeadLetter, Delivery
 from components.logs.pubsub.resources import (
     CALL_SECONDS,
@@ -88,10 +89,13 @@ class PubsubDeadLetters:
         self._subscriber = subscriber
         self._wait_seconds = wait_seconds
 
-    def add(self, name: str, payload: bytes, reason: str, *, now: float) -> None:
-        """Keeps a message; confirmed by Pub/Sub when this returns."""
-        attributes = {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)}
-        publish_all(self._publisher, self._names.dead_letters.topic_path, [(payload, attributes)])
+    def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
+        """Keeps messages, each with id, payload and reason; confirmed by Pub/Sub when this returns."""
+        kept = [
+            (payload, {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)})
+            for name, payload, reason in letters
+        ]
+        publish_all(self._publisher, self._names.dead_letters.topic_path, kept)
 
     def read(self) -> list[DeadLetter]:
         """All of them, oldest first."""
@@ -291,9 +295,13 @@ class PubsubSubscriber:
             raise PermanentError(str(self._failure)) from self._failure
         with self._lock:
             self._forget_expired()
-            taken = [self._queue.popleft() for _ in range(min(max_messages, len(self._queue)))]
-            self._pulled.update((held.ack_id, held) for held in taken)
-        return [Delivery(message_id(held.message), bytes(held.message.data), held.ack_id) for held in taken]
+            pulled, num_bytes = list[Delivery](), 0
+            while self._queue and len(pulled) < max_messages and num_bytes < event_log.MAX_PULL_BYTES:
+                held = self._queue.popleft()
+                self._pulled[held.ack_id] = held
+                pulled.append(Delivery(message_id(held.message), bytes(held.message.data), held.ack_id))
+                num_bytes += len(pulled[-1].payload)
+        return pulled
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """See `event_log.Subscriber`; what Pub/Sub did not confirm is delivered again."""
@@ -305,14 +313,14 @@ class PubsubSubscriber:
             for ack_id in ack_ids:
                 self._pulled.pop(ack_id, None)
 
-    def dead_letter(self, token: str, reason: str) -> None:
+    def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
         """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
         with self._lock:
             self._forget_expired()
-            held = self._pulled.get(token)
-        if held is not None:
-            self._dead_letters.add(message_id(held.message), bytes(held.message.data), reason, now=self._clock())
-            self.acknowledge([token])
+            held = [(self._pulled[token].message, reason) for token, reason in bad if token in self._pulled]
+        letters = [(message_id(message), bytes(message.data), reason) for message, reason in held]
+        self._dead_letters.add(letters, now=self._clock())
+        self.acknowledge([token for token, _ in bad])
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`; what a list beside another one misses, see `dead_letters`."""

@@ -91,6 +91,20 @@ def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_
     assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
 
 
+def test_rows_without_a_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
+    world.release(1), world.release(2)
+    numbers = {"unusable_rows": 400.0, "scored_rows": 400.0, "unusable_requests": 50.0}
+    reason = "400 of 400 rows have a score that is no probability"
+    found = Findings(version=2, state=BAD, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9, numbers=numbers)
+    write_findings(world.settings.store, found)
+    step = bakes(later=9_999).step({})
+    assert step.action == STILL
+    assert "the servers counted 0 requests" in step.reason
+    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2)]
+    # Without metrics there is no second witness.
+    assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == TAKEN_BACK
+
+
 def test_a_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
     world.release(1), world.release(2)
     say(world.settings, BAD)

@@ -306,9 +306,9 @@ def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replaye
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
     # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
-    reader._dead_letters.keep(delivery.message_id, delivery.payload, "before the crash")
-    reader.dead_letter(delivery.token, "after it")
-    reader.dead_letter(other.token, "bad too")
+    reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
+    reader.dead_letter([(delivery.token, "after it")])
+    reader.dead_letter([(other.token, "bad too")])
     assert [s.reason for s in reader.list_dead_letters()] == ["before the crash", "bad too"]
     assert reader.replay_dead_letters() == 2
     assert reader.list_dead_letters() == []
@@ -322,7 +322,7 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
     ends.cluster.refuse_topic(ends.location.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     try:
         with pytest.raises((PermanentError, TemporaryError)):
-            reader.dead_letter(delivery.token, "bad")
+            reader.dead_letter([(delivery.token, "bad")])
     finally:
         ends.cluster.refuse_topic(ends.location.dead_letter_topic, 0)
     assert reader.backlog() == 1
@@ -349,10 +349,26 @@ def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
-    reader.dead_letter(delivery.token, "é" * 100_000)
+    reader.dead_letter([(delivery.token, "é" * 100_000)])
     (kept,) = reader.list_dead_letters()
     assert len(kept.payload) == MAX_MESSAGE_BYTES
     assert kept.reason.startswith("éé")
+
+
+def test_larger_messages_than_a_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})
+    producer.produce(ends.location.topic, bytes(range(256)) * 12_000, key=b"k" * 100_000)
+    assert producer.flush(10) == 0
+    reader = ends.reader()
+    (delivery,) = pull(reader, count=1)
+    reader.dead_letter([(delivery.token, "request_id is too long")])
+    (kept,) = reader.list_dead_letters()
+    assert kept.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
+    assert kept.message_id == "k" * 1024
+    assert kept.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
+    assert reader.backlog() == 0
 
 
 def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):

@@ -12,8 +12,8 @@ def log(tmp_path):
     log = SqliteLog(tmp_path / "a log.sqlite", clock=lambda: 86_400.0)
     log.publish([("bad/1", b"\x00" * 80), ("worse", b""), ("good", b"fine")])
     bad, worse, _ = log.pull(3)
-    log.dead_letter(bad.token, "no log record")
-    log.dead_letter(worse.token, "empty")
+    log.dead_letter([(bad.token, "no log record")])
+    log.dead_letter([(worse.token, "empty")])
     yield log
     log.close()
 

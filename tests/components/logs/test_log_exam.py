@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from components.logs import event_log
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.runtime.errors import ContractError
 from tests.support.log_benches import pull
@@ -67,6 +68,25 @@ def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     assert subscriber.list_dead_letters() == []
 
 
+def test_a_pull_ends_with_the_message_by_which_it_has_so_many_bytes(bench, publisher, subscriber, monkeypatch):
+    monkeypatch.setattr(event_log, "MAX_PULL_BYTES", 250_000)
+    count = 120
+    publisher.publish([(f"{number:03d}", b"x" * 100_000) for number in range(count)])
+    most = 2 + bench.handed_out_at_once
+    got: list[str] = []
+
+    def pull_some() -> bool:
+        pulled = subscriber.pull(1000)
+        assert len(pulled) <= most
+        assert not pulled or not event_log.is_short(pulled, 1000) or len(got) + len(pulled) == count
+        subscriber.acknowledge([each.token for each in pulled])
+        got.extend(names(pulled))
+        return len(got) >= count
+
+    wait_for(pull_some, "all messages")
+    assert sorted(got) == [f"{number:03d}" for number in range(count)]
+
+
 def test_acknowledged_message_never_comes_back(bench, publisher, subscriber):
     publisher.publish([("a", b"1"), ("b", b"2")])
     subscriber.acknowledge([d.token for d in pull(subscriber, count=2) if d.message_id == "a"])
@@ -92,7 +112,7 @@ def test_late_acknowledgement_with_a_stale_token_is_ignored(bench, publisher, su
     bench.expire_leases()
     (fresh,) = pull(subscriber, count=1)
     subscriber.acknowledge([stale.token])
-    subscriber.dead_letter(stale.token, "too late")
+    subscriber.dead_letter([(stale.token, "too late")])
     assert subscriber.list_dead_letters() == []
     bench.expire_leases()
     (fresh,) = pull(subscriber, count=1)
@@ -141,8 +161,8 @@ def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
-    subscriber.dead_letter(deliveries["bad"].token, "no log record")
-    subscriber.dead_letter(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)
+    subscriber.dead_letter([(deliveries["bad"].token, "no log record")])
+    subscriber.dead_letter([(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)])
     for _ in range(2):  # listing takes nothing away
         kept = subscriber.list_dead_letters()
         assert [(s.message_id, s.payload) for s in kept] == [("bad", b"\x00garbage"), ("worse", b"")]
@@ -158,13 +178,13 @@ def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_
 def test_replay_delivers_dead_letters_again_with_their_bytes(bench, publisher, subscriber):
     publisher.publish([("a", b"\x00"), ("b", b"")])
     for delivery in pull(subscriber, count=2):
-        subscriber.dead_letter(delivery.token, "first")
+        subscriber.dead_letter([(delivery.token, "first")])
     assert subscriber.replay_dead_letters() == 2
     assert subscriber.list_dead_letters() == []
     again = {d.message_id: d for d in pull(subscriber, count=2)}
     assert {name: d.payload for name, d in again.items()} == {"a": b"\x00", "b": b""}
     subscriber.acknowledge([again["a"].token])
-    subscriber.dead_letter(again["b"].token, "second")
+    subscriber.dead_letter([(again["b"].token, "second")])
     assert [(s.message_id, s.reason) for s in subscriber.list_dead_letters()] == [("b", "second")]
     assert subscriber.replay_dead_letters() == 1
     assert subscriber.replay_dead_letters() == 0
@@ -192,7 +212,7 @@ def test_messages_survive_the_readers_closing_and_reopening(bench, publisher, su
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3")])
     pulled = {d.message_id: d for d in pull(subscriber, count=3)}
     subscriber.acknowledge([pulled["a"].token])
-    subscriber.dead_letter(pulled["b"].token, "reason")
+    subscriber.dead_letter([(pulled["b"].token, "reason")])
     subscriber.close()
     reopened = bench.subscriber()
     bench.expire_leases()
@@ -250,7 +270,7 @@ def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(bench, pu
     a, b, _, _ = pull(subscriber, count=4)
     assert subscriber.backlog() == 4
     subscriber.acknowledge([a.token])
-    subscriber.dead_letter(b.token, "bad")
+    subscriber.dead_letter([(b.token, "bad")])
     assert subscriber.backlog() == 2
 
 

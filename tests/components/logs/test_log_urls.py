@@ -33,6 +33,9 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
     ("url", "text"),
     [
         ("", "log is ''"),
+        ("kafka://[::1", r"log is 'kafka://\[::1', expected a URL: Invalid IPv6 URL"),
+        ("kafka://me:secret@host:9092/t", r"kafka://\*\*\*@host:9092/t', expected credentials in the file"),
+        ("nats://me:pa/ss@host/topic?sasl.password=secret", r"nats://\*\*\*@host/topic\?sasl.password=\*\*\*'"),
         ("log.db", "expected sqlite:///<path>"),
         ("nats://host/topic", "nats://host/topic.*sqlite, pubsub, kafka"),
         ("sqlite://log.db", "three slashes"),

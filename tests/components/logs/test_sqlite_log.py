@@ -78,7 +78,7 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     log.publish([("acknowledged", b"1"), ("dead letter", b"2"), ("leased", b"3")])
     first, second, _ = log.pull(3)
     log.acknowledge([first.token])
-    log.dead_letter(second.token, "bad")
+    log.dead_letter([(second.token, "bad")])
 
     payloads = {"acknowledged": b"1", "dead letter": b"2", "leased": b"3"}
 

@@ -41,7 +41,7 @@ def test_every_row_is_counted_in_the_cell_that_numpy_says(layout, world):
 
 def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
     dense = np.full((4, 13), 3.0, np.float32)
-    dense[:, 0] = [np.inf, -np.inf, 3e38, np.nan]
+    dense[:, 0] = [3.4e38, -3.4e38, 3e38, np.nan]
     batch = PredictionBatch(
         request_id="a",
         time=0.0,

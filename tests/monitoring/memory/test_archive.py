@@ -5,6 +5,7 @@ import errno
 import sqlite3
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,6 +16,7 @@ from components.runtime.errors import PermanentError, TemporaryError
 from components.store.archived_rows import arrow_schema
 from monitoring.memory import archive
 from monitoring.memory.archive import Archive, build_row_table
+from monitoring.memory.database import VERSION
 from monitoring.memory.join import attribute
 from monitoring.memory.store import Store
 from tests.support.archives import archived_rows, expected_rows
@@ -91,6 +93,36 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(st
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
     assert b.store.counters["archived"] == 9
+
+
+def test_rows_that_no_file_takes_are_set_apart_and_the_others_are_archived(started, monkeypatch):
+    b = started(archive_roll_rows=64)
+    build = archive.build_row_table
+
+    def refuse(requests, labels, features):
+        if "r13" in requests.ids.tolist():
+            raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
+        return build(requests, labels, features)
+
+    monkeypatch.setattr(archive, "build_row_table", refuse)
+    names = [f"r{number:02d}" for number in range(24)]
+    b.tick(*(prediction(name, 8, time=START + number / 100) for number, name in enumerate(names)))
+    b.tick(at=b.clock.now + 2 * WINDOW)
+    b.monitor.stop()
+    assert sorted({row["request_id"] for row in b.archived}) == [name for name in names if name != "r13"]
+    counters = b.store.counters
+    assert (counters["matured"], counters["archived"], counters["set_apart"]) == (192, 184, 8)
+    (event,) = [each for each in b.events if each["kind"] == "set_apart"]
+    assert "8 rows of day=" in event["text"]
+    assert "cannot be archived" in event["text"]
+    assert "2147483646 bytes" in event["text"]
+    assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
+    # What made the rows impossible may be mended by the next start, which archives them.
+    monkeypatch.setattr(archive, "build_row_table", build)
+    b.start().tick()
+    assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
+    assert (b.store.counters["archived"], b.store.counters["set_apart"]) == (192, 0)
+    assert b.store.num_unarchived_rows == 0
 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
@@ -196,7 +228,7 @@ def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
         connection = sqlite3.connect(path)
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
-        with pytest.raises(PermanentError, match=f"has version {version}, expected 7"):
+        with pytest.raises(PermanentError, match=f"has version {version}, expected {VERSION}"):
             Store(path)
 
 

@@ -6,12 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import monitoring.memory.store as store_module
 import monitoring.monitor
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.records import PredictionBatch, Record
+from components.contracts.features import Features
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch, Record
 from components.runtime.errors import TemporaryError
+from monitoring.memory import join
+from monitoring.memory.admission import MAX_OTHERS
+from monitoring.memory.store import Store
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.record_messages import FORM, encode, fields_of
+from tests.support.releases import make_live, release
 
 ROWS = 8
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -36,7 +43,6 @@ SPOILT = {
 TAKEN = {
     "request_id": ("text", "bytes of 3 numbers"),
     "batch_id": ("text", "bytes of 3 numbers"),
-    "time": ("0.5",),
     "rows": ("text",),
     "model_version": ("0", "7", "2^32"),
     "shadow_version": ("0", "7", "2^32"),
@@ -162,8 +168,8 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
     """A text that SQLite does not take, past every check."""
     read_records = monitoring.monitor.read_records
 
-    def read(payloads, **known):
-        records = read_records(payloads, **known)
+    def read(payloads, rules, **known):
+        records = read_records(payloads, rules, **known)
         if records.predictions is not None:
             ids = records.predictions.ids
             ids[ids == "r3"] = "\ud800"
@@ -190,14 +196,98 @@ def test_message_that_cannot_be_stored_is_set_aside_and_the_others_of_its_pull_a
     assert b.store.counters["dead_letter"] == 1
 
 
-def test_a_pull_is_taken_in_by_parts_of_so_many_bytes(started, monkeypatch):
-    b, taken = started(), []
-    take_in = b.monitor._take_in
-    monkeypatch.setattr(b.monitor, "_take_in", lambda part, now: taken.append(len(part)) or take_in(part, now))
-    monkeypatch.setattr(monitoring.monitor, "TAKEN_BYTES", 2000)
-    b.tick(*(prediction(f"r{number}", rows) for number, rows in enumerate((1, 1, 1, 1, 30, 1))))
-    assert taken == [4, 1, 1]
-    assert b.store.counters["predicted"] == 35
+def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, monkeypatch):
+    b, added, add = started(), [], Store.add
+
+    def count(store, predictions, *arguments, **known):
+        added.append(predictions.num_rows)
+        return add(store, predictions, *arguments, **known)
+
+    monkeypatch.setattr(Store, "add", count)
+    monkeypatch.setattr(join, "DECODED_BYTES", 10 * FORM.row_bytes)
+    b.tick(prediction("first", 1))
+    narrow = RecordFormat(Features(numeric=("I1",), categorical=()))
+    for number, rows in enumerate((4, 4, 4, 30, 1)):
+        whole = prediction(f"r{number}", rows)
+        publish(b.log, replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]), form=narrow)
+    b.tick(prediction("whole", 50))  # of no column that must be made up for
+    assert added == [1, 50 + 12, 30, 1]
+    assert b.log.backlog() == 0
+    assert b.store.counters["predicted"] == 94
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (spoilt(prediction("long", 400), request_id="a" * 850_000), "850000 characters"),
+        (spoilt(prediction("long", ROWS), request_id="é" * 129), "129 characters"),
+        (prediction("many", MAX_ROWS_PER_RECORD + 1), "2049 rows, expected at most 2048"),
+        (spoilt(prediction("named", ROWS), recommender_digest="d" * 500_000), "recommender_digest"),
+        (spoilt(clicks("o", [("good", 1, START)]), batch_id="b" * 400_000), "batch_id"),
+        (spoilt(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)), "request_id"),
+        (spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 13), np.inf, np.float32)), "a finite number"),
+        (prediction("of 41 days ago", time=START - 41 * 86_400.0), "41.0 days ago, expected at most 40 days"),
+        (clicks("o", [("good", 1, START - 41 * 86_400.0), ("good", 2, START)]), "41.0 days ago"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_record_beyond_a_bound_is_a_dead_letter_and_the_others_go_on(bench, record, said):
+    b = bench()
+    publish(b.log, record, prediction("good", ROWS))
+    run_to_the_end(b)
+    (letter,) = b.log.list_dead_letters()
+    assert said in letter.reason
+    assert letter.payload == encode(record)
+    assert len(letter.reason) <= 400
+    assert {row["request_id"] for row in b.archived} == {"good"}
+    assert b.store.counters["dead_letter"] == 1
+
+
+def test_the_longest_id_and_the_most_rows_are_taken(bench):
+    b = bench()
+    longest = "é" * 128
+    publish(b.log, prediction(longest, MAX_ROWS_PER_RECORD))
+    run_to_the_end(b)
+    assert b.log.list_dead_letters() == []
+    assert [row["request_id"] for row in b.archived] == [longest] * MAX_ROWS_PER_RECORD
+
+
+def test_versions_that_the_store_does_not_know_are_few_and_a_release_is_always_taken(bench):
+    b = bench()
+    b.start()
+    forged = [prediction(f"forged {number}", 1, version=1000 + number) for number in range(3 * MAX_OTHERS)]
+    b.tick(*forged)
+    dead = {letter.message_id for letter in b.log.list_dead_letters()}
+    assert dead == {f"forged {number}" for number in range(MAX_OTHERS, 3 * MAX_OTHERS)}
+    assert "unknown to the model store" in b.log.list_dead_letters()[0].reason
+    make_live(b.settings.store, release(b.settings.store, 7))
+    b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
+    assert b.monitor.serving_version == 7
+    # Also after a restart; and the place of one unseen for a day is free.
+    b.start().tick()
+    b.tick(prediction("one more", 1, version=5), at=START + 2)
+    assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1
+    b.tick(prediction("kept", 1, version=1000, time=START + 86_000.0), at=START + 86_000.0)
+    b.tick(prediction("another", 1, version=5, time=START + 87_000.0), at=START + 87_000.0)
+    b.tick(prediction("the first again", 1, version=1000, time=START + 87_000.0))
+    assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1
+
+
+def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_DEAD_LETTERS", 20)
+    b = started(keep_ids_seconds=1000.0)
+
+    def kept() -> list[str]:
+        return [name for (name,) in b.store._connection.execute("SELECT message_id FROM dead_letters")]
+
+    b.log.publish([(f"{number} " + "x" * 5000, b"poison") for number in range(50)])
+    b.tick()
+    assert b.store.counters["dead_letter"] == 50
+    assert max(map(len, kept())) <= 128
+    b.tick(at=START + 700.0)
+    assert len(kept()) == 20
+    b.tick(at=START + 2000.0)
+    assert kept() == []
 
 
 def test_full_disk_sets_nothing_aside(started, monkeypatch):

@@ -1,0 +1,60 @@
+"""Text from outside as people see it: in log lines and in listings on a terminal.
+
+Ids, names and reasons come from whoever publishes records or starts runs. A terminal obeys some characters, and a line
+break begins what looks like another line of the log. What JSON carries needs nothing of this.
+"""
+
+import logging
+import unicodedata
+from typing import TextIO
+
+_DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
+"""Unicode's categories of control and format characters, line and paragraph separators, and half surrogate pairs."""
+
+
+def printable(text: str) -> str:
+    r"""Return the text in one line, with its control characters as escapes.
+
+    >>> printable("r-1\n12:00 INFO all is well \x1b[2J\u202e"), printable("Größe 7, 木")
+    ('r-1\\n12:00 INFO all is well \\x1b[2J\\u202e', 'Größe 7, 木')
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escaped(each) if unicodedata.category(each) in _DANGEROUS else each for each in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def show(text: str, file: TextIO | None = None) -> None:
+    """Print one line of a listing."""
+    print(printable(text), file=file)
+
+
+class LineFormatter(logging.Formatter):
+    """One line a record, whatever its values hold; the lines of a traceback follow, indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
+        """Return the traceback, no line of which can be taken for one of the log."""
+        text = super().formatException(ei)  # type: ignore[arg-type]
+        return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
+
+
+TIMED = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def log_as_text(style: str = TIMED, *, level: int = logging.INFO) -> None:
+    """Send the log of this process to standard error, a line a record.
+
+    Args:
+        style: The format of a line, as `logging.Formatter` takes it.
+        level: The lowest level that is shown.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(style))
+    logging.basicConfig(level=level, handlers=[handler])

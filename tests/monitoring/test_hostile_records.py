@@ -1,0 +1,110 @@
+"""What one publisher may put into the log: it stops no monitor, fills no memory and is accounted for."""
+
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+
+from components.contracts.features import Features
+from components.contracts.record_format import RecordFormat
+from components.contracts.records import MAX_ROWS_PER_RECORD
+from monitoring.memory.admission import MAX_OTHERS
+from tests.support.monitors import prediction
+from tests.support.processes import wait_for
+from tests.support.record_messages import encode
+
+NARROW = RecordFormat(Features(numeric=("I1",), categorical=()))
+"""Writes a recommender's rows without most of their columns, which the monitor makes up for."""
+MAX_MEGABYTES = 500
+"""Half of what its pod may have."""
+
+
+def narrow(name: str, rows: int, **changes) -> bytes:
+    whole = prediction(name, rows, **changes)
+    return NARROW.encode(replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]))
+
+
+def with_id(name: str, rows: int) -> bytes:
+    record = prediction("short", rows, time=time.time())
+    object.__setattr__(record, "request_id", name)
+    return encode(record)
+
+
+def wide_rows() -> list[bytes]:
+    """Messages of 15 kB whose rows take 0.6 MB each."""
+    return [narrow(f"r{number}", MAX_ROWS_PER_RECORD, time=time.time()) for number in range(1000)]
+
+
+def long_ids() -> list[bytes]:
+    return [with_id("r" * 850_000, 400), with_id("r" * 900_000, 250)] * 20
+
+
+def versions() -> list[bytes]:
+    return [narrow(f"r{number}", 1, time=time.time(), version=number, seed=0) for number in range(100_000)]
+
+
+def days() -> list[bytes]:
+    times = time.time() - 86_400.0 * np.arange(15_000)
+    return [narrow(f"r{number}", 1, time=max(at, 0.0), seed=0) for number, at in enumerate(times.tolist())]
+
+
+def minutes() -> list[bytes]:
+    times = time.time() - 120.0 * np.arange(15_000)
+    return [narrow(f"r{number}", 1, time=at, seed=0) for number, at in enumerate(times.tolist())]
+
+
+@contextmanager
+def probed(processes):
+    """Yields a list of the seconds that each answer of /healthz took; one that is no 200 is infinitely slow."""
+    seconds: list[float] = []
+    over = Event()
+
+    def probe() -> None:
+        while not over.is_set():
+            began = time.monotonic()
+            answer = processes.ask("/healthz")
+            seconds.append(time.monotonic() - began if answer.status == 200 else float("inf"))
+            over.wait(0.05)
+
+    thread = Thread(target=probe)
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        over.set()
+        thread.join()
+
+
+def peak_megabytes(pid: int) -> float:
+    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.parametrize(
+    ("flood", "num_taken"),
+    [(wide_rows, 1000), (long_ids, 0), (versions, MAX_OTHERS), (days, 40), (minutes, 15_000)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_flood_leaves_the_monitor_small_answering_and_stoppable(processes, flood, num_taken):
+    process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
+    wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
+    messages = flood()
+    with probed(processes) as seconds:
+        processes.log.publish([(f"m{number}", message) for number, message in enumerate(messages)])
+        wait_for(lambda: processes.log.backlog() == 0, "all messages", seconds=120.0)
+        began = time.monotonic()
+        peak = peak_megabytes(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60.0) == 0
+    stopped_after = time.monotonic() - began
+    print(f"{flood.__name__}: {peak:.0f} MB, healthz {max(seconds):.3f} s, stop {stopped_after:.1f} s")
+    assert peak < MAX_MEGABYTES
+    assert max(seconds) < 1.0
+    assert stopped_after < 20.0
+    dead = processes.log.list_dead_letters()
+    assert abs(len(messages) - len(dead) - num_taken) <= 1  # midnight may pass

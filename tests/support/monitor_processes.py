@@ -1,0 +1,78 @@
+"""The monitor and the uploader as real processes over one SQLite log."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from components.logs.sqlite import SqliteLog
+from monitoring.backtest.settings import JudgingSettings
+from monitoring.flags import settings_of
+from tests.support.paths import REPOSITORY
+from tests.support.processes import Answer, ask
+from tests.support.recommenders import accept_into, criteo_with
+
+
+class Processes:
+    """Monitors and uploaders of one folder; all ended with the test."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder / "with a space"
+        self.folder.mkdir()
+        self.state, self.archive, self.lake = (self.folder / n for n in ("state", "archive", "lake"))
+        self.log = SqliteLog(self.folder / "log.db")
+        self.started: list[subprocess.Popen] = []
+
+    def monitor(self, **flags) -> subprocess.Popen:
+        values = {
+            "log": f"sqlite:///{self.folder / 'log.db'}?lease_seconds=1".replace(" ", "%20"),
+            "state": self.state,
+            "archive": self.archive,
+            "store": self.folder / "store",
+            "http_port": 0,
+            "tick_seconds": 0.05,
+            "decide_seconds": 0.1,
+            "attribution_window_seconds": 1.0,
+            "archive_roll_rows": 200,
+            **flags,
+        }
+        rules = {name: values.pop(name) for name in settings_of(JudgingSettings) if name in values}
+        accept_into(self.folder / "store", criteo_with(monitor=rules))
+        return self.start("monitoring", values)
+
+    def start(self, module: str, values: dict) -> subprocess.Popen:
+        argv = [text for name, value in values.items() for text in ("--" + name.replace("_", "-"), str(value))]
+        self.started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", module, *argv],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stderr=open(self.folder / f"{module}.{len(self.started)}.log", "wb"),  # noqa: SIM115
+            )
+        )
+        return self.started[-1]
+
+    def end(self, process: subprocess.Popen, *, seconds: float = 120.0) -> int:
+        process.send_signal(signal.SIGTERM)
+        return process.wait(seconds)
+
+    def counter(self, name: str) -> float:
+        return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
+
+    def ask(self, path: str) -> Answer:
+        """A page's answer; none while a monitor starts (the address may still be its predecessor's)."""
+        try:
+            address = json.loads((self.state / "http.json").read_text())
+        except FileNotFoundError:
+            return Answer(0, "", {})
+        return ask(f"http://{address['host']}:{address['port']}{path}")
+
+    def page(self, path: str) -> str:
+        answer = self.ask(path)
+        return answer.text if answer.status == 200 else ""
+
+    def refusal(self, path: str) -> str:
+        """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
+        answer = self.ask(path)
+        return "" if answer.status == 200 or "no turn of the loop has ended yet" in answer.text else answer.text
