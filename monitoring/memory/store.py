@@ -67,7 +67,7 @@ class Store(FileTables):
         *,
         now: float,
         user_place: int | None = None,
-    ) -> "Stored":
+    ) -> "AddedPredictions":
         """Stores the records of one pull; those stored before only count as duplicates (`memory.repeated`).
 
         `unusable` are (message id, reason) of future dead letters, which are counted here and kept by the log;
@@ -78,7 +78,7 @@ class Store(FileTables):
             TemporaryError: the disk is full; nothing was stored.
         """
         counts: dict[str, float] = {}
-        stored = Stored(None, np.empty(0, np.int64))
+        stored = AddedPredictions(None, np.empty(0, np.int64))
         with self._transaction(counts) as connection, _records_errors():
             add_to(counts, "dead_letter", _new_dead_letters(connection, unusable))
             if predictions is not None:
@@ -109,7 +109,7 @@ class Store(FileTables):
         *,
         now: float,
         user_place: int | None,
-    ) -> "Stored":
+    ) -> "AddedPredictions":
         order = predictions.order(predictions.times)
         added, reused = predictions.select(order), np.empty(0, np.int64)
         first = self.prediction_mark() + 1
@@ -124,7 +124,7 @@ class Store(FileTables):
             _insert_ids(connection, added, first, now=now)
         connection.execute("RELEASE ids")
         if not len(added):
-            return Stored(None, reused)
+            return AddedPredictions(None, reused)
         add_to(counts, "predicted", added.num_rows)
         if connection.execute("SELECT 1 FROM clicks WHERE number IS NULL LIMIT 1").fetchone():
             connection.executemany(
@@ -135,7 +135,7 @@ class Store(FileTables):
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=user_place)
-        return Stored(added, reused)
+        return AddedPredictions(added, reused)
 
     def _tell_apart(self, predictions: Predictions) -> ToldApart:
         """Which of them are new, delivered again, or other requests under a known id."""
@@ -421,7 +421,7 @@ class Store(FileTables):
             ).rowcount
 
 
-class Stored(NamedTuple):
+class AddedPredictions(NamedTuple):
     """What became of the predictions of one pull."""
 
     added: Predictions | None
