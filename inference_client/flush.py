@@ -34,6 +34,8 @@ class Flush:
     form: RecordFormat
     num_rows: int
     num_outcomes: int
+    num_bytes: int
+    """Of memory that is free once they are published."""
     refused: list[tuple[Record, Exception]] = field(default_factory=list)
     """Those that the log takes in no message, and why; they are not tried again."""
 

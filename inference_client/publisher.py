@@ -97,6 +97,23 @@ def _seconds_of(time: object) -> float:
     )
 
 
+def held_bytes(queued: PredictionBatch | Outcome) -> int:
+    """Return the memory that a queued record or outcome takes, its objects included; no less than it really is."""
+    if isinstance(queued, Outcome):
+        return OUTCOME_BYTES + len(queued.request_id)
+    num_bytes = RECORD_BYTES + len(queued.request_id)
+    num_bytes += queued.dense.nbytes + queued.categorical.nbytes + queued.scores.nbytes
+    for array in (queued.positions, queued.propensities, queued.shadow_scores):
+        if array is not None:
+            num_bytes += ARRAY_BYTES + array.nbytes
+    return num_bytes
+
+
+RECORD_BYTES, ARRAY_BYTES, OUTCOME_BYTES = 975, 125, 325
+"""Python's objects for a record with three arrays, for each further array, and for an outcome in its queue."""
+ROWS_SHARE = 0.75
+
+
 @dataclass(kw_only=True)
 class PublishingCounts:
     """What became of everything that was given to the log."""
@@ -168,9 +185,11 @@ class PublisherSettings:
     close_seconds: float = 30.0
     """How long closing waits for an unavailable log before it gives up what is queued."""
     max_queued: int = 500_000
-    """Most rows that wait for the log, 140 MB of 39 columns (530 MB in requests of one), and most outcomes, 170 MB."""
+    """Most rows that wait for the log, and most outcomes."""
     max_queued_bytes: int = 250_000_000
-    """Most that those rows take: of rows with more than 60 categories fewer wait."""
+    """Most memory that all of these take, with the objects that hold them. Rows may take three quarters, so that there
+    is room for the outcomes of what waits: of 39 columns these are 150,000 requests of one row, or all `max_queued`
+    rows in requests of 64. While it publishes, a client needs about 40 MB more."""
 
     def __post_init__(self) -> None:
         names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
@@ -203,8 +222,7 @@ class RecordPublisher:
         self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
         self.max_rows = min(MAX_ROWS_PER_RECORD, self._form.max_rows(MAX_MESSAGE_BYTES))
         """The most rows of one prediction: its record must fit a message of the log."""
-        held_rows = max(1, self._settings.max_queued_bytes // self._form.row_bytes)
-        self._max_queued_rows = min(self._settings.max_queued, held_rows)
+        self._queued_bytes = 0
         self._max_flushed_rows = min(MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes)
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
@@ -233,12 +251,16 @@ class RecordPublisher:
 
         False where the queue is full, and then its outcomes are dropped too.
         """
-        queued = self._counts.queued_rows
-        if queued and queued + len(prediction) > self._max_queued_rows:
+        queued, num_bytes = self._counts.queued_rows, held_bytes(prediction)
+        has_room = queued + len(prediction) <= self._settings.max_queued and (
+            self._queued_bytes + num_bytes <= ROWS_SHARE * self._settings.max_queued_bytes
+        )
+        if queued and not has_room:
             self._drop(rows=len(prediction), outcomes=len(outcomes))
             return False
         self._predictions.append(prediction)
         self._counts.queued_rows += len(prediction)
+        self._queued_bytes += num_bytes
         for outcome in outcomes:
             self.add_outcome(outcome)
         return True
@@ -254,13 +276,16 @@ class RecordPublisher:
         now = self._timing.clock()
         if not 0 <= outcome.time <= now + MAX_AHEAD_SECONDS:
             raise ContractError(f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}")
-        if self._counts.queued_outcomes >= self._settings.max_queued:
+        num_bytes = held_bytes(outcome)
+        is_too_large = self._queued_bytes + num_bytes > self._settings.max_queued_bytes
+        if (is_too_large and self._queued_bytes) or self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
         if not outcome.time:
             outcome = replace(outcome, time=now)
         heapq.heappush(self._outcomes, (outcome.time, next(self._numbers), outcome))
         self._counts.queued_outcomes += 1
+        self._queued_bytes += num_bytes
         return True
 
     async def flush(self) -> None:
@@ -348,7 +373,7 @@ class RecordPublisher:
         )
         counts.dropped_rows += counts.queued_rows
         counts.dropped_outcomes += counts.queued_outcomes
-        counts.queued_rows = counts.queued_outcomes = 0
+        counts.queued_rows = counts.queued_outcomes = self._queued_bytes = 0
         return lost
 
     def _next_flush(self) -> Flush | None:
@@ -359,7 +384,8 @@ class RecordPublisher:
                 break
             num_rows += len(prediction)
             taken += 1
-        records: list[Record] = [*self._predictions[:taken]]
+        predictions = self._predictions[:taken]
+        records: list[Record] = [*predictions]
         self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
         now, left = self._timing.clock(), MAX_OUTCOMES_PER_FLUSH
@@ -372,7 +398,8 @@ class RecordPublisher:
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        return Flush(records, self._form, num_rows, num_outcomes) if records else None
+        num_bytes = sum(map(held_bytes, predictions)) + sum(sum(map(held_bytes, each)) for each in due.values())
+        return Flush(records, self._form, num_rows, num_outcomes, num_bytes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
         self._outcome_batches += 1
@@ -415,11 +442,13 @@ class RecordPublisher:
         counts.published_outcomes += flush.num_outcomes - outcomes
         counts.queued_rows -= flush.num_rows
         counts.queued_outcomes -= flush.num_outcomes
+        self._queued_bytes -= flush.num_bytes
         counts.problem, counts.refused = None, False
         if self._failures:
             logger.info("the log is available again after %.0f s", self._timing.timer() - self._failing_since)
         self._failures = 0
-        filled = max(counts.queued_rows / self._max_queued_rows, counts.queued_outcomes / self._settings.max_queued)
+        filled = max(counts.queued_rows, counts.queued_outcomes) / self._settings.max_queued
+        filled = max(filled, self._queued_bytes / (ROWS_SHARE * self._settings.max_queued_bytes))
         if self._is_dropping and filled <= 0.5:
             self._is_dropping = False
             logger.warning(

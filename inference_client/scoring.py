@@ -104,7 +104,8 @@ class ClientSettings:
     max_backoff_seconds: float = 1.0
     """Waits double from the first to this: 3.55 s in all with the defaults, before jitter shortens them."""
     max_in_flight: int = 16
-    """Requests on the wire at once, including those whose callers have already got `DeadlineExpired`."""
+    """Requests to each replica at once whose callers wait. Four times as many may be on the wire, with those whose
+    callers have already got `DeadlineExpired`."""
     max_waiting: int = 4096
     """Callers that may wait for their turn beyond `max_in_flight`; further ones get `Overloaded` at once."""
     close_seconds: float = 10.0
@@ -187,12 +188,12 @@ class ScoringClient:
     @property
     def has_line(self) -> bool:
         """Whether callers wait for their turn."""
-        return self._callers > self._settings.max_in_flight
+        return self._callers > self.transport.num_slots
 
     @property
     def is_full(self) -> bool:
         """Whether another caller would have to wait."""
-        return self._callers >= self._settings.max_in_flight
+        return self._callers >= self.transport.num_slots
 
     async def close(self) -> None:
         """Waits for calls in flight, at most `close_seconds`, and closes the connection."""
@@ -232,7 +233,7 @@ class ScoringClient:
         """
         settings = self._settings
         _check_rows(dense, categorical)
-        room = settings.max_in_flight + settings.max_waiting
+        room = self.transport.num_slots + settings.max_waiting
         if self._callers >= room:
             raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
         seconds = deadline_seconds or settings.deadline_seconds

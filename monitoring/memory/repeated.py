@@ -60,13 +60,13 @@ def tell_apart(
             else:
                 reused.append(place)
         elif (first := new.setdefault(request_id, place)) != place:
-            is_equal = same_request(predictions, first, predictions, place)
+            is_equal = same_request(_at(predictions, first), _at(predictions, place))
             (redelivered if is_equal else reused).append(place)
     block: tuple[int, Predictions] | None = None
     for number, place in sorted(equal_so_far):  # in the order of the blocks, so that each is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
-        is_equal = block is None or same_request(block[1], number - block[0], predictions, place)
+        is_equal = block is None or same_request(_at(block[1], number - block[0]), _at(predictions, place))
         (redelivered if is_equal else reused).append(place)
     return ToldApart(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
 
@@ -80,9 +80,12 @@ def _header(predictions: Predictions, place: int) -> tuple[float, int, int, bool
     )
 
 
-def same_request(one: Predictions, at: int, other: Predictions, place: int) -> bool:
-    """Return whether the request at the place `at` equals, bit for bit, that of `other` at `place`."""
-    one, other = one.between(at, at + 1), other.between(place, place + 1)
+def _at(predictions: Predictions, place: int) -> Predictions:
+    return predictions.between(place, place + 1)
+
+
+def same_request(one: Predictions, other: Predictions) -> bool:
+    """Return whether two requests are equal, bit for bit."""
     arrays = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(Predictions))
     # Bytes, because NaN stands for a missing value and equals nothing.
     return all(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes() for a, b in arrays)

@@ -86,7 +86,7 @@ class Store(FileTables):
         unusable: Sequence[str],
         *,
         now: float,
-    ) -> "Stored":
+    ) -> "AddedPredictions":
         """Store the records of one pull; those stored before only count as duplicates (`memory.repeated`).
 
         `unusable` are the message ids of future dead letters, which are counted here and kept by the log.
@@ -96,7 +96,7 @@ class Store(FileTables):
             TemporaryError: the disk is full; nothing was stored.
         """
         counts: dict[str, float] = {}
-        stored = Stored(None, np.empty(0, np.int64))
+        stored = AddedPredictions(None, np.empty(0, np.int64))
         with self._transaction(counts) as connection, _records_errors():
             add_to(counts, "dead_letter", _new_dead_letters(connection, unusable, now=now))
             if predictions is not None:
@@ -126,7 +126,7 @@ class Store(FileTables):
         counts: dict[str, float],
         *,
         now: float,
-    ) -> "Stored":
+    ) -> "AddedPredictions":
         order = predictions.order(predictions.times)
         added, reused = predictions.select(order), np.empty(0, np.int64)
         first = self.prediction_mark() + 1
@@ -141,7 +141,7 @@ class Store(FileTables):
             _insert_ids(connection, added, first, now=now)
         connection.execute("RELEASE ids")
         if not len(added):
-            return Stored(None, reused)
+            return AddedPredictions(None, reused)
         add_to(counts, "predicted", added.num_rows)
         if connection.execute("SELECT 1 FROM clicks WHERE number IS NULL LIMIT 1").fetchone():
             connection.executemany(
@@ -152,7 +152,7 @@ class Store(FileTables):
         # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
-        return Stored(added, reused)
+        return AddedPredictions(added, reused)
 
     def _tell_apart(self, predictions: Predictions) -> ToldApart:
         """Which of them are new, delivered again, or other requests under a known id."""
@@ -504,7 +504,7 @@ class Store(FileTables):
             ).rowcount
 
 
-class Stored(NamedTuple):
+class AddedPredictions(NamedTuple):
     """What became of the predictions of one pull."""
 
     added: Predictions | None

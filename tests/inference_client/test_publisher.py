@@ -1,8 +1,10 @@
 """Publishing to a real SQLite log and to logs that fail: order, delays, outages, bounds and counts."""
 
 import asyncio
+import itertools
 import logging
 import sqlite3
+import tracemalloc
 import zlib
 from datetime import datetime, timedelta, timezone
 
@@ -370,14 +372,71 @@ def test_after_an_outage_the_outcomes_that_are_due_go_in_parts_too(time, predict
     assert [name for _, name, *_ in outcomes_of(log.records())] == [f"r{number}" for number in reversed(range(7))]
 
 
-def test_of_wide_rows_fewer_wait_and_fewer_go_at_once(time, prediction, monkeypatch):
+def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
     """13 numbers of 4 bytes and 26 of 8, score, position, propensity and a shadow's score are 280 bytes a row."""
     monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
     log = MemoryLog()
-    publisher = publisher_of(log, time, max_queued_bytes=13 * 280)
-    assert [publisher.add(prediction(f"r{number}")) for number in range(5)] == [True] * 3 + [False] * 2
+    publisher = publisher_of(log, time)
+    assert all(publisher.add(prediction(f"r{number}")) for number in range(3))
     asyncio.run(publisher.drain())
     assert log.sizes == [2, 1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 64])
+@pytest.mark.parametrize("full", [False, True])
+def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
+    most = 4_000_000
+    publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, max_queued_bytes=most)
+    ids = itertools.count()
+
+    def record():
+        more = {}
+        if full:
+            more = {"positions": np.arange(1, num_rows + 1, dtype=np.int32), "propensities": np.ones(num_rows)}
+            more |= {"shadow_version": 3, "shadow_scores": np.full(num_rows, 0.5, np.float32)}
+        return PredictionBatch(
+            request_id=f"{next(ids):032d}", time=1000.0 + next(ids), model_version=1,
+            dense=np.ones((num_rows, 13), np.float32), categorical=np.ones((num_rows, 26), np.int64),
+            scores=np.full(num_rows, 0.5, np.float32), **more,
+        )  # fmt: skip
+
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        while publisher.add(record()):
+            pass
+        of_rows = tracemalloc.get_traced_memory()[0] - before
+        num_outcomes = 0
+        while publisher.add_outcome(Outcome(request_id=f"{next(ids):032d}", time=1000.0 + next(ids))):
+            num_outcomes += 1
+        of_all = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * most < of_rows < 0.75 * most
+    assert 0.7 * most < of_all < most
+    assert num_outcomes > 2000
+
+
+def test_memory_of_what_was_published_or_given_up_is_free_again(time, prediction):
+    failures = []
+    log = MemoryLog(lambda: failures[0] if failures else None)
+    publisher = publisher_of(log, time, max_queued_bytes=20_000, close_seconds=5.0)
+
+    def fill():
+        taken = 0
+        while publisher.add(prediction(f"{taken}"), clicks(f"{taken}", 0)):
+            taken += 1
+        return taken
+
+    first = fill()
+    assert first > 3
+    asyncio.run(publisher.drain())
+    assert fill() == first
+    failures.append(TemporaryError("gone"))
+    with pytest.raises(Unpublished):
+        asyncio.run(publisher.drain())
+    failures.clear()
+    assert fill() == first
 
 
 def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, prediction):

@@ -1,13 +1,19 @@
 """Deadlines, cancelled callers, back-pressure and replicas, against real gRPC servers."""
 
 import asyncio
+import contextlib
+import socket
+import threading
 import time
 
 import grpc
 import numpy as np
 import pytest
 
+from inference_client import replicas as replicas_module
+from inference_client import transport as transport_module
 from inference_client.errors import BadRequest, DeadlineExpired, Overloaded, ServerUnavailable
+from inference_client.replicas import CALLS_PER_SLOT
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
 from tests.support.served_names import MODEL_NAME
@@ -36,21 +42,22 @@ def converse(server, conversation, url=None, **settings):
     return asyncio.run(run())
 
 
-def test_an_expired_deadline_is_not_on_the_wire_and_the_call_keeps_its_slot(stuck, make_rows, score_rows):
+def test_expired_deadline_is_not_on_the_wire_and_frees_its_slot(stuck, make_rows, score_rows):
     rows = make_rows(3)
 
     async def talk(client):
-        with pytest.raises(DeadlineExpired, match=r"within 0\.5 s"):
+        for number in range(1, CALLS_PER_SLOT + 1):
+            with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
+                await client.score(*rows)
+            await until(lambda number=number: client.transport.num_calls == stuck.scoring.in_flight == number)
+        with pytest.raises(Overloaded, match=r"has 4 requests to answer and ended none within 0\.2 s"):
             await client.score(*rows)
-        assert (len(client.transport._calls), stuck.scoring.in_flight) == (1, 1)
-        with pytest.raises(Overloaded, match=r"has 1 requests to answer and ended none within 0\.5 s"):
-            await client.score(*rows)
-        assert len(stuck.scoring.requests) == 1
+        assert len(stuck.scoring.requests) == CALLS_PER_SLOT
         stuck.release(stuck.scoring.wait)
-        await until(lambda: not client.transport._calls)
+        await until(lambda: not client.transport.num_calls)
         return await client.score(*rows, deadline_seconds=20)
 
-    answer = converse(stuck, talk, deadline_seconds=0.5, max_in_flight=1)
+    answer = converse(stuck, talk, deadline_seconds=0.2, max_in_flight=1)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
     assert stuck.scoring.cancelled == 0
     assert stuck.scoring.wire_seconds[0] > 250
@@ -63,7 +70,7 @@ def test_a_cancelled_caller_leaves_the_call_alone(stuck, make_rows):
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        assert stuck.scoring.in_flight == len(client.transport._calls) == 1
+        assert stuck.scoring.in_flight == client.transport.num_calls == 1
         stuck.release(stuck.scoring.wait)
         await until(lambda: not stuck.scoring.in_flight)
 
@@ -192,3 +199,198 @@ def test_requests_go_to_every_replica_in_turn_and_a_dead_one_costs_no_request(re
             await client.score(*rows)
 
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
+
+
+class Unreliable:
+    """A TCP port before a server: `frozen` connections stay open and lead nowhere, as after a lost route.
+
+    Before no server it accepts connections and says nothing.
+    """
+
+    def __init__(self, port: int | None) -> None:
+        self._behind, self._frozen, self._sockets = port, threading.Event(), []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.accepted = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                self.accepted += 1
+                self._sockets.append(near)
+                if self._behind is None:
+                    continue
+                far = socket.create_connection(("127.0.0.1", self._behind))
+                self._sockets.append(far)
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=(source, sink, self._frozen), daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket, frozen: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while content := source.recv(65536):
+                if not frozen.is_set():
+                    sink.sendall(content)
+
+    def freeze(self) -> None:
+        """Lets what is open lead nowhere from now on; new connections are whole."""
+        self._frozen.set()
+        self._frozen = threading.Event()
+
+    def close(self) -> None:
+        for each in (self._listening, *self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+@pytest.fixture
+def unreliable():
+    """`unreliable(port)`: see the class."""
+    made = []
+
+    def make(port=None):
+        made.append(Unreliable(port))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def quick_stalls(monkeypatch):
+    """Stalls are seen within a fraction of a second."""
+    monkeypatch.setattr(replicas_module, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(replicas_module, "MAX_STALL_SECONDS", 0.4)
+    monkeypatch.setattr(replicas_module, "DOWN_SECONDS", 0.1)
+
+
+async def ask_all(client, rows, *, callers, requests):
+    """The answers of so many callers, each of whom asks so often, one after another."""
+
+    async def caller():
+        return [await client.score(*rows) for _ in range(requests)]
+
+    return [answer for each in await asyncio.gather(*(caller() for _ in range(callers))) for answer in each]
+
+
+@pytest.mark.parametrize("kind", ["answers nothing", "says nothing at all"])
+def test_replica_that_accepts_and_never_answers_costs_no_request(
+    replicas, make_rows, score_rows, unreliable, quick_stalls, kind
+):
+    well, ill = replicas
+    rows = make_rows(2)
+    port = ill.port
+    if kind == "answers nothing":
+        ill.scoring.wait = ill.make_event()
+    else:
+        port = unreliable().port
+
+    async def talk(client):
+        return await ask_all(client, rows, callers=20, requests=30)
+
+    try:
+        answers = converse(None, talk, url=f"ipv4:127.0.0.1:{well.port},127.0.0.1:{port}", close_seconds=0.1)
+    finally:
+        if ill.scoring.wait is not None:
+            ill.release(ill.scoring.wait)
+    assert len(answers) == 600
+    for answer in answers:
+        np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+    # At first its share, then a copy now and then.
+    assert len(ill.scoring.requests) < 60
+
+
+def test_half_open_connection_is_replaced_and_costs_no_request(server, make_rows, score_rows, unreliable, quick_stalls):
+    rows, between = make_rows(2), unreliable(server.port)
+
+    async def talk(client):
+        answers = await ask_all(client, rows, callers=4, requests=5)
+        for _ in range(2):
+            between.freeze()
+            answers += await ask_all(client, rows, callers=20, requests=5)
+        return answers
+
+    answers = converse(None, talk, url=f"127.0.0.1:{between.port}", close_seconds=0.1)
+    assert len(answers) == 220
+    for answer in answers:
+        np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+    assert between.accepted >= 3
+
+
+def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, quick_stalls):
+    first, second = replicas
+    rows = make_rows(2)
+
+    async def talk(client):
+        second.scoring.wait = second.make_event()
+        await ask_all(client, rows, callers=8, requests=10)
+        second.release(second.scoring.wait)
+        second.scoring.wait = None
+        before = None
+
+        async def has_its_share():
+            nonlocal before
+            now = [len(each.scoring.requests) for each in replicas]
+            share, before = before and now[1] - before[1], now
+            return bool(share) and share >= 8
+
+        end = time.monotonic() + 60
+        while not await has_its_share():
+            assert time.monotonic() < end, "the replica that answers again got no share"
+            for _ in range(20):
+                await client.score(*rows)
+
+    converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
+
+
+def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(stuck, make_rows, score_rows, quick_stalls):
+    rows = make_rows(2)
+
+    async def talk(client):
+        callers = [asyncio.create_task(client.score(*rows)) for _ in range(8)]
+        await until(lambda: stuck.scoring.in_flight == 16)  # each once more, by a new connection
+        stuck.release(stuck.scoring.wait)
+        return await asyncio.gather(*callers)
+
+    for answer in converse(stuck, talk):
+        np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+    assert stuck.scoring.cancelled == 0
+    assert len(stuck.scoring.requests) <= 16 + 8
+
+
+def test_addresses_that_a_name_gains_and_loses_are_followed(replicas, make_rows, monkeypatch):
+    first, second = replicas
+    rows, known = make_rows(2), [[f"ipv4:127.0.0.1:{first.port}"]]
+
+    async def resolve(server):
+        assert server == "dns:///triton:8001"
+        if isinstance(known[0], OSError):
+            raise known[0]
+        return known[0]
+
+    monkeypatch.setattr(transport_module, "resolve", resolve)
+    monkeypatch.setattr(transport_module, "RESOLVE_SECONDS", 0.0)
+
+    async def ask_until(client, answering, *others):
+        before = [len(each.scoring.requests) for each in others]
+        seen, end = len(answering.scoring.requests), time.monotonic() + 60
+        while len(answering.scoring.requests) < seen + 20:
+            assert time.monotonic() < end
+            await client.score(*rows)
+        return [len(each.scoring.requests) - b for each, b in zip(others, before)]
+
+    async def talk(client):
+        assert await ask_until(client, first, second) == [0]
+        known[0] = [f"ipv4:127.0.0.1:{second.port}"]
+        assert await ask_until(client, second, first) <= [5]
+        known[0] = OSError("no such name")
+        assert await ask_until(client, second, first) <= [5]
+
+    converse(None, talk, url="dns:///triton:8001")
+    known[0] = OSError("no such name")
+    with pytest.raises(ServerUnavailable, match="dns:///triton:8001 is unavailable: no such name"):
+        converse(None, lambda client: client.score(*rows), url="dns:///triton:8001", max_attempts=2)
