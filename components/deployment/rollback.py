@@ -10,6 +10,7 @@ model store. Every server must answer; one that is gone for good is left out by 
 import argparse
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from components.contracts.manifests import Release
 from components.deployment.repository.triton_config import ServingOptions, read_options
@@ -18,9 +19,8 @@ from components.deployment.switch import make_live
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
-from components.storage.uris import local_path
 from components.store import promotion_journal
-from components.store.models import release_path
+from components.store.models import read_release
 from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def rollback(
             raise Refused(f"version {live.version} is live since {live.time}, expected {of.version} since {of.time}")
         if site.recovered and of is None and to_version in (None, live.version):
             return live
-        target = _target_release(site, live, to_version if to_version is not None else _replaced_by(live))
+        target = _target_release(site, live, to_version if to_version is not None else _replaced_by(site.store, live))
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
         line = replace(line, barred_model_id=of.model_id if of else None)
         line = make_live(site, target, line, options=options_for(site, target.version))
@@ -66,9 +66,9 @@ def options_for(site: Site, version: int) -> ServingOptions:
     return replace(options, server=own.server) if version in published.whole() else options
 
 
-def _replaced_by(live: Promotion) -> int:
+def _replaced_by(store: Path, live: Promotion) -> int:
     """The version before the live one when it was released: repeated rollbacks lead further back, not to and fro."""
-    version = Release.read(local_path(live.release_uri)).previous_version
+    version = read_release(store, live.version).previous_version
     if version is None:
         raise ContractError(f"version {live.version} is the first release, expected one with a previous version")
     return version
@@ -80,7 +80,7 @@ def _target_release(site: Site, live: Promotion, version: int) -> Release:
     released = sorted({entry.version for entry in promotion_journal.read_journal(site.store)})
     if version not in released:
         raise ContractError(f"version {version} was never released, expected one of {released}")
-    return Release.read(release_path(site.store, version))
+    return read_release(site.store, version)
 
 
 def build_parser() -> argparse.ArgumentParser:

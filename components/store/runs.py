@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -163,17 +163,18 @@ def write_outcome(store: Path, outcome: RunOutcome) -> None:
 
 def read_outcomes(store: Path) -> list[RunOutcome]:
     """How each run of the store ended, oldest first; errors as `find_outcome`."""
-    found = (_read_record(path, RunOutcome) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
+    found = (find_outcome(store, path.parent.name) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
     return sorted((each for each in found if each), key=lambda outcome: outcome.ended_at)
 
 
 def find_outcome(store: Path, run: str) -> RunOutcome | None:
-    """How the run of that name ended; None while it has not.
+    """How the run of that name ended; None while it has not. Its reports are this store's, also in a copied one.
 
     Raises:
         ContractError: what it left is damaged.
     """
-    return _read_record(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
+    found = _read_record(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
+    return replace(found, reports=reports_of(store.absolute(), run)) if found else None
 
 
 def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
