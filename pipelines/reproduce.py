@@ -110,7 +110,7 @@ class Reproduction:
 
     def _view_store(self) -> None:
         view, until, hidden = self.folder / "store", moment_of(self.until), shutil.ignore_patterns(".*")
-        for name in ("models", "schemas", "quarantine"):
+        for name in ("models", "releases", "schemas", "quarantine"):
             if (self.store / name).exists():
                 shutil.copytree(self.store / name, view / name, ignore=hidden, copy_function=os.symlink)
         (view / JOURNAL_FILE).symlink_to(self.store / JOURNAL_FILE)

@@ -16,7 +16,7 @@ from components.deployment.switch import make_live
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.store import promotion_journal
-from components.store.models import judged_model, read_serving_place, release_path
+from components.store.models import judged_model, read_release, read_serving_place
 from components.store.promotion_journal import Promotion
 
 
@@ -29,7 +29,7 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
     Raises:
         ContractError, TemporaryError, PermanentError: as `make_live`; what was live is live.
     """
-    target = Release.read(release_path(site.store, version))
+    target = read_release(site.store, version)
     line = site.entry(promotion_journal.PROMOTE, target, reason=reason, trigger_id=target.trigger_id, decision=decision)
     return make_live(site, target, line, options=site.repository.options_for(version))
 

@@ -30,12 +30,12 @@ from components.deployment.site import Site, SiteSettings, opened
 from components.deployment.switch import make_live
 from components.runtime.durable import sha256_file, whole_directory
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
-from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.models import (
     GRAPH_FILE,
     graph_folder,
     graph_sha256,
+    read_release,
     release_path,
     write_serving_place,
 )
@@ -109,7 +109,7 @@ def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     site.fleet.for_each(partial(probe, name=site.names.model, version=live.version, golden=golden, named=False))
     _tidy(site, settings, live)
     logger.info("model %s is live already as version %d", live.model_id, live.version)
-    return Release.read(local_path(live.release_uri))
+    return read_release(site.store, live.version)
 
 
 def _tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:

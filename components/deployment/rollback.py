@@ -19,7 +19,7 @@ from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.store import promotion_journal
-from components.store.models import release_path
+from components.store.models import read_release
 from components.store.promotion_journal import Promotion
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def _target_release(site: Site, live: Promotion, version: int) -> Release:
     released = sorted({entry.version for entry in promotion_journal.read_journal(site.store)})
     if version not in released:
         raise ContractError(f"version {version} was never released, expected one of {released}")
-    return Release.read(release_path(site.store, version))
+    return read_release(site.store, version)
 
 
 def build_parser() -> argparse.ArgumentParser:

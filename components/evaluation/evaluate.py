@@ -26,6 +26,7 @@ from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.storage.uris import local_path
 from components.store.model_cards import SliceQuality
+from components.store.models import model_in, verified_part
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
     """Per column, the ids that got their category in this round."""
     now = FeatureWorkflow.load(local_path(training_set.workflow_uri))
     parent = training_set.parent_model_uri
-    before = FeatureWorkflow.load(local_path(parent) / Model.WORKFLOW) if parent else None
+    before = FeatureWorkflow.load(verified_part(model_in(local_path(parent)), Model.WORKFLOW)) if parent else None
     return [change.entered for change in vocabulary_changes(before, now)]
 
 

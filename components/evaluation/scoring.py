@@ -35,12 +35,11 @@ from components.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_in
 from components.contracts.workflow import OOV_ID, FeatureWorkflow
 from components.models.configs import config_from_document
 from components.models.rounding import served_tables
-from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError
 from components.runtime.onnx_runtime import silent_onnxruntime
 from components.storage.uris import local_path
 from components.store.archived_rows import parquet_file, reading_parquet
-from components.store.models import graph_sha256
+from components.store.models import graph_sha256, model_in, verified_part
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +131,8 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     """
     from components.models.scoring import load_scorer
 
-    weights = local_path(model.uri) / Model.WEIGHTS
-    _expect_hash(f"weights of {model.model_id}", model.sha256.get("weights"), sha256_tree(weights))
     scorer = load_scorer(
-        weights,
+        verified_part(model, Model.WEIGHTS),
         config_from_document(model.config),
         model.slot_sizes,
         places=model.recommender.features.id_places,
@@ -143,7 +140,7 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     )
     served = {}
     if model.recommender.features.served_as:
-        served = FeatureWorkflow.load(local_path(model.uri) / Model.WORKFLOW).served_ids
+        served = FeatureWorkflow.load(verified_part(model, Model.WORKFLOW)).served_ids
 
     def score(batch: EncodedBatch) -> NDArray[np.float32]:
         ids = batch.ids
@@ -171,7 +168,7 @@ def champion_scorer(release: Release, features: Features) -> ScoreRaw:
     except Exception as error:  # onnxruntime's errors share no base class
         raise ContractError(f"champion graph {path} cannot be loaded: {error}") from error
 
-    own = Model.read(local_path(release.model_uri) / Model.MANIFEST).recommender.features
+    own = model_in(local_path(release.model_uri)).recommender.features
     columns = ColumnMap(features.columns, own.columns)
 
     def score(batch: RawBatch) -> NDArray[np.float32]:
@@ -249,7 +246,7 @@ def score_with_both(
 
 def _raw_scorer(model: Model, features: Features) -> ScoreRaw:
     score = candidate_scorer(model)
-    workflow = FeatureWorkflow.load(local_path(model.uri) / Model.WORKFLOW)
+    workflow = FeatureWorkflow.load(verified_part(model, Model.WORKFLOW))
     columns = ColumnMap(features.columns, model.recommender.features.columns)
 
     def score_raw(batch: RawBatch) -> NDArray[np.float32]:

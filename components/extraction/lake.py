@@ -38,14 +38,14 @@ from components.contracts.records import CLICK
 from components.contracts.words import WordCounts
 from components.extraction.copies import KEY, Copies, newest_copies, without_known
 from components.extraction.lake_files import LakeFiles, version_of_folder
-from components.extraction.raw_schema import TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
+from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
 from components.extraction.readers.parquet import RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span, to_iso
 from components.extraction.window import SeenFiles
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
 from components.storage.objects import ObjectInfo
-from components.store.archived_rows import arrow_schema, reading_parquet
+from components.store.archived_rows import arrow_schema, bounded_batches, reading_parquet
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,12 @@ class LateClicks:
         if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
             raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
         self._hashes[info.name] = sha256_file(path)
+        tables = [_SCHEMA.empty_table()]
         with reading_parquet(path):
-            table = file.read(columns=_SCHEMA.names).select(_SCHEMA.names).cast(_SCHEMA)
+            for group in range(file.num_row_groups):
+                for batch in bounded_batches(path, _SCHEMA.names, group=group, batch_rows=BATCH_ROWS):
+                    tables.append(pa.Table.from_batches([batch]).select(_SCHEMA.names).cast(_SCHEMA))
+        table = pa.concat_tables(tables)
         return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
 
 
@@ -194,16 +198,21 @@ def count_rows(path: Path, span: TimeSpan) -> int:
     Raises:
         ContractError: as `newest_time`.
     """
-    return len(_times_within(path, span)) if may_hold_rows(path, span) else 0
+    return len(_times_within(path, span))
 
 
 def _times_within(path: Path, span: TimeSpan) -> Any:
     file = open_parquet(path)
     if EVENT_TIME not in file.schema_arrow.names:
         raise ContractError(f"{path} lacks the column {EVENT_TIME}, expected the raw schema")
+    found = [pa.array([], TIME_TYPE)]
     with reading_parquet(path):
-        times = file.read(columns=[EVENT_TIME]).column(0).cast(TIME_TYPE)
-    return times.filter(within(times, span))
+        for group in range(file.num_row_groups):
+            known = group_times(file.metadata.row_group(group))
+            if known is None or span.overlaps(known.first, known.last):
+                times = file.read_row_group(group, columns=[EVENT_TIME]).column(0).cast(TIME_TYPE)
+                found += times.filter(within(times, span)).chunks
+    return pa.chunked_array(found, TIME_TYPE)
 
 
 def may_hold_rows(path: Path, span: TimeSpan) -> bool:

@@ -38,8 +38,9 @@ from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
 from components.runtime.durable import whole_file
 from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from components.store import archived_rows
 from components.store.archived_rows import arrow_schema, parquet_file, parquet_writer, reading_parquet
+from components.store.models import verified_part
 
 
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
@@ -73,7 +74,7 @@ def unread_columns(excluded: Collection[str], champion: Model | None) -> frozens
     """
     if not excluded or champion is None:
         return frozenset(excluded)
-    workflow = FeatureWorkflow.load(local_path(champion.uri) / Model.WORKFLOW)
+    workflow = FeatureWorkflow.load(verified_part(champion, Model.WORKFLOW))
     return frozenset(excluded) & frozenset(workflow.excluded)
 
 
@@ -320,10 +321,10 @@ def open_parquet(path: Path) -> Any:
     """The Parquet file at `path`, footer read.
 
     Raises:
-        ContractError: not a whole Parquet file.
+        ContractError: not a whole Parquet file, or not one of rows (`archived_rows.open_parquet`).
     """
     with reading_parquet(path):
-        return parquet_file(path)
+        return archived_rows.open_parquet(path)
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
@@ -497,8 +498,17 @@ def record_malformed(
 ) -> None:
     """Records the rows of `batch` that `reasons` names as malformed; `numbers` are those of its rows in `path`."""
     for at, reason in sorted(reasons.items()):
-        text = json.dumps(batch.slice(at, 1).to_pylist()[0], default=str)
+        row = {name: plain_value(batch.column(name)[at]) for name in batch.schema.names}
+        text = json.dumps(row, default=str)
         malformed.add(path, numbers[at], reason, text=text)
+
+
+def plain_value(value: Any) -> Any:
+    """An Arrow scalar as a Python value; a time of a year that Python's dates do not have as text."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return f"{value.value} of {value.type}"
 
 
 def without_rows(batch: Any, positions: Iterable[int]) -> Any:

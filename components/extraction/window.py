@@ -29,7 +29,6 @@ from components.extraction.lake_files import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
 from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from components.storage.objects import ObjectInfo
-from components.storage.uris import local_path
 from components.store import models as model_store
 
 logger = logging.getLogger(__name__)
@@ -211,7 +210,7 @@ def find_rivals(store: Path, *, parent: str, champion: str, features: Features) 
     if continued is not None:
         features.expect_continues(continued.recommender.features, parent=continued.model_id)
     release = model_store.champion(store, champion)
-    found = Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
+    found = model_store.stored_model(store, release.model_id, role="champion") if release else None
     if found is not None and (lost := features.places_lost(found.recommender.features)):
         raise ContractError(
             f"columns {lost} of the champion {found.model_id} are none of this run's, so that it cannot be judged on "

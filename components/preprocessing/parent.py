@@ -20,9 +20,8 @@ from components.contracts.features import Features
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import Candidates, Column
-from components.runtime.durable import sha256_tree, write_whole
+from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, run_again
-from components.storage.uris import local_path
 from components.store import models as model_store
 
 logger = logging.getLogger(__name__)
@@ -117,13 +116,8 @@ def find_parent(store: Path, model_id: str | None) -> ParentWorkflow | None:
     if model_id is None:
         return None
     model = model_store.stored_model(store, model_id, role="parent")
-    folder = local_path(model.uri) / Model.WORKFLOW
+    folder = model_store.verified_part(model, Model.WORKFLOW)
     features = FeatureWorkflow.load(folder)
-    found, expected = sha256_tree(folder), model.sha256.get("workflow")
-    if expected is not None and found != expected:
-        raise ContractError(
-            f"workflow in {folder} has sha256 {found}, expected {expected} as the model was trained with"
-        )
     if features.slot_sizes != model.slot_sizes:
         raise ContractError(f"workflow in {folder} has slot sizes {features.slot_sizes}, expected {model.slot_sizes}")
     return ParentWorkflow(

@@ -10,7 +10,7 @@ from components.contracts.manifests import Release
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.model_cards import ModelCard, card_path
-from components.store.models import release_path
+from components.store.models import read_release
 from components.store.promotion_journal import BAKED, moment_of
 
 
@@ -40,7 +40,7 @@ def read_store(store: Path) -> Exported | None:
     rounds.sort(key=lambda card: moment_of(card.model.created_at))
     cards = {card.model_id: card for card in rounds}
     lines = [line for line in promotion_journal.read_standing(store) if line.action != BAKED]
-    releases = [Release.read(release_path(store, number)) for number in sorted({line.version for line in lines})]
+    releases = [read_release(store, number) for number in sorted({line.version for line in lines})]
     releases = [each for each in releases if each.model_id in cards and local_path(each.graph_uri).exists()]
     live, canary = promotion_journal.current(store), promotion_journal.canary_at_work(store)
     return Exported(

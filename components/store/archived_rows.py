@@ -1,6 +1,6 @@
 """The Parquet files of an archive or a lake: which of them hold served rows, and each opened for reading.
 
-What is no readable Parquet file, anywhere, is told by `reading_parquet`.
+`reading_parquet` reports what is no readable Parquet file, and `open_parquet` what would fill the memory.
 
 Every reader of archived rows goes through here: the backtest, the canary's evidence, the verification of a version and
 validation's skew. The files are those that `monitoring.memory.archive` wrote and its uploader moved,
@@ -8,12 +8,15 @@ validation's skew. The files are those that `monitoring.memory.archive` wrote an
 (`day=D/version=N/`) is a correction of what was served, and is left out. What is read of a file is left to the callers.
 """
 
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.contracts.raw_rows import DAY_PARTITION, is_visible
@@ -57,6 +60,94 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
     pq.write_table(table, target, **_CHECKED, **options)
 
 
+MAX_ROWS_PER_BYTE = 100
+"""Rows that a byte of a file may hold. Rows with a key and a time of their own take more than a hundredth of a byte."""
+FREE_ROWS = 65_536
+"""Rows that a file of any size may hold beyond that."""
+MAX_GROUP_ROWS = 1 << 24
+MAX_GROUP_BYTES = 4 << 30
+"""Of a row group before compression."""
+MAX_RATIO = 1_000
+"""By how much compression may have made a row group smaller, where it is larger than `FREE_BYTES`."""
+FREE_BYTES = 64 << 20
+MAX_TEXT_BYTES = 256 << 20
+"""Of the texts of one column in one batch."""
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file whose footer was read, and which is not made to fill the memory.
+
+    Raises:
+        ContractError: it is no regular file, not whole Parquet, or its footer names more rows or bytes than a file of
+            rows has.
+        FileNotFoundError: there is none.
+    """
+    size, mode = (status := path.stat()).st_size, status.st_mode
+    if not stat.S_ISREG(mode):
+        raise ContractError(f"{path} is no regular file, expected Parquet")
+    file = parquet_file(path)
+    metadata = file.metadata
+    if metadata.num_rows > MAX_ROWS_PER_BYTE * size + FREE_ROWS:
+        raise ContractError(
+            f"{path} names {metadata.num_rows} rows in {size} bytes, expected at most {MAX_ROWS_PER_BYTE} a byte"
+        )
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        sizes = [group.column(i).total_uncompressed_size for i in range(group.num_columns)]
+        num_bytes, limit = (
+            max(sum(sizes), group.total_byte_size),
+            min(max(MAX_RATIO * size, FREE_BYTES), MAX_GROUP_BYTES),
+        )
+        if group.num_rows > MAX_GROUP_ROWS or num_bytes > limit:
+            raise ContractError(
+                f"{path} has a row group of {group.num_rows} rows and {num_bytes} bytes before compression, expected "
+                f"at most {MAX_GROUP_ROWS} rows and {limit} bytes in a file of {size}"
+            )
+    return file
+
+
+def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Read some columns of one row group, of which no batch holds more text than `MAX_TEXT_BYTES` in a column.
+
+    Texts are dictionary-encoded where they are in the file: one long text of many rows is one text in memory.
+
+    Args:
+        path: The file, which `open_parquet` took.
+        columns: Names of columns that the file has.
+        group: The row group.
+        batch_rows: Rows of a batch, at most.
+
+    Raises:
+        ContractError: a batch has more text.
+        pa.ArrowException: the file is damaged.
+    """
+    metadata = pq.read_metadata(path)
+    chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
+    texts = [each.path_in_schema for each in chunks if each.physical_type == "BYTE_ARRAY" and each.has_dictionary_page]
+    with parquet_file(path, metadata=metadata, read_dictionary=texts) as file:
+        for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
+            for name, values in zip(batch.schema.names, batch.columns):
+                found = values.flatten() if _is_list(values.type) else values
+                if not pa.types.is_dictionary(found.type) or not _has_lengths(found.type.value_type):
+                    continue
+                lengths = pc.binary_length(found.dictionary).take(found.indices)
+                if (num_bytes := pc.sum(lengths.cast(pa.int64())).as_py() or 0) > MAX_TEXT_BYTES:
+                    raise ContractError(
+                        f"{path} has {num_bytes} bytes of text in {name} of {batch.num_rows} rows, expected at most "
+                        f"{MAX_TEXT_BYTES}"
+                    )
+            yield batch
+
+
+def _is_list(found: pa.DataType) -> bool:
+    return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
+
+
+def _has_lengths(found: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_kind(found) for is_kind in kinds)
+
+
 class MovedAway(TemporaryError):
     """The file was there when it was listed: the uploader has moved it since, or an operator has removed it."""
 
@@ -94,7 +185,7 @@ class ArchivedFile:
         """
         with local_copy(self.archive, self.info.name) as path, reading_parquet(self.uri):
             try:
-                with parquet_file(path) as file:
+                with open_parquet(path) as file:
                     yield file
             except FileNotFoundError as error:
                 raise MovedAway(f"{self.uri} has moved away since it was listed") from error

@@ -146,6 +146,7 @@ def completed(store: Path, card: ModelCard) -> ModelCard:
     entries = promotion_journal.read_entries(store)
     return replace(
         card,
+        model=replace(card.model, uri=model_folder(store, card.model_id).absolute().as_uri()),
         lineage=list(islice(_ancestors(store, card.model), MAX_ANCESTORS)),
         served=_served_spans(store, card.model_id),
         barred=promotion_journal.barred(store).get(card.model_id),

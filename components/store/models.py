@@ -13,11 +13,13 @@ place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`)
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 from components.contracts.manifests import CURRENT, NONE, Model, RawDataset, Release, ServingPlace, Verdict
-from components.runtime.durable import sha256_file
+from components.runtime.durable import sha256_file, sha256_tree
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store import promotion_journal
@@ -110,6 +112,54 @@ def read_serving_place(store: Path) -> ServingPlace | None:
     return ServingPlace.read(path) if path.exists() else None
 
 
+def model_in(folder: Path) -> Model:
+    """Read the manifest of the model in a folder. Its `uri` is that folder, also in a store that was copied or moved.
+
+    Raises:
+        ContractError: the manifest is absent or damaged.
+    """
+    return replace(Model.read(folder / Model.MANIFEST), uri=folder.absolute().as_uri())
+
+
+def read_release(store: Path, version: int) -> Release:
+    """Read the manifest of a version. Model and graph that it names are this store's, also in a copied or moved one.
+
+    Raises:
+        ContractError: the manifest is absent or damaged.
+    """
+    found = Release.read(release_path(store, version))
+    model, graph = model_folder(store, found.model_id), graph_folder(store, version) / GRAPH_FILE
+    return replace(found, model_uri=model.absolute().as_uri(), graph_uri=graph.absolute().as_uri())
+
+
+def verified_part(model: Model, part: str) -> Path:
+    """Return the folder of one part of a model, whose bytes were compared with the manifest once in this process.
+
+    Args:
+        model: The manifest, as `model_in` reads it.
+        part: One of `Model.PARTS`.
+
+    Raises:
+        ContractError: the files are not those that the model was stored with; the message names the folder.
+    """
+    folder = local_path(model.uri) / part
+    if part in model.sha256:
+        _expect_tree(folder, model.sha256[part], model.model_id)
+    return folder
+
+
+@lru_cache(maxsize=256)
+def _expect_tree(folder: Path, expected: str, model_id: str) -> None:
+    found = sha256_tree(folder)
+    if found != expected:
+        names = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
+        raise ContractError(
+            f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in the manifest of model "
+            f"{model_id}: a file was changed, damaged or lost since the model was stored; restore the folder, or "
+            "continue another model"
+        )
+
+
 def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
     """The model `model_id`, which errors call by its `role`.
 
@@ -119,7 +169,7 @@ def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
     manifest = model_folder(store, model_id) / Model.MANIFEST
     if not manifest.exists():
         raise ContractError(f"{role} {model_id!r} is not in the model store {store}")
-    return Model.read(manifest)
+    return model_in(manifest.parent)
 
 
 def referenced_model(store: Path, reference: str) -> Model:
@@ -150,7 +200,7 @@ def champion(store: Path, reference: str) -> Release | None:
         if not promotions:
             raise ContractError(f"champion {reference!r} was never released, expected a released model's id")
         live = promotions[-1]
-    return Release.read(local_path(live.release_uri)) if live else None
+    return read_release(store, live.version) if live else None
 
 
 def parent(store: Path, reference: str) -> Model | None:
@@ -168,7 +218,7 @@ def parent(store: Path, reference: str) -> Model | None:
         )
     if reference == CURRENT:
         release = champion(store, CURRENT)
-        return Model.read(local_path(release.model_uri) / Model.MANIFEST) if release else None
+        return stored_model(store, release.model_id, role="parent") if release else None
     return stored_model(store, reference, role="parent")
 
 

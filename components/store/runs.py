@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -247,6 +247,8 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     recorded = _read_record(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
     if recorded is None:
         return None
+    # The reports are this store's, also in a copied one.
+    recorded = replace(recorded, reports=reports_of(store.absolute(), run))
     try:
         recorded_at = moment_of(recorded.ended_at)
         notes = [note for note in each_note(store, run) if note.started_at and moment_of(note.started_at) > recorded_at]

@@ -48,6 +48,7 @@ from components.models.files import (
 from components.runtime.durable import whole_directory
 from components.runtime.errors import ContractError, run_again
 from components.storage.uris import local_path
+from components.store.models import model_in, verified_part
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def read_parent(training_set: TrainingSet) -> Model | None:
         ContractError: its manifest is absent or damaged.
     """
     uri = training_set.parent_model_uri
-    return Model.read(local_path(uri) / Model.MANIFEST) if uri else None
+    return model_in(local_path(uri)) if uri else None
 
 
 def continue_from(
@@ -130,9 +131,9 @@ def continue_from(
                 f"slot size of {name} is {now} in the training set and {before} in the parent {parent.model_id}, "
                 "expected at least as many"
             )
-    old = _workflow(local_path(parent.uri) / Model.WORKFLOW, parent.slot_sizes)
+    old = _workflow(verified_part(parent, Model.WORKFLOW), parent.slot_sizes)
     new = _workflow(local_path(training_set.workflow_uri), training_set.slot_sizes)
-    stored = open_model(local_path(parent.uri) / Model.WEIGHTS, parent.slot_sizes)
+    stored = open_model(verified_part(parent, Model.WEIGHTS), parent.slot_sizes)
     try:
         with whole_directory(into, replace=True) as aside:
             grow(stored, ModelLayout(old, network), ModelLayout(new, config), into=aside, seed=seed)

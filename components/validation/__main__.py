@@ -95,6 +95,8 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     from components.validation.validate import validate
 
     model = local_path(release.model_uri) if release else None
+    for model_id in filter(None, {release.model_id if release else None, raw.parent_model_id}):
+        model_store.verified_part(model_store.stored_model(store, model_id), Model.PARTS[-1])
     folder = local_path(arguments.work) / arguments.run / STEP
     validated = validate(
         Round(

@@ -20,7 +20,7 @@ from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release, Verdict
 from components.runtime.errors import flags_to_run_again
 from components.storage.uris import local_path
-from components.store.models import release_path
+from components.store.models import read_release
 from components.store.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
 from components.store.runs import RunOutcome, read_notes, read_outcomes
 from pipelines.local.plan import SEQUENTIAL, DemoPlan, read_verdicts
@@ -254,7 +254,7 @@ def summarize(observed: Observations) -> DemoSummary:
     """The numbers of one demo."""
     folders, traffic, drift_time = observed.folders, observed.traffic_summary, observed.drift_time
     by_a_run = {each.version for each in read_journal(folders.store) if each.action == RELEASE}
-    releases = [Release.read(release_path(folders.store, version)) for version in sorted(by_a_run)]
+    releases = [read_release(folders.store, version) for version in sorted(by_a_run)]
     decision = retrain_decision(observed.events)
     trigger = TriggerNumbers(
         reason=decision["text"] if decision else None,

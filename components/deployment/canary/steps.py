@@ -39,9 +39,8 @@ from components.deployment.site import Site, SiteSettings, opened, reset_plan
 from components.deployment.switch import stage_version
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from components.storage.objects import Objects
-from components.storage.uris import local_path
 from components.store import promotion_journal
-from components.store.models import release_path
+from components.store.models import read_release
 from components.store.promotion_journal import Promotion, canary_at_work
 from components.store.recommenders import logged_recommender
 from components.store.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
@@ -120,13 +119,13 @@ def start(
         if (live := site.live) is None:
             raise ContractError(f"model store {site.store} has no live version, expected one beside a canary")
         if live.model_id == model.model_id:
-            return Release.read(local_path(live.release_uri))
+            return read_release(site.store, live.version)
         at_work, before = canary_at_work(site.store), site.repository.read_plan()
         if at_work is not None and at_work.model_id == model.model_id:
             # A retried step changes nothing, but a shadow begins to answer.
             if before is not None and before.canary is not None and before.canary_share == 0.0 < share:
                 _grow(site, at_work, before, share=share, reason="the shadow takes its first share", baseline={})
-            return Release.read(release_path(site.store, at_work.version))
+            return read_release(site.store, at_work.version)
         if at_work is not None:
             raise Refused(f"version {at_work.version} is a canary, expected it released or ended before another")
         check_may_replace(site, verdict, settings)

@@ -6,6 +6,7 @@ Row groups whose statistics lie outside the wanted span are not read. Sorting an
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from components.extraction.raw_schema import (
     lake_schema,
     nan_to_null,
     open_parquet,
+    plain_value,
     raw_batch,
     raw_schema,
     record_malformed,
@@ -39,7 +41,7 @@ from components.extraction.raw_schema import (
 )
 from components.extraction.times import TimeSpan, to_micros
 from components.runtime.errors import ContractError
-from components.store.archived_rows import reading_parquet
+from components.store.archived_rows import bounded_batches, reading_parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class RawParquet:
         with reading_parquet(self.path):
             present = set(file.schema_arrow.names)
             names = [name for name in self._names if name in present]
-            for found in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=names):
+            for found in bounded_batches(self.path, names, group=group, batch_rows=BATCH_ROWS):
                 times = self._conform_column(EVENT_TIME, found.column(EVENT_TIME))
                 strays = pc.invert(within(times, self.day))
                 ours = pc.and_not(within(times, self.span), strays)
@@ -109,7 +111,7 @@ class RawParquet:
                 batch = self._conform(found if len(rows) == found.num_rows else found.take(rows))
                 reasons = find_malformed(batch, self.features, keys=KEY_COLUMNS)
                 for at in pc.indices_nonzero(strays.take(rows)).to_pylist():
-                    time = batch.column(EVENT_TIME)[at].as_py()
+                    time = plain_value(batch.column(EVENT_TIME)[at])
                     reasons.setdefault(at, f"event_time {time} is outside the file's day, expected {self.day}")
                 numbers = (first_row + rows.to_numpy()).tolist()
                 record_malformed(batch, reasons, path=self.path, numbers=numbers, malformed=malformed)
@@ -172,12 +174,18 @@ class GroupTimes(NamedTuple):
 
 
 def group_times(group: Any) -> GroupTimes | None:
-    """The event times of a row group of a raw file; None where its writer left no statistics."""
+    """The event times of a row group of a raw file; None where its writer left no statistics, or none of times."""
     names = [group.column(i).path_in_schema for i in range(group.num_columns)]
     statistics = group.column(names.index(EVENT_TIME)).statistics if EVENT_TIME in names else None
     if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
         return None
-    return GroupTimes(to_micros(statistics.min), to_micros(statistics.max), statistics.null_count)
+    try:
+        first, last = statistics.min, statistics.max
+    except (OverflowError, ValueError):  # of years that Python's dates do not have
+        return None
+    if not isinstance(first, datetime) or not isinstance(last, datetime):
+        return None
+    return GroupTimes(to_micros(first), to_micros(last), statistics.null_count)
 
 
 def within(times: Any, span: TimeSpan) -> Any:

@@ -29,6 +29,21 @@ def test_rollback_makes_the_previous_version_live_and_the_next_release_counts_on
     world.check_all_is_well(3)
 
 
+@pytest.mark.parametrize("num_kept", [1, 2])
+def test_a_copied_store_goes_back_by_its_own_files_whatever_became_of_the_original(world, tmp_path, num_kept):
+    world.settings = dataclasses.replace(world.settings, num_kept=num_kept)
+    world.release(1), world.release(2)
+    original, copy = world.settings.store, tmp_path / "a copy"
+    shutil.copytree(original, copy)
+    for path in [p for p in original.rglob("*") if p.is_file()]:
+        path.write_bytes(b"another's")
+    world.settings = dataclasses.replace(world.settings, store=copy)
+    entry = world.rollback()
+    assert (entry.version, local_path(entry.model_uri)) == (1, copy / "models" / "model-1")
+    assert local_path(champion(copy, "current").graph_uri).parent == graph_folder(copy, 1)
+    world.check_all_is_well(1)
+
+
 def test_rollback_to_a_version_that_left_the_repository_brings_it_back_under_load(
     make_candidate, settings, client, triton, raw_rows, repository
 ):

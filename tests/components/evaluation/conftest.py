@@ -18,7 +18,8 @@ from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_tree
-from components.store.models import GRAPH_FILE, graph_sha256
+from components.storage.uris import local_path
+from components.store.models import GRAPH_FILE, graph_folder, graph_sha256
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
 from tests.support.training_world import training_set_of
@@ -192,7 +193,7 @@ class Round:
         return labels, scores
 
     def release_champion(self, linear: Linear, model_id: str = "champion-model", version: int = 1) -> Release:
-        folder = self.root / "repository" / "click_model" / str(version)
+        folder = graph_folder(self.store, version)
         write_graph(folder, linear, self.workflow)
         hashes, graph = {"graph": graph_sha256(folder)}, folder / GRAPH_FILE
         keep_model(self.store, model_id)
@@ -246,7 +247,8 @@ def make_round(raw_table, tmp_path):
         new = new_categories or [0] * 26
         workflow.save(root / "workflow")
         before = tuple(v[: len(v) - count] for v, count in zip(workflow.vocabularies, new))
-        replace(workflow, vocabularies=before).save(root / "parent" / Model.WORKFLOW)
+        parent = local_path(keep_model(root / "store", "parent").uri)
+        replace(workflow, vocabularies=before).save(parent / Model.WORKFLOW)
 
         model_folder = root / "store" / "models" / "candidate"
         write_candidate(model_folder / Model.WEIGHTS, planted.noisy(noise, 5))
@@ -272,7 +274,7 @@ def make_round(raw_table, tmp_path):
                 workflow=root / "workflow",
                 slot_sizes=workflow.slot_sizes,
                 new_categories=new,
-                parent_model_uri=(root / "parent").as_uri(),
+                parent_model_uri=parent.as_uri(),
             ),
             model=Model.read(model_folder / Model.MANIFEST),
         )

@@ -195,7 +195,7 @@ def damage_pages_of_encoded_file(made):
         (lambda m: m.change("training_set", raw_digest="other"), "training set is of raw data other, expected digest"),
         (lambda m: m.change("model", raw_digest="other"), "model candidate is of raw data other, expected digest"),
         (lambda m: m.change("model", slot_sizes=[9] * 26), "has 234 ids"),
-        (truncate_weights, "weights of candidate has SHA-256"),
+        (truncate_weights, r"weights with .* has sha256 .* as in the manifest of model candidate"),
         (damage_graph, r"champion graph .*model\.onnx has SHA-256"),
         (lambda m: local_path(m.release_champion(m.planted).graph_uri).unlink(), "of version 1 is absent"),
         (change_label, r"labels hold \[7\], expected 0 and 1"),

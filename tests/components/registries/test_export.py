@@ -1,11 +1,14 @@
 """What of a store goes to a registry, from journals written out; and the command, over registries that are none."""
 
+import shutil
+
 import pytest
 
 from components.registries import __main__ as command
 from components.registries.exported import read_store
 from components.runtime.errors import TemporaryError
 from components.store.model_cards import ModelCard, card_path
+from components.store.models import GRAPH_FILE, graph_folder
 from components.store.promotion_journal import Promotion, append_promotion
 from tests.support.releases import keep_model, passing_verdict, release
 from tests.support.validation_models import make_dataset
@@ -14,8 +17,9 @@ from tests.support.validation_models import make_dataset
 def write(store, *lines):
     """A journal of (action, version); version N is of model mN, whose graph is there."""
     for name in ("m1", "m2"):
-        (graph := store / f"graph of {name}").write_bytes(b"")
-        release(store, int(name[1]), name, graph_uri=graph.as_uri())
+        (graph := graph_folder(store, int(name[1]))).mkdir(parents=True)
+        (graph / GRAPH_FILE).write_bytes(b"")
+        release(store, int(name[1]), name)
         given = {
             "verdict": passing_verdict(name, store / "scores", num_rows=1),
             "raw": make_dataset(store, 1, digest="d"),
@@ -47,7 +51,7 @@ def test_aliases_and_versions_are_the_journals(lines, versions, aliases, tmp_pat
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
     assert [each.version for each, _ in found.versions] == versions
     assert (found.aliases["champion"], found.aliases["candidate"]) == aliases
-    (tmp_path / "graph of m1").unlink()  # as `evergreen collect` does
+    shutil.rmtree(graph_folder(tmp_path, 1))  # as `evergreen collect` does
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 

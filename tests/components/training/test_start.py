@@ -362,3 +362,17 @@ def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name):
     with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
+
+
+@pytest.mark.parametrize("part", ["weights", "workflow"])
+def test_a_parent_of_which_one_bit_was_flipped_is_refused_by_the_folder_of_the_file(parent, into, tmp_path, part):
+    model, training_set = parent
+    folder = tmp_path / "parent" / part
+    model = replace(model, sha256={name: sha256_tree(tmp_path / "parent" / name) for name in ("weights", "workflow")})
+    path = max(folder.iterdir(), key=lambda each: each.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(ContractError, match=f"parent/{part} with .*{path.name}.* as in the manifest of model"):
+        continue_from(model, training_set, CONFIG, into=into)
+    assert not into.exists()
