@@ -159,7 +159,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_ask
     sent = run["body"]["runtime_config"]["parameters"]
     _fits(sent, inputs)
     assert sent == {**further, **request.pipeline_arguments()}
-    assert run["display_name"] == request.request_id
+    assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
 def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):

@@ -1,6 +1,5 @@
 """The gain of the candidate's order: against the truth of simulated users, whose clicks depend on row and place."""
 
-import json
 import math
 from typing import NamedTuple
 
@@ -154,15 +153,13 @@ def explore_some(made, *, lists: int) -> None:
 
 
 @pytest.mark.parametrize(("lists", "told"), [(300, "Each such swap gains"), (20, "too few to tell")])
-def test_the_step_tells_it_in_the_verdict_the_metrics_and_the_report(make_round, lists, told):
+def test_the_step_tells_it_in_the_verdict_and_the_report(make_round, lists, told):
     made = make_round(9_000)
     explore_some(made, lists=lists)
     main(made.flags())
     found = Verdict.read(made.path("verdict")).reordering_gain
     assert found.num_lists == lists
-    metrics = json.loads(made.path("metrics").read_text())
-    assert metrics["reordering_num_swaps"] == found.num_swaps > 0
-    assert metrics.get("reordering_gain") == found.gain
+    assert found.num_swaps > 0
     page = made.path("report.html").read_text()
     assert f"{lists} held-out lists were explored" in page
     assert told in page
@@ -174,5 +171,4 @@ def test_the_step_tells_nothing_where_no_list_was_explored(make_round):
     made = make_round(200)
     main(made.flags())
     assert Verdict.read(made.path("verdict")).reordering_gain is None
-    assert not [name for name in json.loads(made.path("metrics").read_text()) if name.startswith("reordering")]
     assert "No held-out list was explored" in made.path("report.html").read_text()
