@@ -157,6 +157,10 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
     return "\nnext: ".join(sentences) or "correct what the reason names, and run the same command again"
 
 
+_SETTINGS = "settings="
+"""Begin of the parameter that has settings, as `--set` adds them."""
+
+
 def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     """The command with these flags, and without those that they take the place of."""
     replaced = {word.partition("=")[0] for word in flags if "=" in word}
@@ -164,7 +168,11 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     kept, words = [], iter(command)
     for word in words:
         given = [word, next(words)] if word in ("-p", "--set") else [word]
-        if given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
+        if given[-1].startswith(_SETTINGS):
+            changes = shlex.split(given[-1].removeprefix(_SETTINGS))
+            left = [each for each in changes if each.partition("=")[0] not in replaced]
+            given = [word, _SETTINGS + shlex.join(left)] if left else []
+        if given and given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
             kept += given
     return [*kept, *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []), *flags]
 

@@ -36,15 +36,21 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(small_lake, 
 
 
 @pytest.mark.parametrize(
-    ("parameter", "code", "state", "step", "reason"),
+    ("parameter", "code", "state", "step", "reason", "next_step"),
     [
-        ("settings=gate.min_auc=0.99", 1, "refused", "evaluation", "below the floor 0.99"),
-        ("window_start=yesterday", 3, "failed", "extraction", "window_start is 'yesterday'"),
+        (
+            *("settings=gate.min_auc=0.99", 1, "refused", "evaluation", "below the floor 0.99"),
+            "/a folder' --set gate.min_auc=0.",
+        ),
+        (
+            *("window_start=yesterday", 3, "failed", "extraction", "window_start is 'yesterday'"),
+            "correct what the reason names",
+        ),
     ],
     ids=["the gate refuses", "a step raises"],
 )
 def test_run_without_a_release_records_step_and_reason(
-    small_lake, tmp_path, run_to_end, parameter, code, state, step, reason
+    small_lake, tmp_path, run_to_end, parameter, code, state, step, reason, next_step
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     trigger = f"request-{state}"
@@ -53,6 +59,9 @@ def test_run_without_a_release_records_step_and_reason(
     outcome = find_outcome(small_lake / "store", trigger)
     assert (outcome.state, outcome.step) == (state, step)
     assert reason in outcome.reason
-    assert f"{state} at {step}: " in ended.output.splitlines()[-1]
+    assert f"{state} at {step}: " in ended.output
+    next_lines = [line for line in ended.output.splitlines() if line.startswith("next: ")]
+    assert next_lines[-1] == ended.output.splitlines()[-1]
+    assert next_step in next_lines[-1]
     assert promotion_journal.current(small_lake / "store") is None
     assert ended.left == {}

@@ -30,6 +30,12 @@ def test_released_run_leaves_nothing_to_do(tmp_path):
         ("-p parent=m1 -p lake=x", "--from-scratch", "-p lake=x --from-scratch"),
         ("--from-scratch", "--set gate.min_auc=0.5", "--from-scratch --set gate.min_auc=0.5"),
         ("--set a.b=1 --set a.c=2 -p trigger_id=t", "--set a.b=3", "--set a.c=2 --set a.b=3"),
+        (
+            "-p 'settings=gate.min_auc=0.99 training.seed=7'",
+            "--set gate.min_auc=0.5",
+            "-p settings=training.seed=7 --set gate.min_auc=0.5",
+        ),
+        ("-p settings=gate.min_auc=0.99", "--set gate.min_auc=0.5", "--set gate.min_auc=0.5"),
         ("", """--set 'validation.actions={"x":"warn"}'""", """--set 'validation.actions={"x":"warn"}'"""),
     ],
 )
