@@ -184,10 +184,19 @@ class SampledColumn:
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
-        for kind, mask in ((BOOLEAN, self.is_truth), (INTEGER, self.is_whole), (FLOAT, np.isfinite(self.numbers))):
+        for kind, mask in self._masks.items():
             if self.num_odd(mask) <= TOLERATED * self.num_rows:
                 return kind
         return found
+
+    @cached_property
+    def _masks(self) -> dict[str, NDArray[np.bool_]]:
+        """Return by kind whether each of `values` is of it; the first that fits is the column's."""
+        is_number = np.isfinite(self.numbers)
+        if self.kind_of_type == TEXT:
+            # Whole numbers of more than 64 bits are ids: as floats they would no longer be told apart.
+            is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
+        return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_odd(self, mask: NDArray[np.bool_]) -> int:
         """Return the number of rows whose value is present and not in a mask over `values`."""
@@ -196,8 +205,7 @@ class SampledColumn:
     @cached_property
     def is_fitting(self) -> NDArray[np.bool_]:
         """Whether each of `values` is of the column's kind."""
-        masks = {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: np.isfinite(self.numbers)}
-        found = masks.get(self.kind) if not self.is_list else None
+        found = self._masks.get(self.kind) if not self.is_list else None
         return self.is_present if found is None else found & self.is_present
 
     @cached_property

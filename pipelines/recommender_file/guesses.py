@@ -369,7 +369,10 @@ class _Guesser:
         if column.kind == FLOAT and column.type == TEXT:
             return Guess(CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS)
         if column.kind == FLOAT:
-            return Guess(LEFT_OUT, "named like a category, and numbers with fractions are none; write texts")
+            return Guess(
+                LEFT_OUT,
+                "floats that are no certain whole numbers, named like ids; write these as whole numbers or texts",
+            )
         return _guess_integer(column)
 
     def _why_constant(self, column: SampledColumn) -> str:
@@ -424,11 +427,13 @@ def _label_tier(column: SampledColumn) -> int:
     name = names.letters(column.name)
     if names.is_negated_label(column.name):
         return _UNNAMED
-    tiers = (names.LABELS + names.TARGETS, names.CONVERSIONS, names.REACTIONS)
-    found = next((i for i, usual in enumerate(tiers) if name in usual), None)
-    if found is not None:
-        return found
-    return len(tiers) if {"click", "clicked", "clk"} & set(names.words(column.name)) else _UNNAMED
+    if name in names.LABELS + names.TARGETS:
+        return 0
+    if {"click", "clicked", "clk"} & set(names.words(column.name)):
+        return 1
+    if name in names.CONVERSIONS:
+        return 2
+    return 3 if name in names.REACTIONS else _UNNAMED
 
 
 def _has_few(column: SampledColumn) -> bool:

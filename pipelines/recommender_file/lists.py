@@ -53,7 +53,8 @@ def look_at_lists(column: SampledColumn) -> ListLooks:
     suffix = names.suffix_of(column.name)
     if suffix in ("token_seq", "float_seq"):
         return _looks(texts, " ", shown=" ")
-    if _share(sample, r"^[+-]?[0-9]+(,[0-9]+)?$") > 1 - TOLERATED and not names.is_list(column.name):
+    is_number = _share(sample, r"^[+-]?[0-9]+(,[0-9]+)*(\.[0-9]+)?$") > 1 - TOLERATED and _share(sample, ",") > 0
+    if is_number and _share(sample, ",.*,") < _SEPARATED_SHARE and not names.is_list(column.name):
         return ListLooks(problem=DECIMAL_COMMA)
     for separator in "|;, ":
         pattern = rf"[^{re.escape(separator)}\s]{re.escape(separator)}\s*[^{re.escape(separator)}\s]"

@@ -1,6 +1,6 @@
 """The times of a sampled column: in which form they are written, and the days that result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,9 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     chosen = present[np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))]
     try:
         form = find_form(column.values.take(pa.array(chosen)), now=now, name=column.name)
-    except ContractError as error:
-        return _no_times(column, str(error), now=now)
+    except ContractError:
+        few = replace(column, values=column.values.take(pa.array(chosen)), codes=np.arange(len(chosen), dtype=np.int32))
+        return _no_times(column, few, now=now)
     times, span = _read(column, form, now=now, earliest=EARLIEST)
     num_wrong = column.num_present - (0 if span is None else span.num_rows)
     if span is None or num_wrong > TOLERATED * column.num_rows:
@@ -86,12 +87,13 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     return Times(form=form, span=span, num_wrong=num_wrong)
 
 
-def _no_times(column: SampledColumn, why: str, *, now: float) -> NoTimes:
+def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTimes:
+    """Return why a column, of which `few` holds some values, has no form, or more than one."""
     spans = {}
     for form in FORMS:
-        _, span = _read(column, form, now=now, earliest=EARLIEST)
-        if span is not None and column.num_present - span.num_rows <= TOLERATED * column.num_present:
-            spans[form] = span
+        _, fitting = _read(few, form, now=now, earliest=EARLIEST)
+        if fitting is not None and few.num_present - fitting.num_rows <= TOLERATED * few.num_present:
+            _, spans[form] = _read(column, form, now=now, earliest=EARLIEST)
     if len(spans) > 1:
         said = " or as ".join(f"{form} ({span})" for form, span in spans.items())
         return NoTimes(why=f"it can be read as {said}", forms=tuple(spans))

@@ -111,6 +111,12 @@ def test_a_column_named_like_times_that_holds_none_is_asked_about(name, written,
     assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
+def test_times_of_two_forms_are_asked_about_with_the_days_of_each(write):
+    asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
+    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day of May, or a moment in July
+    assert "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)" in asked
+
+
 def test_birthdays_are_no_times_of_rows_and_are_left_out_with_their_days(tmp_path):
     columns = clicks(**USERS, born=lambda row: datetime.date(1950 + row["user"] % 30, 5, 7))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
@@ -229,6 +235,14 @@ def test_a_column_named_like_a_label_that_holds_others_is_asked_about(values, sa
     assert re.search(said, question_of(path, "label"))
 
 
+def test_a_click_comes_before_what_may_follow_it(write):
+    columns = clicks(booking_bool=lambda row: row["click"] * (row["n"] % 2), **USERS)
+    columns["click_bool"] = columns.pop("click")
+    text, recommender = drafted(write(columns))
+    assert recommender.data.label == "click_bool"
+    assert "Another outcome beside 'click_bool'" in line_of(text, "booking_bool")
+
+
 def test_a_label_with_a_gap_or_an_odd_value_is_one_and_the_rows_are_counted(write):
     columns = clicks(**USERS)
     columns["click"][7], columns["click"][N - 1] = "", "Total"
@@ -309,6 +323,13 @@ def test_ids_of_64_bits_and_with_zeros_before_them_are_exact_categories(write, t
     unsigned = {"user": pa.array(columns["user"], pa.uint64()), "click": columns["click"]}
     pq.write_table(pa.table(unsigned), tmp_path / "a.parquet")
     assert drafted(tmp_path / "a.parquet")[1].features.categorical == ("user",)
+
+
+def test_ids_of_more_than_64_bits_are_kept_as_texts(write):
+    path = write(clicks(**USERS, owner=lambda row: 10**24 + row["user"]))
+    _, recommender = drafted(path)
+    assert recommender.features.categorical == ("user_id", "item_id", "owner")
+    assert recommender.features.categorical_options == {"owner": WORDS}
 
 
 def test_ids_as_floats_beyond_2_to_the_53rd_are_left_out_with_a_sentence(write, tmp_path):
