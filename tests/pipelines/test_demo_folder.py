@@ -104,7 +104,7 @@ def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, content, said, i
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("shop.csv", "clicked,,price\n0,1,2.5\n1,2,3.5\n"),
+        ("shop.csv", "clicked,price,price\n0,1,2.5\n1,2,3.5\n"),
         ("numbers.tsv", "1.5\t2\t3\n0\t1\t2\n"),
         ("almost.tsv", CRITEO_LINE.replace("68fd1e64", "red shoes")),
         ("test.tsv", CRITEO_LINE.partition("\t")[2]),
