@@ -248,7 +248,7 @@ class RecordFormat:
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
         rest = []
-        read, known, width = self._type.FromString, ("", recommender), _ARRAYS["float"].itemsize  # of a score
+        read, known = self._type.FromString, ("", recommender)
         for place, content in enumerate(contents):
             try:
                 message = read(content)
@@ -276,13 +276,20 @@ class RecordFormat:
                 alike.setdefault(num_bytes, []).append((place, sent))
             else:
                 rest.append(place)
+        return self._read_groups(alike, rest), rest
+
+    def _read_groups(
+        self, alike: Mapping[int, list[tuple[int, Any]]], rest: list[int]
+    ) -> list[tuple[Predictions, NDArray[np.int64]]]:
+        """Read groups of messages by the bytes of their scores; places of those with a fault are added to `rest`."""
         found = []
         for num_bytes, group in alike.items():
-            read_ones, usable = self._read_alike([sent for _, sent in group], num_bytes // width)
+            num_rows = num_bytes // _ARRAYS["float"].itemsize
+            read_ones, usable = self._read_alike([sent for _, sent in group], num_rows)
             places = np.array([place for place, _ in group], np.int64)
             rest += places[~usable].tolist()
             found.append((read_ones.select(usable), places[usable]))
-        return [(predictions, places) for predictions, places in found if len(predictions)], rest
+        return [(predictions, places) for predictions, places in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
         """Return how many rows have scores and features of these bytes; 0 where no valid record has them."""

@@ -29,14 +29,13 @@ import pyarrow as pa
 from components.contracts.manifests import CURRENT
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, is_visible
 from components.contracts.recommender import Recommender
-from components.extraction.copies import Copies
 from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
 from components.extraction.readers.forms import FileReader, Reader, click_log_files, find_reader, passed_over
 from components.extraction.readers.lines import LineCounts
 from components.extraction.settings import ExtractionSettings
-from components.extraction.spool import Events, Spool
+from components.extraction.spool import Events, RowCounts, Spool
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
-from components.runtime.durable import fsync_path
+from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError, expect
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
@@ -116,6 +115,22 @@ class Ingested:
     lines: dict[str, int]
     """Lines of the files: rows, rejected, continued, header, blank, comments."""
 
+    @classmethod
+    def of(cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int) -> "Ingested":
+        """Return what was done, from what was read and what was left to write."""
+        return cls(
+            rows=counts.rows,
+            lake_rows=num_lake,
+            replay_rows=counts.rows - num_lake,
+            clicks=counts.clicks,
+            malformed=num_malformed,
+            ahead=read.ahead,
+            duplicates=counts.copies.num_equal,
+            replaced=counts.copies.num_updated + counts.copies.num_conflicting,
+            already_in_lake=counts.known,
+            lines=asdict(read.lines),
+        )
+
 
 def ingest(
     files: list[Path], recommender: Recommender, *, lake: str, replay: Path | None, settings: IngestSettings
@@ -160,14 +175,7 @@ def ingest(
         with spool.close() as events:
             if not spool.num_rows:
                 raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
-            found = events.counts()
-            found.copies.judge(
-                found.rows,
-                max_fraction=limits.max_conflicting_fraction,
-                source=", ".join(map(str, files)),
-                key=(recommender.data.request_id, recommender.data.row),
-            )
-            _say_copies(found.copies)
+            _expect_keys(events, recommender, files, limit=limits.max_conflicting_fraction)
             if not settings.keep_repeated:
                 _leave_out_known(
                     events, objects, source, keeps_times=keeps_times, limit=limits.max_conflicting_fraction
@@ -180,24 +188,12 @@ def ingest(
         if replay is not None:
             _publish_file(scratch / "replay", replay)
         _publish_malformed(malformed_file, place.with_name(f"{place.name}.malformed_rows.jsonl"))
-    return Ingested(
-        rows=counts.rows,
-        lake_rows=num_lake,
-        replay_rows=counts.rows - num_lake,
-        clicks=counts.clicks,
-        malformed=malformed.num_rows,
-        ahead=read.ahead,
-        duplicates=counts.copies.num_equal,
-        replaced=counts.copies.num_updated + counts.copies.num_conflicting,
-        already_in_lake=counts.known,
-        lines=asdict(read.lines),
-    )
+    return Ingested.of(counts, read, num_lake=num_lake, num_malformed=malformed.num_rows)
 
 
-def name_of(files: list[Path], *, prefix: str = "ingest") -> str:
-    """Name these files in lake files by their names and sizes, whatever folder they lie in."""
-    text = "\n".join(f"{path.name} {path.stat().st_size}" for path in files)
-    return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+def name_of(files: list[Path]) -> str:
+    """Return the name of files in the lake: by their content, so that another file never takes their place."""
+    return f"ingest-{hashlib.sha256(''.join(map(sha256_file, files)).encode()).hexdigest()[:12]}"
 
 
 def read_rows(
@@ -249,11 +245,19 @@ def _without_times(rows: Any) -> Any:
     return rows.set_column(at, rows.schema.field(EVENT_TIME), pa.nulls(rows.num_rows, rows.schema.field(at).type))
 
 
-def _say_copies(copies: Copies) -> None:
-    if changed := copies.num_updated + copies.num_conflicting:
+def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *, limit: float) -> None:
+    """Say how many rows are there again.
+
+    Raises:
+        ContractError: More than the share `limit` have the key of another row, with other features.
+    """
+    found = events.counts()
+    key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))
+    found.copies.judge(found.rows, max_fraction=limit, source=source, key=key)
+    if changed := found.copies.num_updated + found.copies.num_conflicting:
         logger.warning("%d rows are there again with other content: the last copy of each counts", changed)
-    if copies.num_equal:
-        logger.warning("%d rows are equal copies of others and are dropped", copies.num_equal)
+    if found.copies.num_equal:
+        logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
 
 
 def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float) -> None:

@@ -17,7 +17,7 @@ from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL
 from components.extraction.readers.lines import Dialect
 from components.extraction.readers.text import Chunk, Head, TextRows
-from components.extraction.readers.values import LABELS, Rule, matching
+from components.extraction.readers.values import LABELS, ValueRule, matching
 from components.runtime.errors import ContractError
 
 COLUMNS = (LABEL, *CRITEO.names)
@@ -35,7 +35,7 @@ def are_its(features: Features) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoRows:
-    """The rows of one of Criteo's files; see `forms.Rows`."""
+    """The rows of one of Criteo's files; see `forms.FileRows`."""
 
     rows: TextRows
     columns: dict[str, str]
@@ -43,16 +43,16 @@ class CriteoRows:
 
     @property
     def path(self) -> Path:
-        """See `forms.Rows.path`."""
+        """See `forms.FileRows.path`."""
         return self.rows.path
 
     @property
     def names(self) -> tuple[str, ...]:
-        """See `forms.Rows.names`."""
+        """See `forms.FileRows.names`."""
         return self.rows.names
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """See `forms.Rows.chunks`."""
+        """See `forms.FileRows.chunks`."""
         return self.rows.chunks(wanted)
 
 
@@ -104,8 +104,8 @@ def _no_typed(column: Any) -> Any:
     raise pa.ArrowTypeError(f"{column.type} is no text")
 
 
-_INTEGERS = Rule(type=pa.float32(), expected="an integer or nothing", of_text=_parse_integers, of_typed=_no_typed)
-_HEX = Rule(type=pa.int64(), expected="1 to 8 hex digits or nothing", of_text=parse_hex, of_typed=_no_typed)
+_INTEGERS = ValueRule(type=pa.float32(), expected="an integer or nothing", of_text=_parse_integers, of_typed=_no_typed)
+_HEX = ValueRule(type=pa.int64(), expected="1 to 8 hex digits or nothing", of_text=parse_hex, of_typed=_no_typed)
 RULES = {
     LABEL: LABELS,
     **dict.fromkeys(CRITEO.numeric, _INTEGERS),

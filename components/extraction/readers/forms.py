@@ -49,12 +49,12 @@ from components.extraction.readers.values import (
     WEIGHTS,
     WORDS,
     ListRule,
-    Rule,
+    ValueRule,
 )
 from components.extraction.times import to_iso
 from components.runtime.errors import ContractError
 
-AnyRule = Rule | ListRule | TimeRule
+AnyRule = ValueRule | ListRule | TimeRule
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ _TRAIN, _TEST = re.compile(r"train\b.*", re.IGNORECASE), re.compile(r"test\b.*",
 """Kaggle's archive holds rows without labels beside those with them."""
 
 
-class Rows(Protocol):
+class FileRows(Protocol):
     """The rows of a file with its own columns, in any form."""
 
     @property
@@ -158,7 +158,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
 
 
-def open_rows(path: Path) -> Rows:
+def open_rows(path: Path) -> FileRows:
     """Return the rows of a file with the columns that it names: Parquet, JSON lines, or text with a header.
 
     Raises:
@@ -313,10 +313,10 @@ def _present(here: Sequence[str], wanted: dict[str, str], recommender: Recommend
     return wanted
 
 
-_RULES: dict[str, Rule] = {LABEL: LABELS, WEIGHT: WEIGHTS, REQUEST_ID: REQUEST_IDS, ROW: PLACES}
+_RULES: dict[str, ValueRule] = {LABEL: LABELS, WEIGHT: WEIGHTS, REQUEST_ID: REQUEST_IDS, ROW: PLACES}
 
 
-def rule_of(raw: str, features: Features) -> Rule | ListRule:
+def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
     """Return how the values of a raw column, times aside, are read."""
     if raw in features.lists:
         element = WORDS if raw in features.words else CATEGORIES
@@ -350,11 +350,11 @@ class NumberedRows(NamedTuple):
 class FileReader:
     """The rows of a user's file in the lake's schema; see `Reader`."""
 
-    rows: Rows
+    rows: FileRows
     recommender: Recommender
     columns: Mapping[str, str]
     """See `columns_of`."""
-    rules: Mapping[str, Rule | ListRule]
+    rules: Mapping[str, ValueRule | ListRule]
     """How each column but the time is read."""
     now: float
     """Seconds since the epoch."""

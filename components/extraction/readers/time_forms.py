@@ -179,7 +179,7 @@ def _number(text: str) -> tuple[int, float] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRule:
-    """How the times of a column are read; see `values.Rule`."""
+    """How the times of a column are read; see `values.ValueRule`."""
 
     form: str
     type = TIME_TYPE
@@ -187,7 +187,7 @@ class TimeRule:
 
     @cached_property
     def expected(self) -> str:
-        """See `Rule.expected`."""
+        """See `ValueRule.expected`."""
         return "an ISO 8601 time" if self.form == ISO else f"a time as {self.form}"
 
     def parse(self, column: Any) -> Parsed:

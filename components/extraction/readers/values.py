@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class ValueRule:
     """How the values of one kind of column are read."""
 
     type: Any
@@ -158,7 +158,7 @@ def _finite(numbers: Any) -> Any:
     return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, numbers.type))
 
 
-NUMBERS = Rule(
+NUMBERS = ValueRule(
     type=pa.float32(), expected="a finite number with a decimal point, or nothing",
     of_text=_numbers_of_text, of_typed=_numbers_of_typed,
 )  # fmt: skip
@@ -172,7 +172,7 @@ def _weights(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return weights
 
 
-WEIGHTS = Rule(
+WEIGHTS = ValueRule(
     type=pa.float32(), expected="a finite number of at least 0",
     of_text=_weights(_numbers_of_text), of_typed=_weights(_numbers_of_typed), is_required=True,
 )  # fmt: skip
@@ -199,7 +199,7 @@ def _labels_of_typed(column: Any) -> Any:
     return pc.if_else(is_label, numbers, pa.scalar(None, pa.float64())).cast(pa.int32())
 
 
-LABELS = Rule(
+LABELS = ValueRule(
     type=pa.int32(), expected="0, 1, true or false",
     of_text=_labels_of_text, of_typed=_labels_of_typed, is_required=True,
 )  # fmt: skip
@@ -218,7 +218,7 @@ def _places_of_typed(column: Any) -> Any:
     return pc.if_else(pc.greater_equal(column, 0), column, pa.scalar(None, column.type)).cast(pa.int32())
 
 
-PLACES = Rule(
+PLACES = ValueRule(
     type=pa.int32(), expected="a whole number of 0 or more",
     of_text=_places_of_text, of_typed=_places_of_typed, is_required=True,
 )  # fmt: skip
@@ -278,7 +278,7 @@ def _categories_of_typed(column: Any) -> Any:
     )
 
 
-CATEGORIES = Rule(
+CATEGORIES = ValueRule(
     type=pa.int64(),
     expected="a whole number of 64 bits, without zeros before it and exact, or nothing (`type: string` takes any text)",
     of_text=_categories_of_text, of_typed=_categories_of_typed,
@@ -306,7 +306,7 @@ def _words_of_typed(column: Any) -> Any:
     return _whole_numbers(column).cast(pa.string())
 
 
-WORDS = Rule(
+WORDS = ValueRule(
     type=pa.string(), expected="a text in UTF-8, a whole number written exactly, or nothing",
     of_text=_words_of_text, of_typed=_words_of_typed,
 )  # fmt: skip
@@ -318,7 +318,7 @@ def _ids_of_text(texts: Any) -> Any:
     return pc.if_else(is_id, texts, pa.scalar(None, texts.type))
 
 
-REQUEST_IDS = Rule(
+REQUEST_IDS = ValueRule(
     type=pa.string(), expected=f"a text of up to {MAX_REQUEST_ID} characters",
     of_text=_ids_of_text, of_typed=lambda column: _whole_numbers(column).cast(pa.string()), is_required=True,
 )  # fmt: skip
@@ -331,17 +331,17 @@ REQUEST_IDS = Rule(
 class ListRule:
     """How lists are read: of Parquet as they are, of text by brackets or a separator."""
 
-    element: Rule
+    element: ValueRule
     separator: str
 
     @property
     def type(self) -> Any:
-        """See `Rule.type`."""
+        """See `ValueRule.type`."""
         return pa.list_(self.element.type)
 
     @property
     def expected(self) -> str:
-        """See `Rule.expected`."""
+        """See `ValueRule.expected`."""
         return f"elements with {self.separator!r} between, or in JSON brackets, each {self.element.expected}"
 
     is_required = False
