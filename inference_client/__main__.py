@@ -21,6 +21,7 @@ from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
     from components.contracts.recommender import Recommender
+    from inference_client.scoring import ClientSettings
     from inference_client.traffic import Traffic
 
 T = TypeVar("T")
@@ -59,6 +60,22 @@ def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) ->
     server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
     parser.add_argument("--server", required=True, help=server)
     parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
+    parser.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
+    for flag, text in (
+        ("--ca-file", "PEM of the authorities that may have signed it; default: those that gRPC brings along"),
+        ("--certificate-file", "PEM of the client's own certificate"),
+        ("--key-file", "PEM of its key"),
+        ("--token-file", "file with a token, sent as `authorization: Bearer TOKEN`"),
+    ):
+        parser.add_argument(flag, type=Path, help=f"with --tls: {text}")
+
+
+def _client_settings(options: argparse.Namespace) -> "ClientSettings":
+    from inference_client.access import ServerAccess
+    from inference_client.scoring import ClientSettings
+
+    options.access = _settings_from_flags(ServerAccess, options)
+    return _settings_from_flags(ClientSettings, options)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +89,11 @@ def _score_file(options: argparse.Namespace) -> None:
 
     from components.store.recommenders import recommender_at
     from inference_client.recommender import RecommenderClient
-    from inference_client.scoring import ClientSettings
     from inference_client.traffic import read_rows, row_files
 
     if options.limit is not None and options.limit < 1:
         raise ContractError(f"limit is {options.limit}, expected at least 1")
-    recommender, settings = recommender_at(options.recommender), _settings_from_flags(ClientSettings, options)
+    recommender, settings = recommender_at(options.recommender), _client_settings(options)
     # In `... | head`, the program ends with its reader.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
@@ -129,7 +145,6 @@ def _replay_traffic(options: argparse.Namespace) -> None:
     from uuid import uuid4
 
     from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
-    from inference_client.scoring import ClientSettings
 
     recommender = _sent_recommender(options)
     process = ReplayProcess(
@@ -142,7 +157,7 @@ def _replay_traffic(options: argparse.Namespace) -> None:
         run=f"replay-{uuid4().hex[:12]}",
         plan_uri=options.plan,
     )
-    settings, client = _settings_from_flags(ReplaySettings, options), _settings_from_flags(ClientSettings, options)
+    settings, client = _settings_from_flags(ReplaySettings, options), _client_settings(options)
     summary = asyncio.run(run_replay(process, _open_traffic(options, recommender), settings, client_settings=client))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 
