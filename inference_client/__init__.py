@@ -1,7 +1,8 @@
 """The client of a served recommender: scores rows, ranks candidates, and logs both with what came of them.
 
 Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell` takes; `ScoredRows`, `Ranking` and
-`PublishingCounts`, which they return; `ClientSettings` and `PublisherSettings`; `Unpublished`, which closing
+`PublishingCounts`, which they return; `ClientSettings`, `ServerAccess` and `PublisherSettings`;
+`Unpublished`, which closing
 raises if the log never came back; `metrics_text`, for Prometheus; the errors, sorted by what the caller must do:
 `ContractError` (correct the input), `TemporaryError` (retry), `PermanentError` (stop), whose kinds are in
 `inference_client.errors`. Everything else may change.
@@ -40,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from components.runtime.errors import ContractError, PermanentError, TemporaryError
+    from inference_client.access import ServerAccess
     from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished, metrics_text
     from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient
     from inference_client.scoring import ClientSettings
@@ -54,6 +56,7 @@ __all__ = [
     "Ranking",
     "RecommenderClient",
     "ScoredRows",
+    "ServerAccess",
     "SyncRecommenderClient",
     "TemporaryError",
     "Unpublished",
@@ -65,6 +68,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished", "metrics_text"), "publisher"),
     **dict.fromkeys(("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"),
     "ClientSettings": "scoring",
+    "ServerAccess": "access",
 }
 
 

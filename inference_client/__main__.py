@@ -20,6 +20,7 @@ from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
     from components.contracts.recommender import Recommender
+    from inference_client.scoring import ClientSettings
     from inference_client.traffic import Traffic
 
 T = TypeVar("T")
@@ -52,12 +53,30 @@ def _settings_from_flags(kind: type[T], options: argparse.Namespace) -> T:
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
-def _add_server(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+    """Add the flags that say which server is called for which recommender, and how."""
     described = "model store, or a copy of <store>/recommender/N.json: the recommender whose columns the rows have"
     parser.add_argument("--recommender", type=Path, required=is_required, help=described)
     server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
     parser.add_argument("--server", required=True, help=server)
     parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
+    parser.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
+    for flag, text in (
+        ("--ca-file", "PEM of the authorities that may have signed it; default: those that gRPC brings along"),
+        ("--certificate-file", "PEM of the client's own certificate"),
+        ("--key-file", "PEM of its key"),
+        ("--token-file", "file with a token, sent as `authorization: Bearer TOKEN`"),
+    ):
+        parser.add_argument(flag, type=Path, help=f"with --tls: {text}")
+
+
+def client_settings(options: argparse.Namespace) -> "ClientSettings":
+    """Return the client's settings that the flags of `add_server_flags` state."""
+    from inference_client.access import ServerAccess
+    from inference_client.scoring import ClientSettings
+
+    options.access = _settings_from_flags(ServerAccess, options)
+    return _settings_from_flags(ClientSettings, options)
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +84,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "Commands on standard input, one a line: drift, stop. End of standard input means stop, so the replay "
         "ends with its parent; keep it open."
     )
-    _add_server(parser, is_required=False)
+    add_server_flags(parser, is_required=False)
     plan = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
     parser.add_argument("--plan", type=typed_uri, help=plan)
     parser.add_argument(
@@ -98,7 +117,6 @@ def _replay_traffic(options: argparse.Namespace) -> None:
     from uuid import uuid4
 
     from inference_client.replay import ReplayProcess, ReplaySettings, run_replay
-    from inference_client.scoring import ClientSettings
 
     recommender = _sent_recommender(options)
     process = ReplayProcess(
@@ -111,7 +129,7 @@ def _replay_traffic(options: argparse.Namespace) -> None:
         run=f"replay-{uuid4().hex[:12]}",
         plan_uri=options.plan,
     )
-    settings, client = _settings_from_flags(ReplaySettings, options), _settings_from_flags(ClientSettings, options)
+    settings, client = _settings_from_flags(ReplaySettings, options), client_settings(options)
     summary = asyncio.run(run_replay(process, _open_traffic(options, recommender), settings, client_settings=client))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 

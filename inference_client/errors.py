@@ -34,6 +34,10 @@ class ModelAbsent(PermanentError):
     """The server does not serve this model."""
 
 
+class AccessDenied(PermanentError):
+    """The server takes no call with this token or certificate, or without one."""
+
+
 class BadReply(PermanentError):
     """The server's answer is not one probability per row."""
 
@@ -73,6 +77,8 @@ def translated(error: InferenceServerException, *, server: str, model: str, dead
         if any(sign in text for sign in _SWITCHING):
             return ServerUnavailable(f"server {server} is switching versions: {text}")
         return ModelAbsent(f"server {server} does not serve model {model}: {text}")
+    if status in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        return AccessDenied(f"server {server} denies access: {text}")
     if status == "INVALID_ARGUMENT":
         return BadRequest(f"server {server} refused the request: {text}")
     return ServerFault(f"server {server} failed with {status or 'no status'}: {text}")

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +30,7 @@ from components.contracts.serving import (
     ColumnMap,
     named_inputs,
 )
+from inference_client.access import ServerAccess
 from inference_client.errors import (
     BadReply,
     BadRequest,
@@ -110,6 +111,8 @@ class ClientSettings:
     """Callers that may wait for their turn beyond `max_in_flight`; further ones get `Overloaded` at once."""
     close_seconds: float = 10.0
     """How long `close` waits for calls in flight; closing cancels what is left."""
+    access: ServerAccess = field(default_factory=ServerAccess)
+    """TLS and token; see `ServerAccess`."""
 
     def __post_init__(self) -> None:
         if not self.deadline_seconds > 0:
@@ -161,13 +164,14 @@ class ScoringClient:
 
         Raises:
             BadRequest: `server` names no port: gRPC would try 443 and report that nobody answers.
+            ContractError: A file of `settings.access` cannot be read.
         """
         if not _SERVER.fullmatch(server):
             raise BadRequest(f"server is {server!r}, expected host:port or dns:///name:port")
         self.server, self._model_name = server, model_name
         self._settings = settings or ClientSettings()
         self._timing = timing or Timing()
-        self.transport = GrpcTransport(server, max_in_flight=self._settings.max_in_flight)
+        self.transport = GrpcTransport(server, max_in_flight=self._settings.max_in_flight, access=self._settings.access)
         self._callers = 0
         self._answered: set[str] = set()
         """Models that answered once: if one is absent now, it is being loaded again."""

@@ -22,8 +22,17 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from components.contracts.serving import GRPC_OPTIONS, QUEUE_REFUSALS
+from inference_client.access import ServerAccess, Token
 from inference_client.errors import DeadlineExpired, Overloaded, ServerUnavailable, translated
-from inference_client.replicas import CALLS_PER_SLOT, Asked, Connection, Replica, listed_addresses, resolve
+from inference_client.replicas import (
+    CALLS_PER_SLOT,
+    Asked,
+    Connection,
+    Replica,
+    host_and_port,
+    listed_addresses,
+    resolve,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +62,25 @@ CHANNEL_OPTIONS = [
 class GrpcTransport:
     """Calls to one server, or to all replicas behind one name; use in one event loop."""
 
-    def __init__(self, server: str, *, max_in_flight: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        server: str,
+        *,
+        max_in_flight: int,
+        access: ServerAccess | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Prepares the connections, which are made at the first calls.
 
         `server` is host:port, or `dns:///name:port`; both stand for all addresses that a name has. `max_in_flight` are
         the calls, of each address, whose callers wait.
+
+        Raises:
+            ContractError: a file of `access` cannot be read.
         """
+        access = access or ServerAccess()
         self.server = server
+        self._credentials, self._token = access.credentials(), Token(access.token_file, clock)
         self._max_in_flight, self._clock = max_in_flight, clock
         self._replicas: dict[str, Replica] = {}
         self._retired: dict[Connection, asyncio.Task[None]] = {}
@@ -99,7 +120,9 @@ class GrpcTransport:
         wire_seconds = max(WIRE_SECONDS, deadline_seconds)
 
         def asked(triton: InferenceServerClient) -> Awaitable[Any]:
-            reply: Awaitable[Any] = triton.infer(model, inputs, outputs=outputs, client_timeout=wire_seconds)
+            reply: Awaitable[Any] = triton.infer(
+                model, inputs, outputs=outputs, client_timeout=wire_seconds, headers=self._token.headers()
+            )
             return reply
 
         return await self._call(asked, model, seconds=seconds, deadline_seconds=deadline_seconds)
@@ -109,7 +132,9 @@ class GrpcTransport:
         wire_seconds = max(WIRE_SECONDS, deadline_seconds)
 
         def asked(triton: InferenceServerClient) -> Awaitable[Any]:
-            reply: Awaitable[Any] = triton.get_model_config(model, client_timeout=wire_seconds)
+            reply: Awaitable[Any] = triton.get_model_config(
+                model, client_timeout=wire_seconds, headers=self._token.headers()
+            )
             return reply
 
         return (await self._call(asked, model, seconds=seconds, deadline_seconds=deadline_seconds)).config
@@ -178,7 +203,12 @@ class GrpcTransport:
                 self._retire(replica.connection)
 
     def _connect(self, address: str) -> InferenceServerClient:
-        return InferenceServerClient(address, channel_args=CHANNEL_OPTIONS)
+        options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
+        if listed_addresses(self.server) is None:
+            # The channel goes to an address; gateways and certificates know the name.
+            host, port = host_and_port(self.server)
+            options += [("grpc.default_authority", f"{host}:{port}"), ("grpc.ssl_target_name_override", host)]
+        return InferenceServerClient(address, creds=self._credentials, channel_args=options)
 
     def _retire(self, connection: Connection) -> None:
         closing = asyncio.ensure_future(connection.close())

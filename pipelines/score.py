@@ -14,8 +14,8 @@ from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.store.recommenders import recommender_at
+from inference_client.__main__ import add_server_flags, client_settings
 from inference_client.recommender import RecommenderClient
-from inference_client.scoring import ClientSettings
 
 _ROWS_PER_REQUEST = 4096
 
@@ -27,10 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Scores rows of files, in order; labels are not needed. Prints a JSON line for each row: its file "
         "and line (of Parquet its row), and its score and the model's version, or why it is malformed.",
     )
-    described = "model store, or a copy of <store>/recommender/N.json: the recommender whose columns the rows have"
-    parser.add_argument("--recommender", type=Path, required=True, help=described)
-    parser.add_argument("--server", required=True, help="host:port of Triton's gRPC endpoint, or dns:///name:port")
-    parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
+    add_server_flags(parser)
     parser.add_argument("--data", type=Path, required=True, help="a file of rows, or a folder of files")
     parser.add_argument("--limit", type=int, help="the first rows only, malformed ones included")
     return parser
@@ -52,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _score(arguments: argparse.Namespace) -> int:
-    recommender = recommender_at(arguments.recommender)
-    seconds = arguments.deadline_seconds
-    settings = ClientSettings() if seconds is None else ClientSettings(deadline_seconds=seconds)
+    recommender, settings = recommender_at(arguments.recommender), client_settings(arguments)
     num_malformed, left = 0, arguments.limit
     async with RecommenderClient(arguments.server, recommender=recommender, log=None, settings=settings) as client:
         for path in click_log_files(arguments.data):

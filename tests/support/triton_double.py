@@ -38,6 +38,8 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.reply_scores = None
         """Changes the scores [n] before they are sent, into any array."""
         self.wait: asyncio.Event | None = None
+        self.token: str | None = None
+        """Without which a call is refused; None = each is let in."""
         self.wire_seconds: list[float] = []
         """What each request's deadline left when it came."""
         self.cancelled = 0
@@ -48,7 +50,13 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.columns: dict[int, dict[str, list[str]]] = {}
         """What a version takes, where it is not Criteo's columns."""
 
+    async def _let_in(self, context):
+        found = dict(context.invocation_metadata()).get("authorization")
+        if self.token is not None and found != f"Bearer {self.token}":
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{found} is no token")
+
     async def ModelConfig(self, request, context):  # noqa: N802 the protocol's name
+        await self._let_in(context)
         version = self.canary_version if request.name == CANARY_NAME else (self.versions or [self.version])[0]
         reply = service_pb2.ModelConfigResponse()
         if isinstance(version, int):
@@ -64,6 +72,7 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
+            await self._let_in(context)
             if failure := (self.failures.pop(0) if self.failures else self.always):
                 await context.abort(*failure)
             return await self._answer(request, context)
@@ -120,8 +129,8 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 class RunningServer:
     """The server in its own thread and event loop, so that another process can call it too."""
 
-    def __init__(self) -> None:
-        self.scoring = ScoringServer()
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
+        self.scoring, self._credentials = ScoringServer(), credentials
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
@@ -131,7 +140,11 @@ class RunningServer:
     async def _start(self, port: int) -> int:
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.scoring, self._server)
-        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        if self._credentials is None:
+            bound = self._server.add_insecure_port(address)
+        else:
+            bound = self._server.add_secure_port(address, self._credentials)
         await self._server.start()
         return bound
 

@@ -116,7 +116,7 @@ def test_a_model_that_learned_ahead_of_the_clock_is_refused_with_the_way_out(row
     turn(code=2, **asked)
     message = capsys.readouterr().err
     assert "model m1 learned rows up to 2099-12-31T00:00:00+00:00, later than 2026-03-02T17:00:00" in message
-    assert "parent=none and champion=none" in message
+    assert "run it again with `--from-scratch`" in message
     assert turn(parent="none", champion="none").last_learned_time < "2026-03-03"
 
 

@@ -1,0 +1,160 @@
+"""TLS and tokens against real gRPC servers, and what is said where one is wrong."""
+
+import asyncio
+import logging
+
+import grpc
+import numpy as np
+import pytest
+
+from components.contracts.criteo import CRITEO
+from components.runtime.errors import ContractError
+from inference_client import transport as transport_module
+from inference_client.access import TOKEN_SECONDS, ServerAccess, Token
+from inference_client.errors import AccessDenied, ServerUnavailable
+from inference_client.scoring import ClientSettings, ScoringClient
+from tests.support.certificates import Authority
+from tests.support.served_names import MODEL_NAME
+from tests.support.triton_double import RunningServer
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority()
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes each content to a file of its name, and gives the paths."""
+
+    def write(**contents):
+        paths = {name: tmp_path / name for name in contents}
+        for name, path in paths.items():
+            content = contents[name]
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return paths
+
+    return write
+
+
+@pytest.fixture
+def secure(authority):
+    """`secure(*names, mutual=...)`: a running server with a certificate for these names and for 127.0.0.1."""
+    running = []
+
+    def run(*names, mutual=False):
+        pair = authority.certificate(*names, address="127.0.0.1")
+        credentials = grpc.ssl_server_credentials([pair], authority.pem if mutual else None, require_client_auth=mutual)
+        running.append(RunningServer(credentials))
+        return running[-1]
+
+    yield run
+    for each in running:
+        each.close()
+
+
+def ask(url, rows, *, attempts=1, **access):
+    async def run():
+        settings = ClientSettings(max_attempts=attempts, deadline_seconds=20, access=ServerAccess(**access))
+        async with ScoringClient(url, MODEL_NAME, settings) as client:
+            return await client.score(*rows)
+
+    return asyncio.run(run())
+
+
+def test_server_with_a_certificate_of_a_known_authority_is_asked(secure, authority, files, make_rows, score_rows):
+    rows = make_rows(2)
+    answer = ask(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
+    np.testing.assert_array_equal(answer.scores, score_rows(*rows))
+
+
+def test_server_of_another_authority_or_without_tls_gets_no_request(secure, server, files, make_rows):
+    other = secure("triton")
+    with pytest.raises(ServerUnavailable, match="(?i)handshake|certificate"):
+        ask(other.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
+    with pytest.raises(ServerUnavailable):
+        ask(server.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
+    with pytest.raises(ServerUnavailable):
+        ask(other.url, make_rows(1))
+    assert other.scoring.requests == server.scoring.requests == []
+
+
+@pytest.mark.parametrize("name", ["triton", "another"])
+def test_certificate_is_checked_against_the_name_that_the_client_was_given(
+    secure, authority, files, make_rows, monkeypatch, name
+):
+    running = secure("triton")
+
+    async def resolve(server):
+        return [f"ipv4:{running.url}"]
+
+    monkeypatch.setattr(transport_module, "resolve", resolve)
+    given = files(ca_file=authority.pem)
+    if name == "triton":
+        assert ask(f"dns:///{name}:8001", make_rows(2), tls=True, **given).model_version == 1
+    else:
+        with pytest.raises(ServerUnavailable):
+            ask(f"dns:///{name}:8001", make_rows(2), tls=True, **given)
+        assert running.scoring.requests == []
+
+
+def test_client_shows_its_own_certificate_to_a_server_that_asks_for_one(secure, authority, files, make_rows):
+    running = secure("triton", mutual=True)
+    key, certificate = authority.certificate("a site")
+    given = files(ca_file=authority.pem, key_file=key, certificate_file=certificate)
+    assert ask(running.url, make_rows(2), tls=True, **given).model_version == 1
+    with pytest.raises(ServerUnavailable):
+        ask(running.url, make_rows(2), tls=True, ca_file=given["ca_file"])
+
+
+@pytest.mark.parametrize("columns", [None, CRITEO.columns], ids=["", "also the one that asks for columns"])
+def test_each_call_carries_the_token(secure, authority, files, make_rows, columns):
+    running = secure("triton")
+    running.scoring.token = "s3cret"
+    given = files(ca_file=authority.pem, token_file="s3cret\n")
+
+    async def run(**more):
+        settings = ClientSettings(access=ServerAccess(tls=True, ca_file=given["ca_file"], **more))
+        async with ScoringClient(running.url, MODEL_NAME, settings, columns=columns) as client:
+            return await client.score(*make_rows(2))
+
+    assert asyncio.run(run(token_file=given["token_file"])).model_version == 1
+    for wrong in ({}, files(token_file="another")):
+        with pytest.raises(AccessDenied, match="denies access: .* is no token"):
+            asyncio.run(run(**wrong))
+
+
+def test_token_is_read_again_and_the_last_good_one_stays(tmp_path, caplog):
+    now, path = [0.0], tmp_path / "token"
+    path.write_text("first")
+    token = Token(path, lambda: now[0])
+    path.write_text("second\n")
+    assert token.headers() == {"authorization": "Bearer first"}
+    now[0] += TOKEN_SECONDS
+    assert token.headers() == {"authorization": "Bearer second"}
+    now[0] += TOKEN_SECONDS
+    path.unlink()
+    with caplog.at_level(logging.WARNING):
+        assert token.headers() == {"authorization": "Bearer second"}
+    assert "the token of before is used" in caplog.text
+    assert Token(None).headers() is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"token_file": "absent"}, "token_file is .*absent without tls"),
+        ({"ca_file": "absent"}, "ca_file is .*absent without tls"),
+        ({"tls": True, "key_file": "absent"}, "certificate_file is None and key_file .*absent, expected both or none"),
+        ({"tls": True, "ca_file": "absent"}, "absent cannot be read: No such file"),
+        ({"tls": True, "token_file": "absent"}, "absent cannot be read: No such file"),
+        ({"tls": True, "token_file": "empty"}, "empty holds no token"),
+        ({"tls": True, "token_file": "lines"}, "lines holds no token"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(tmp_path, wrong, said):
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "lines").write_text("a\nb")
+    given = {name: value if value is True else str(tmp_path / value) for name, value in wrong.items()}
+    with pytest.raises(ContractError, match=said):
+        ScoringClient("127.0.0.1:1", MODEL_NAME, ClientSettings(access=ServerAccess(**given)))
