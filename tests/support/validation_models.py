@@ -5,9 +5,10 @@ from pathlib import Path
 
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import Model, RawDataset, ValidationReport
+from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.promotion_journal import read_journal
-from tests.support.releases import make_live, release
+from tests.support.releases import keep_model, make_live, release
 
 TIME = "2026-01-02T00:00:00Z"
 
@@ -48,6 +49,7 @@ def release_validated(store: Path, model_id: str, report: ValidationReport, *, r
     for part, uri in parts:
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(local_path(uri), folder / part)
+    keep_model(store, model_id, sha256={"statistics": sha256_tree(folder / "statistics")})
     version = len(read_journal(store)) + 1
     make_live(store, release(store, version, model_id, raw_digest=raw_digest))
     return folder

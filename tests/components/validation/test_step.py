@@ -186,14 +186,23 @@ def test_a_second_attempt_replaces_the_first(step, write_rows, raw_table):
     assert [p.name for p in folder.parent.iterdir()] == ["validation"]
 
 
-def test_a_champion_without_statistics_is_an_error_of_one_line(step, write_rows, raw_table, release_model, capsys):
+@pytest.mark.parametrize("is_flipped", [False, True])
+def test_a_champion_of_other_statistics_than_it_was_stored_with_is_an_error_of_one_line(
+    step, write_rows, raw_table, release_model, capsys, is_flipped
+):
     model = release_model(step(write_rows(raw_table(300)))[1])
-    (model / "statistics/statistics.pb").unlink()
+    path = model / "statistics/statistics.pb"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    if is_flipped:
+        path.write_bytes(content)
     code, _ = step(write_rows(raw_table(300), name="raw2"), run="r2")
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert code == 2
-    assert message.startswith("error: statistics ")
-    assert "statistics.pb cannot be read" in message
+    assert message.startswith("error: ")
+    assert "/statistics with " in message
+    assert "as in the manifest of model m1" in message
 
 
 def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_rows, raw_table, release_model):
