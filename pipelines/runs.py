@@ -106,7 +106,7 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
 
 
 def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False) -> None:
-    """One line a run, as `read_runs` gives them; as JSON with the settings of each."""
+    """Print a line for each run, and the reasons of those that failed; as JSON with the settings of each."""
     lines = read_runs(store, newest=newest)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
@@ -121,6 +121,9 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         show("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    for line in lines:
+        if line.state == "failed":
+            show(f"{line.name} failed at {line.step}: {line.reason}")
     if len(lines) == newest:
         print(f"the newest {newest}; --newest 0 lists all")
 

@@ -330,8 +330,15 @@ def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
 
 
 def test_listing_shows_kubeflows_name_and_the_begin_of_its_id(tmp_path, capsys):
-    leave_end(tmp_path, store_name("weekly 3/4", "x", "3011424b-cce0-40c0-bea8-f11f49badc9c"), "failed", "training", "")
+    leave_end(
+        tmp_path,
+        store_name("weekly 3/4", "x", "3011424b-cce0-40c0-bea8-f11f49badc9c"),
+        "failed",
+        "training",
+        "no space",
+    )
     print_runs(tmp_path)
-    head, line = capsys.readouterr().out.splitlines()
+    head, line, reason = capsys.readouterr().out.splitlines()
+    assert reason == "weekly 3/4 failed at training: no space"
     assert head.split()[:4] == ["started", "run", "id", "state"]
     assert re.search(r"  weekly 3/4  3011424b  failed  training  ", line)
