@@ -236,7 +236,7 @@ class SampledColumn:
             return np.full(self.num_rows, absent)
         return np.where(self.codes >= 0, of_values[self.codes], absent)
 
-    @cached_property
+    @property
     def groups(self) -> NDArray[np.int32]:
         """Number of each row's value as `codes` have it; all words for a missing value are -1."""
         numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)

@@ -214,7 +214,11 @@ class _Guesser:
         found = self._times[column.name]
         assert isinstance(found, Times)
         why = "by its name" if _time_rank(column) is not None else "the only column of times"
-        wrong = f"; {counted(found.num_wrong, 'row')} with another value: malformed" if found.num_wrong else ""
+        wrong = (
+            f"; {counted(found.num_wrong, 'row')} with no time from 1990 to tomorrow: malformed"
+            if found.num_wrong
+            else ""
+        )
         gaps = (
             f"; {counted(column.num_rows - column.num_present, 'row')} without one: malformed" if column.missing else ""
         )

@@ -62,7 +62,7 @@ def look_at_lists(column: SampledColumn) -> ListLooks:
             continue
         if separator == "|" or _is_list(column.name, sample, separator):
             return _looks(texts, separator, shown=separator)
-        if not names.is_prose(column.name):
+        if not (names.is_prose(column.name) or (separator == " " and names.is_id(column.name))):
             return ListLooks(
                 remark=f"; some have {separator!r} inside: if they are lists, name it under lists with "
                 f"{{separator: {separator!r}}}"

@@ -28,9 +28,9 @@ OUTCOMES = re.compile(
     r"|(^|_)(watch|watched|play|played|view|viewing|read|reading|stay|listen|browse)_"
     r"(time|duration|seconds|secs|sec|s|ms|minutes|ratio)(_|$)"
     r"|(^|_)(watchtime|playtime|viewtime|staytime|dwelltime|readtime)(_|$)"
-    r"|(^|_)(revenue|payout|gmv|conversion_value|conversion_time|conversion_delay|time_delay_for_conversion"
-    r"|sales_amount(_in_euro)?|click_time|click_timestamp|clicked_at|converted_at|purchase_time|purchased_at"
-    r"|conversion_timestamp|click_ts)(_|$)"
+    r"|^(conversion|purchase|order|booking)_(id|value|time|timestamp|delay|amount)$|(^|_)time_delay_for_conversion$"
+    r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
+    r"|converted_at|purchased_at)(_|$)"
 )
 """Numbers and times that are known after the row was shown, words with underscores between."""
 TIMES = (

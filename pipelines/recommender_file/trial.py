@@ -30,6 +30,7 @@ from components.extraction.times import DAY_MICROS, to_iso
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.columns import (
     DECIDING_AUC,
+    MAX_BYTES,
     SAMPLE_ROWS,
     Coder,
     Copies,
@@ -218,6 +219,8 @@ class _Taster:
         trial.num_sampled += taken.num_rows
         for name in taken.schema.names if taken.num_rows else ():
             self._coders.setdefault(name, Coder()).add(taken.column(name))
+        if sum(coder.num_bytes for coder in self._coders.values()) > MAX_BYTES:
+            self._left = 0
 
     def finish(self, limit: float) -> None:
         """Find what needs the rows' values; `limit` is the share of rows that may have another row's key."""
