@@ -195,11 +195,9 @@ class Judge:
             self._timeline.advance(point)
             self._windows.update(requests)
             self._matured_total += requests.num_rows
-            line = {version for version, _ in self._timeline.line}
-            of_line: dict[int, MaturedRequests] = {
-                version: some for version, some in requests.by_version() if version in line
-            }
-            if of_line:
+            line = [version for version, _ in self._timeline.line]
+            of_line = requests.select(np.isin(requests.versions, line))
+            if len(of_line):
                 points.append(self._decide_at(point, of_line))
         self._timeline.advance(last)
         self._judged = last
@@ -223,10 +221,11 @@ class Judge:
             return np.zeros(len(requests), np.bool_)
         return np.asarray(requests.micros <= self._judged)
 
-    def _decide_at(self, point: int, of_line: Mapping[int, MaturedRequests]) -> DecisionPoint:
-        """Decides on new requests by version; the version of the newest request is the last one."""
+    def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
+        """Decides on new requests of the versions of the line, in order."""
         version, since = self._timeline.line[-1]
-        shown = version if version in self._windows.versions else list(of_line)[-1]
+        of_line = dict(requests.by_version())
+        shown = version if version in self._windows.versions else int(requests.versions[-1])
         judged = {version, shown, *of_line.keys()}
         self._remember_baselines(judged)
         evidence = Evidence(
@@ -349,15 +348,17 @@ class ServingTimeline:
             is_newer = (times > time) | ((times == time) & (versions > version))
             counts = (points > self.reached) | is_newer
             points, times, versions = points[counts], times[counts], versions[counts]
-        for version in np.unique(versions).tolist():
-            of_version = versions == version
-            order = np.argsort(points[of_version], kind="stable")
-            ordered, ends = times[of_version][order], points[of_version][order]
-            changes = np.flatnonzero(np.diff(ends)) + 1
-            for of_point, end in zip(np.split(ordered, changes), ends[np.r_[0, changes]].tolist()):
-                noted, oldest, newest = self._notes.setdefault(end, {}), int(of_point.min()), int(of_point.max())
-                first, last = noted.get(version, (oldest, newest))
-                noted[version] = (min(first, oldest), max(last, newest))
+        if not len(points):
+            return
+        order = np.lexsort((times, versions, points))
+        points, times, versions = points[order], times[order], versions[order]
+        firsts = np.flatnonzero(np.r_[True, (np.diff(points) != 0) | (np.diff(versions) != 0)])
+        lasts = np.append(firsts[1:], len(points)) - 1
+        found = (points[firsts], versions[firsts], times[firsts], times[lasts])
+        for point, version, oldest, newest in zip(*(each.tolist() for each in found)):
+            noted = self._notes.setdefault(point, {})
+            first, last = noted.get(version, (oldest, newest))
+            noted[version] = (min(first, oldest), max(last, newest))
 
     def advance(self, point: int) -> None:
         """Advances to `point`; every prediction up to `ahead` after it must have been noted."""
@@ -377,13 +378,13 @@ class ServingTimeline:
 
     def _take_over(self, version: int, since: int) -> None:
         if version != self.version:
-            self.line = [each for each in self.line if each[0] < version] + [(version, since)]
+            before = [each for each in self.line if each[0] < version]
+            self.line = [*before, (version, since)][-MAX_LINE:]
 
     def _shorten(self, point: int) -> None:
         """Drops versions that no later row can come from, but for the newest ones."""
         is_served = [since <= point for _, since in self.line]
-        old = max(sum(is_served) - MAX_VERSIONS, len(self.line) - MAX_LINE, 0)
-        self.line = self.line[old:]
+        self.line = self.line[max(sum(is_served) - MAX_VERSIONS, 0) :]
 
 
 def point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:

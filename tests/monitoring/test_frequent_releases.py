@@ -1,0 +1,81 @@
+"""The running monitor where models are released more often than labels become final: what it judges and shows."""
+
+import html
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import numpy as np
+import pytest
+
+from components.contracts.manifests import ModelQuality
+from components.store.models import verdict_paths
+from monitoring.showing.page import History, status_page
+from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.releases import keep_model, passing_verdict, release
+
+EVERY = 20.0
+"""Seconds between two releases; labels wait a minute."""
+CHANGED_AT = 90.0
+SECONDS = 260
+
+
+def know(store, version: int, *, learned_until: float) -> None:
+    model_id = f"m{version}"
+    keep_model(store, model_id, last_learned_time=datetime.fromtimestamp(learned_until, timezone.utc).isoformat())
+    release(store, version, model_id, previous_version=version - 1 or None)
+    path = verdict_paths(store, model_id)[0]
+    quality = ModelQuality(auc=0.9, auc_low=0.88, auc_high=0.92)
+    passing_verdict(model_id, path, num_rows=1_000, candidate=quality).write(path)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """The banner at each second, and the monitor's bench; scores say nothing of clicks once the world has changed."""
+    bench = Bench(tmp_path_factory.mktemp("frequent"), drift_grace_seconds=2.0, decide_seconds=2.0, window_rows=600)
+    for version in range(1, int(SECONDS // EVERY) + 2):
+        know(bench.settings.store, version, learned_until=START + (version - 1) * EVERY - WINDOW)
+    random, banners = np.random.default_rng(3), []
+    monitor = bench.start()
+    for second in range(SECONDS):
+        for number in range(2):
+            time, version = START + second + 0.4 * number, int(second // EVERY) + 1
+            labels = random.random(8) < 0.3
+            told = 0.25 * labels if second < CHANGED_AT else 0.0
+            scores = np.clip(0.4 + told + 0.12 * random.normal(size=8), 0, 1)
+            name = f"r{second}-{number}"
+            publish(bench.log, replace(prediction(name, 8, time=time, version=version, scores=scores)))
+            if labels.any():
+                events = [(name, row, time + 5.0) for row in np.flatnonzero(labels).tolist()]
+                publish(bench.log, clicks(f"c-{name}", events))
+        bench.tick(at=START + second + 1.0)
+        page = status_page(monitor._exposition, History([], []), now=bench.clock.now)
+        state, text = re.search(r'<p class="banner (\w+)" id="health">(.*?)</p>', page).groups()
+        banners.append((state, html.unescape(text)))
+    yield banners, bench
+    bench.close()
+
+
+def test_banner_is_grey_until_labels_are_final_and_then_names_whose_rows_were_judged(seen):
+    banners, _ = seen
+    assert {state for state, _ in banners[: int(WINDOW)]} == {"wait"}
+    assert "Nothing has been judged yet: no label is final." in banners[int(WINDOW) - 5][1]
+    before = banners[int(WINDOW + CHANGED_AT) - 15]
+    assert before[0] == "good"
+    assert "No row of version 7 has matured yet; rows up to" in before[1]
+    assert "were judged, the newest of version 4." in before[1]
+
+
+def test_fall_starts_a_run_whose_reason_names_the_versions_that_scored_the_rows(seen):
+    banners, bench = seen
+    asked = [event for event in bench.events if event["kind"] == "decision"]
+    assert len(asked) == 1
+    delay = asked[0]["time"] - START - CHANGED_AT - WINDOW
+    assert 0.0 < delay < 40.0
+    assert re.search(r"shown by rows of model versions? [45]", asked[0]["text"])
+    assert re.search(r"model version [89] serves, which has learned rows up to", asked[0]["text"])
+    (request,) = bench.trigger.requests
+    assert request.observed["window_version"] in (5, 6, 7)
+    state, text = banners[int(asked[0]["time"] - START)]
+    assert state == "bad"
+    assert "Drift of version" in text
