@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.contracts.baking import (
     BAD,
@@ -28,7 +29,9 @@ from monitoring.deciding.baking import NUM_TESTS, state_of
 from monitoring.deciding.policy import Decision
 from monitoring.journal import Journal
 from monitoring.memory.database import Database
-from monitoring.memory.join import UnscoredRows
+
+if TYPE_CHECKING:
+    from monitoring.memory.join import UnscoredRows
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +98,7 @@ class NewVersions:
         """The bad version of which people were told last."""
         self._looked_at: float | None = None
 
-    def count_unusable(self, found: Sequence[UnscoredRows], now: float) -> None:
+    def count_unusable(self, found: Sequence["UnscoredRows"], now: float) -> None:
         """Count requests that came now with rows whose score is no probability, if their version bakes."""
         try:
             bakes = baking(self._store)
