@@ -128,10 +128,10 @@ def test_a_file_that_moves_away_meanwhile_is_no_error(tmp_path, monkeypatch):
     write(tmp_path / "a" / "day=2026-01-01" / "part-2.parquet", [("s", 0, 1, 1, 3, 0.5, 4, 0.25)])
     real = pq.ParquetFile
 
-    def moving(path):
+    def moving(path, **options):
         if path.name == "part-2.parquet":
             path.parent.joinpath("part-2.parquet").unlink()
-        return real(path)
+        return real(path, **options)
 
     monkeypatch.setattr(pq, "ParquetFile", moving)
     assert len(read(tmp_path / "a", tmp_path / "absent")) == 1

@@ -72,7 +72,7 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
 )
-@pytest.mark.parametrize("where", ["write_table", "fsync_path"])
+@pytest.mark.parametrize("where", ["write_parquet", "fsync_path"])
 def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(started, monkeypatch, error, where):
     b = started(archive_roll_rows=4)
     publish(b.log, prediction("a", 4), prediction("b", 5))
@@ -82,7 +82,7 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(st
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(archive.pq if where == "write_table" else archive, where, refuse)
+        patched.setattr(archive, where, refuse)
         for _ in range(2):
             with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
                 b.monitor.tick()
