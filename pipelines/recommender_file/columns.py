@@ -510,7 +510,7 @@ def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> 
     return float((clicks * (before + others / 2)).sum() / (num_clicks * num_others))
 
 
-class Copies(NamedTuple):
+class RepeatedKeys(NamedTuple):
     """Rows that have the key of another row."""
 
     num_copies: int
@@ -519,7 +519,7 @@ class Copies(NamedTuple):
     """Of these, those whose content differs from that of the last row with their key."""
 
 
-def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> Copies:
+def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
     """Return how many rows repeat the key of another row, and how many of them with other content.
 
     Args:
@@ -531,7 +531,7 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
     num_keys = int(keys.max()) + 1
     newest = np.zeros(num_keys, np.int64)
     newest[keys] = np.arange(len(keys))  # of equal keys, the last assignment counts
-    return Copies(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
+    return RepeatedKeys(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:

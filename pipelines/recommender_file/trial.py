@@ -33,7 +33,7 @@ from pipelines.recommender_file.columns import (
     MAX_BYTES,
     SAMPLE_ROWS,
     Coder,
-    Copies,
+    RepeatedKeys,
     SampledColumn,
     counted,
     deciding_auc,
@@ -111,7 +111,7 @@ class Trial:
     items: int | None = None
     equal_rows: int = 0
     """Rows that are equal to an earlier row in everything."""
-    copies: Copies | None = None
+    copies: RepeatedKeys | None = None
     """Rows with the key of another one; None if the files have no request id and row."""
     refusals: list[str] = field(default_factory=list)
     """Why `ingest` would refuse the files."""
