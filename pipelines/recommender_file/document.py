@@ -22,8 +22,8 @@ MAX_DEPTH = 20
 """Deepest nesting of lists and mappings; a recommender has four."""
 MAX_VALUES = 50_000
 """Most keys and values of one file; each takes the parser some 30 microseconds."""
-MAX_DIGITS = 18
-"""Longest whole number, which fits in 64 bits."""
+MAX_DIGITS = 19
+"""Longest whole number: those of 64 bits, with a sign, have no more digits."""
 MAX_PROBLEM = 2000
 """Characters of a message, which may hold what was found."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.contracts import criteo, raw_rows
@@ -96,7 +96,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
 
 
 @given(total=st.integers(1, 300), length=st.integers(1, 2**60))
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_times_are_exact_at_any_scale(tmp_path_factory, total, length):
     features = Features(numeric=("price",), categorical=())
     spool = Spool(tmp_path_factory.mktemp("spool"), features=features, weighted=False)

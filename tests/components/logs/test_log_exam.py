@@ -150,10 +150,10 @@ def test_other_content_under_a_known_id_is_delivered_too(bench, publisher, subsc
     deliveries = [d for d in bench.rest(subscriber) if d.payload == b"fourth"]
     assert names(deliveries)[:1] == ["session"]
     for delivery in deliveries:
-        subscriber.dead_letter(delivery.token, "its id is known")
+        subscriber.dead_letter([(delivery.token, "its id is known")])
     publisher.publish([("session", b"fifth")])
     for delivery in pull(subscriber, count=1):
-        subscriber.dead_letter(delivery.token, "its id is known")
+        subscriber.dead_letter([(delivery.token, "its id is known")])
     assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
 
 
