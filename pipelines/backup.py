@@ -71,7 +71,7 @@ class BackupContents(Manifest):
 
 
 def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> None:
-    """RepeatedKeys the folders of `places`, by their names in `FOLDERS`, and an SQLite log to the new folder `output`.
+    """Copy the folders of `places`, by their names in `FOLDERS`, and an SQLite log to the new folder `output`.
 
     What a backup to the same folder left that was killed is removed.
 
@@ -115,7 +115,7 @@ def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
 
 
 def restore(folder: Path, *, within: Path | None = None, confirm: Callable[[dict[str, Path]], bool]) -> dict[str, Path]:
-    """RepeatedKeys each part of the backup in `folder` to where it was; a call after one that was killed goes on.
+    """Copy each part of the backup in `folder` to where it was; a call after one that was killed goes on.
 
     Args:
         folder: What `backup` made.

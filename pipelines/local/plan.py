@@ -409,7 +409,7 @@ class Services:
         return _command("components.deployment.verify", flags, str(version), "--json")
 
     def incident_command(self) -> list[str]:
-        """RepeatedKeys all that the monitor decided, and the lake's rows that it decided over, into a folder."""
+        """Copy all that the monitor decided, and the lake's rows that it decided over, into a folder."""
         flags: dict[str, object] = {
             "state": self.monitor_state,
             "archive": self.folders.lake,

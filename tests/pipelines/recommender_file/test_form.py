@@ -186,7 +186,11 @@ def test_equal_options_are_one_recommender_however_they_are_written():
 NUMBERED = st.builds(
     lambda prefix, first: f"{prefix}{first}", st.sampled_from(["", "a", "1..", "a..b", "0"]), st.integers(0, 20)
 )
-NAMES = st.text(min_size=1, max_size=200) | NUMBERED | st.sampled_from(["true", "null", "~", "1e7", "a: b", "x #y", "- x", "I1..I3"])
+NAMES = (
+    st.text(min_size=1, max_size=200)
+    | NUMBERED
+    | st.sampled_from(["true", "null", "~", "1e7", "a: b", "x #y", "- x", "I1..I3"])
+)
 NAMES = NAMES.map(str.strip).filter(
     lambda name: name and name.isprintable() and "/" not in name and name not in OWN_COLUMNS
 )
