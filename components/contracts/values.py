@@ -12,7 +12,7 @@ from components.contracts.features import TRUTH_WORDS, plain_word
 from components.runtime.errors import ContractError
 
 MISSING_WORDS = frozenset(
-    {"", "NULL", "null", "None", "none", r"\N", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-", "?"}
+    {"", "NULL", "null", "None", "none", r"\N", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NaT", "-", "?"}
 )
 """Texts that mean "no value", in every column of features, also with spaces around them. They are spelled exactly so:
 "Na" and "NONE" are ordinary words. A column in which one of them is a word, such as the country code NA, must spell

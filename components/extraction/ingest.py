@@ -27,8 +27,9 @@ import numpy as np
 import pyarrow as pa
 
 from components.contracts.manifests import CURRENT
-from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, is_visible
+from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
 from components.contracts.recommender import Recommender
+from components.extraction.lake_files import base_name, files_of_day, objects_by_day
 from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
 from components.extraction.readers.forms import FileReader, Reader, click_log_files, find_reader, passed_over
 from components.extraction.readers.lines import LineCounts
@@ -112,6 +113,8 @@ class Ingested:
     """Earlier copies of rows that the files hold again with other content, such as their click."""
     already_in_lake: int
     """Rows that the lake holds from other files, which were not written again."""
+    repeated: int
+    """Rows without an id that equal an earlier one in all but the label, and are taken for events of their own."""
     lines: dict[str, int]
     """Lines of the files: rows, rejected, continued, header, blank, comments."""
 
@@ -128,6 +131,7 @@ class Ingested:
             duplicates=counts.copies.num_equal,
             replaced=counts.copies.num_updated + counts.copies.num_conflicting,
             already_in_lake=counts.known,
+            repeated=counts.repeated,
             lines=asdict(read.lines),
         )
 
@@ -165,7 +169,8 @@ def ingest(
         malformed_file = scratch / "malformed_rows.jsonl"
         limits = recommender.section("extraction", ExtractionSettings)
         with MalformedRows(malformed_file, max_fraction=limits.max_malformed_fraction) as malformed:
-            spool = Spool(scratch, features=recommender.features, weighted=weighted)
+            salt = f"{source}-" if settings.keep_repeated else ""
+            spool = Spool(scratch, features=recommender.features, weighted=weighted, salt=salt)
             keeps_times = settings.days is None
             for batch in read_rows(
                 files, recommender, malformed, counts=read, keeps_times=keeps_times, max_rows=settings.max_rows
@@ -258,6 +263,13 @@ def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *,
         logger.warning("%d rows are there again with other content: the last copy of each counts", changed)
     if found.copies.num_equal:
         logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
+    if found.repeated:
+        logger.warning(
+            "%d rows equal an earlier one in all but the label. Without a request id each is taken for a row of its "
+            "own: if they are the same rows with their clicks, name the columns that identify a row, data.request_id "
+            "and data.row",
+            found.repeated,
+        )
 
 
 def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float) -> None:
@@ -267,21 +279,26 @@ def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_tim
         ContractError: Rows that are spread over days are in the lake already, where they lie at other times.
     """
     days = {f"{_PARTITION}{to_iso(day * DAY_MICROS)[:10]}" for day in events.days()}
-    own = f"part-{source}-"
     with ExitStack() as stack:
-        listed = [each.name for each in objects.list(_PARTITION) if each.name.count("/") == 1]
-        parted = [(name, *name.split("/")) for name in listed]
+        by_day = objects_by_day(objects.uri, objects.list(_PARTITION), DAY_PARTITION)
         others = [
-            name
-            for name, day, file in parted
-            if file.endswith(".parquet") and is_visible(file) and not file.startswith(own)
-            if day in days or not keeps_times
+            each.name
+            for day, names in by_day.items()
+            if DAY_PARTITION.format(day=day) in days or not keeps_times
+            for each in files_of_day(objects, day, names).files
+            if not base_name(each).startswith(f"part-{source}-")
         ]
         files = [stack.enter_context(local_copy(objects, name)) for name in sorted(others)]
-        num_known = events.leave_out_known(files, with_times=keeps_times)
+        known = events.leave_out_known(files, with_times=keeps_times)
+    num_known, total = known.num_equal, events.counts().rows + known.num_equal
+    if known.num_others > limit * total:
+        raise ContractError(
+            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with "
+            f"other features (such as {known.example}), expected at most {limit:.2%}: rows of a request are numbered "
+            "in the order of the file where no column says their number, so name one by data.row, or keep the order"
+        )
     if not num_known:
         return
-    total = events.counts().rows + num_known
     if not keeps_times and num_known > limit * total:
         raise ContractError(
             f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other files and at other "

@@ -1,15 +1,15 @@
 """Rows of a user's files on disk: which event each row is, and all of them in order, by DuckDB and out of memory.
 
-A row is an event with an identity, (request id, row). Files that say neither give each row an id made of its content,
-so that the same row in a renamed or grown file is the same event. A file may hold a row again: an equal copy is
+A row is an event with an identity, (request id, row). Rows without a request id get one made of their content, so that
+the same row in a renamed or grown file is the same event. A file may hold a row again: an equal copy is
 dropped, of different copies the last one written counts. Rows that are in the lake already are left out.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -27,16 +27,15 @@ from components.extraction.raw_schema import (
     open_parquet,
     raw_batch,
 )
-from components.extraction.readers.text import sql_text
-from components.runtime.errors import ContractError, PermanentError, first_line
+from components.extraction.readers.text import sql_path, sql_text
+from components.runtime.errors import PermanentError, first_line
 from components.runtime.forked import available_cores
+from components.store.archived_rows import reading_parquet
 
 _MEMORY = "1GB"
 """Most that sorting holds; what is more goes to disk."""
 _PLACE = "_place"
 """Column of a row's place in the files, from 0."""
-_TIME = "_time"
-"""Column of a row's time, microseconds since the epoch."""
 OWN_ID = "row-"
 """How ids made of a row's content begin."""
 
@@ -50,9 +49,22 @@ class RowCounts:
     clicks: int
     """Of these, with label 1."""
     copies: Copies
-    """Earlier copies of rows, dropped: the last one written counts."""
+    """Copies of a row that stood before its last one, dropped."""
     known: int
     """Rows left out since the lake holds them already."""
+    repeated: int
+    """Of the events, those without an id of their own that equal an earlier one in all but the label."""
+
+
+class Known(NamedTuple):
+    """How events compare with the rows of a lake."""
+
+    num_equal: int
+    """Events that the lake holds."""
+    num_others: int
+    """Events whose key a row of the lake has, with other features."""
+    example: str
+    """The key of one of these, for people."""
 
 
 class Spool:
@@ -62,24 +74,50 @@ class Spool:
         folder: Existing folder for the spool and for what sorting puts aside.
         features: Of the rows.
         weighted: Whether rows have weights.
+        salt: Makes ids of rows' content differ from those of the same content elsewhere.
     """
 
-    def __init__(self, folder: Path, *, features: Features, weighted: bool) -> None:
-        self._features, self._weighted = features, weighted
+    def __init__(self, folder: Path, *, features: Features, weighted: bool, salt: str = "") -> None:
+        self._features, self._weighted, self.salt = features, weighted, salt
         self._schema = lake_schema(features, weighted=weighted)
+        # By position: DuckDB takes names that differ only in case for one.
+        self._columns = {name: f"c{i}" for i, name in enumerate(self._schema.names)}
         self._path, self._folder, self._stack = folder / "spool.parquet", folder, ExitStack()
-        fields = [field for field in self._schema if field.name != EVENT_TIME]
-        self._spooled = pa.schema([*fields, pa.field(_TIME, pa.int64()), pa.field(_PLACE, pa.int64())])
+        self._spooled = pa.schema([*self._plain_fields(), pa.field(_PLACE, pa.int64())])
         self._writer = self._stack.enter_context(pq.ParquetWriter(self._path, self._spooled, compression="lz4"))
         self.num_rows = 0
 
+    def _plain_fields(self) -> list[Any]:
+        return [
+            pa.field(self._columns[each.name], pa.int64() if each.name == EVENT_TIME else each.type)
+            for each in self._schema
+        ]
+
     def write(self, batch: Any) -> None:
         """Add rows in the lake's schema; request id, row and time may be null."""
-        named = {name: batch.column(name) for name in batch.schema.names}
-        named[_TIME] = named.pop(EVENT_TIME).cast(pa.int64())
-        named[_PLACE] = pa.array(self.num_rows + np.arange(batch.num_rows, dtype=np.int64))
-        self._writer.write_batch(raw_batch(named, self._spooled))
+        places = pa.array(self.num_rows + np.arange(batch.num_rows, dtype=np.int64))
+        self._writer.write_batch(pa.record_batch([*self._plain(batch), places], schema=self._spooled))
         self.num_rows += batch.num_rows
+
+    def _plain(self, batch: Any) -> list[Any]:
+        """Return the columns of rows of which some columns may be absent, in the schema's order, times as numbers."""
+        here, found = set(batch.schema.names), []
+        for each, plain in zip(self._schema, self._plain_fields()):
+            column = batch.column(each.name) if each.name in here else pa.nulls(batch.num_rows, each.type)
+            found.append((column.cast(TIME_TYPE) if each.name == EVENT_TIME else column).cast(plain.type))
+        return found
+
+    def plain_batches(self, path: Path) -> Iterator[Any]:
+        """Yield the rows of a lake's Parquet file with the spool's names of columns.
+
+        Raises:
+            ContractError: It is not readable Parquet, or a column is of a type that is none of the lake's.
+        """
+        with reading_parquet(path):
+            file = open_parquet(path)
+            present = [name for name in self._schema.names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=present):
+                yield pa.record_batch(self._plain(batch), schema=pa.schema(self._plain_fields()))
 
     def close(self) -> "Events":
         """End writing, and return the events that the rows are.
@@ -90,10 +128,28 @@ class Spool:
         self._stack.close()
         return Events(self)
 
-    def columns_of_content(self) -> list[str]:
-        """Return what a row says beside its label: the same in every copy of an event."""
-        names = [name for name in click_columns(self._features, weighted=self._weighted) if name != LABEL]
-        return [name for name in names if name != WEIGHT]
+    def rows_of(self, source: str, *, more: str = "") -> str:
+        """Return the SQL query for what is compared of rows: key, label, time, weight, and a digest of the features.
+
+        The digest is of the features that have a value, by name, so that another order of the features, or a new one
+        without a value, leaves it as it is.
+        """
+        column = self._columns
+        names = sorted(name for name in click_columns(self._features, weighted=False) if name != LABEL)
+        values = ", ".join(
+            f"{sql_text(name)} || '=' || {self._text_of(name)}"
+            for name in names  # null where the value is
+        )
+        weight = f"coalesce({column[WEIGHT]}, 1)" if self._weighted else "1"
+        content = f"md5(to_json(list_filter([{values}], lambda value: value IS NOT NULL))::VARCHAR)"
+        return (
+            f"SELECT {column[LABEL]} AS label, {column[EVENT_TIME]} AS time, {column[REQUEST_ID]} AS request, "
+            f"{column[ROW]} AS number, {weight} AS weight, {content} AS content{more} FROM {source}"
+        )
+
+    def _text_of(self, name: str) -> str:
+        column = self._columns[name]
+        return f"to_json({column})::VARCHAR" if name in self._features.lists else f"{column}::VARCHAR"
 
 
 class Events:
@@ -106,29 +162,30 @@ class Events:
             "memory_limit": _MEMORY,
             "temp_directory": str(spool._folder / "sorting"),
         }
-        self._connection = duckdb.connect(str(spool._folder / "events.duckdb"), config=config)
-        self._num_known = 0
-        content = _digest(spool.columns_of_content())
+        with self._translated():
+            self._connection = duckdb.connect(str(spool._folder / "events.duckdb"), config=config)
+        self._rows = f"read_parquet({sql_path(spool._path)}, hive_partitioning = false)"
         self._execute(
             f"""
             CREATE TABLE events AS
             WITH spooled AS (
-                SELECT {_PLACE} AS place, {LABEL} AS label, {_TIME} AS time, {REQUEST_ID} AS request, {ROW} AS number,
-                    md5({content}) AS content, {_weight(spool._weighted)} AS weight,
-                    md5(concat_ws(chr(31), {content}, coalesce({_TIME}, 0))) AS identity
-                FROM read_parquet({sql_text(str(spool._path))})
+                SELECT *, md5(content || coalesce(time, 0)) AS identity
+                FROM ({spool.rows_of(self._rows, more=f", {_PLACE} AS place")})
             ), numbered AS (
-                SELECT *, row_number() OVER (PARTITION BY coalesce(request, identity) ORDER BY place) - 1 AS nth
+                -- Clicked ones first: of equal rows in another order, the same ones are clicked.
+                SELECT *, row_number() OVER (PARTITION BY coalesce(request, identity)
+                    ORDER BY CASE WHEN request IS NULL THEN -label END, place) - 1 AS nth
                 FROM spooled
             )
-            SELECT place, label, time, content, weight, request IS NOT NULL AND number IS NOT NULL AS is_named,
-                coalesce(request, '{OWN_ID}' || identity || '-' || nth) AS request,
+            SELECT place, label, time, content, weight, request IS NOT NULL AS is_named,
+                request IS NULL AND nth > 0 AS is_repeated,
+                coalesce(request, '{OWN_ID}{spool.salt}' || identity || '-' || nth) AS request,
                 (CASE WHEN request IS NULL THEN 0 ELSE coalesce(number, nth) END)::INTEGER AS number
             FROM numbered
             """
         )
         self._execute("CREATE TABLE dropped (place BIGINT, kind VARCHAR)")
-        # Only rows that a file names can be there twice: ids made here differ.
+        # Only rows with an id of their own can be there twice: ids made here differ.
         self._execute(
             """
             INSERT INTO dropped
@@ -154,65 +211,71 @@ class Events:
     def __exit__(self, *error: object) -> None:
         self._connection.close()
 
-    def leave_out_known(self, files: Sequence[Path], *, with_times: bool) -> int:
-        """Leave out the events that Parquet files of a lake hold with the same content; returns how many.
+    def leave_out_known(self, files: Sequence[Path], *, with_times: bool) -> Known:
+        """Leave out the events that Parquet files of a lake hold with the same content.
 
         Args:
             files: In the lake's schema.
             with_times: Whether an event must lie at the same time, too.
 
+        Returns:
+            How many were left out, and how many have the key of a row in the lake with other features.
+
         Raises:
             ContractError: A file is not readable Parquet, or not in the lake's schema.
         """
-        if not files:
-            return 0
-        listed, schema = "[" + ", ".join(sql_text(str(path)) for path in files) + "]", self._spool._schema
-        present = {name for path in files for name in open_parquet(path).schema_arrow.names}
-        absent = set(schema.names) - present
-        names = [f"NULL AS {_name(name)}" if name in absent else _name(name) for name in schema.names]
+        self._execute(
+            "CREATE OR REPLACE TABLE known "
+            "(label INTEGER, time BIGINT, request VARCHAR, number INTEGER, weight DOUBLE, content VARCHAR)"
+        )
+        for path in files:
+            for batch in self._spool.plain_batches(path):
+                self._connection.register("held", pa.Table.from_batches([batch]))
+                self._execute(f"INSERT INTO known {self._spool.rows_of('held')}")
         same_time = "AND known.time = events.time" if with_times else ""
-        weight = _weight(self._spool._weighted)
         before = self._count("SELECT count(*) FROM dropped")
         self._execute(
             f"""
             INSERT INTO dropped
-            WITH known AS (
-                SELECT DISTINCT {REQUEST_ID} AS request, {ROW} AS number, {LABEL} AS label,
-                    epoch_us({EVENT_TIME}) AS time,
-                    md5({_digest(self._spool.columns_of_content())}) AS content, {weight} AS weight
-                FROM (SELECT {", ".join(names)} FROM read_parquet({listed}, union_by_name = true))
-            )
             SELECT place, 'known' FROM events
             SEMI JOIN known ON known.request = events.request AND known.number = events.number
-                AND known.label = events.label AND known.content = events.content AND known.weight = events.weight
-                {same_time}
+                AND known.label = events.label AND known.content = events.content
+                AND known.weight::FLOAT = events.weight::FLOAT {same_time}
             WHERE place NOT IN (SELECT place FROM dropped)
             """
         )
-        return self._count("SELECT count(*) FROM dropped") - before
+        num_known = self._count("SELECT count(*) FROM dropped") - before
+        others = (
+            "FROM events SEMI JOIN known ON known.request = events.request AND known.number = events.number "
+            "AND known.content <> events.content WHERE place NOT IN (SELECT place FROM dropped)"
+        )
+        num_others = self._count(f"SELECT count(*) {others}")
+        example = self._fetch(f"SELECT request, number {others} ORDER BY place LIMIT 1")
+        return Known(num_known, num_others, f"{example[0][0]!r}, {example[0][1]}" if example else "")
 
     def days(self) -> list[int]:
         """Return the days on which events lie, as days since 1970; empty where they have no times."""
         query = "SELECT DISTINCT time // 86400000000 FROM events WHERE time IS NOT NULL ORDER BY 1"
-        return [day for (day,) in self._connection.execute(query).fetchall()]
+        return [day for (day,) in self._fetch(query)]
 
     def counts(self) -> RowCounts:
         """Return what became of all rows."""
-        kinds = dict(self._connection.execute("SELECT kind, count(*) FROM dropped GROUP BY kind").fetchall())
-        ((rows, clicks),) = self._connection.execute(
-            "SELECT count(*), coalesce(sum(label), 0) FROM events WHERE place NOT IN (SELECT place FROM dropped)"
-        ).fetchall()
-        found = self._connection.execute(
+        kinds = dict(self._fetch("SELECT kind, count(*) FROM dropped GROUP BY kind"))
+        ((rows, clicks, repeated),) = self._fetch(
+            "SELECT count(*), coalesce(sum(label), 0), count(*) FILTER (is_repeated) FROM events "
+            "WHERE place NOT IN (SELECT place FROM dropped)"
+        )
+        found = self._fetch(
             "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = 'conflicting' "
             "ORDER BY place LIMIT 1"
-        ).fetchall()
+        )
         copies = Copies(
             num_equal=kinds.get("equal", 0),
             num_updated=kinds.get("updated", 0),
             num_conflicting=kinds.get("conflicting", 0),
             example=f"{REQUEST_ID} {found[0][0]!r}, row {found[0][1]}" if found else "",
         )
-        return RowCounts(rows=rows, clicks=int(clicks), copies=copies, known=kinds.get("known", 0))
+        return RowCounts(rows=rows, clicks=int(clicks), copies=copies, known=kinds.get("known", 0), repeated=repeated)
 
     def in_time_order(self) -> Iterator[Any]:
         """Yield the events as batches in the lake's schema, by time, then request and row."""
@@ -236,44 +299,37 @@ class Events:
         yield from self._batches("spread_time", "spread_time, place", "JOIN spread USING (place)")
 
     def _batches(self, time: str, order: str, join: str = "") -> Iterator[Any]:
-        schema = self._spool._schema
+        schema, columns = self._spool._schema, self._spool._columns
         own = {REQUEST_ID: "events.request", ROW: "events.number", EVENT_TIME: time}
-        columns = ", ".join(f"{own.get(name, 'spooled.' + _name(name))} AS {_name(name)}" for name in schema.names)
+        listed = ", ".join(f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items())
         query = (
-            f"SELECT {columns} FROM read_parquet({sql_text(str(self._spool._path))}) AS spooled "
-            f"JOIN events ON events.place = spooled.{_PLACE} {join} "
+            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = spooled.{_PLACE} {join} "
             f"WHERE events.place NOT IN (SELECT place FROM dropped) ORDER BY {order}"
         )
-        try:
+        with self._translated():
             for found in self._connection.sql(query).to_arrow_reader(BATCH_ROWS):
                 named = dict(zip(schema.names, found.columns))
                 named[EVENT_TIME] = named[EVENT_TIME].cast(pa.int64()).cast(TIME_TYPE)
                 yield raw_batch({name: named[name].cast(schema.field(name).type) for name in schema.names}, schema)
-        except duckdb.Error as error:
-            raise PermanentError(f"rows in {self._spool._folder} cannot be sorted: {first_line(error)}") from error
 
     def _execute(self, query: str) -> None:
-        try:
+        with self._translated():
             self._connection.execute(query)
-        except (duckdb.InvalidInputException, duckdb.ConversionException, duckdb.BinderException) as error:
-            raise ContractError(f"rows cannot be compared: {first_line(error)}") from error
-        except duckdb.Error as error:
-            raise PermanentError(f"rows in {self._spool._folder} cannot be sorted: {first_line(error)}") from error
+
+    def _fetch(self, query: str) -> list[tuple[Any, ...]]:
+        with self._translated():
+            return self._connection.execute(query).fetchall()
 
     def _count(self, query: str) -> int:
-        ((number,),) = self._connection.execute(query).fetchall()
+        ((number,),) = self._fetch(query)
         return int(number)
 
-
-def _name(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
-
-
-def _digest(columns: Sequence[str]) -> str:
-    """Return an SQL expression: the values of columns as one text, which differs where one of them does."""
-    values = ", ".join(f"coalesce({_name(name)}::VARCHAR, chr(30))" for name in columns)
-    return f"concat_ws(chr(31), {values})"
-
-
-def _weight(weighted: bool) -> str:
-    return f"coalesce({WEIGHT}, 1)" if weighted else "1"
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Make errors of DuckDB errors of the place where it works: values and names of people never reach its SQL."""
+        try:
+            yield
+        except duckdb.Error as error:
+            raise PermanentError(
+                f"rows cannot be sorted in {self._spool._folder.parent}: {first_line(error)}"
+            ) from error

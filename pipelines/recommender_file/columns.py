@@ -526,8 +526,13 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
         key: The columns that identify a row, at least one.
         content: The columns that are equal in each copy of a row.
     """
-    keys = _combinations(key)
-    contents = _combinations([*key, *content])
+    has_key = np.ones(key[0].num_rows, bool)
+    for column in key:
+        has_key &= column.groups >= 0  # a row without a value is one of its own
+    if not has_key.any():
+        return RepeatedKeys(0, 0)
+    keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]
+    contents = _combinations([*key, *content])[has_key]
     num_keys = int(keys.max()) + 1
     newest = np.zeros(num_keys, np.int64)
     newest[keys] = np.arange(len(keys))  # of equal keys, the last assignment counts

@@ -38,7 +38,8 @@ def test_missing_words_are_missing_in_columns_of_words_and_of_numbers(word, spac
 
 
 def test_missing_words_are_these():
-    expected = ["", "NULL", "null", "None", "none", "\\N", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-", "?"]
+    expected = ["", "NULL", "null", "None", "none", "\\N", "NA", "N/A", "n/a", "#N/A", "<NA>"]
+    expected += ["NaN", "nan", "NaT", "-", "?"]
     assert sorted(MISSING_WORDS) == sorted(expected)
     assert not any(map(is_missing_word, ["0", "Na", "NULLS", "-1", "??", "no", "n a"]))
 

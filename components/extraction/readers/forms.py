@@ -59,11 +59,12 @@ AnyRule = ValueRule | ListRule | TimeRule
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(
-    r"(day_\d+(\.gz)?|.*\.(tsv|txt|csv|psv|jsonl|ndjson|json)(\.(gz|bz2|zst))?|.*\.parquet)$", re.IGNORECASE
+    r"(day_\d+(\.gz)?|\d{6}_\d+(\.gz)?|part-\d{5}(\.gz)?|.*\.(tsv|txt|csv|psv|jsonl|ndjson|json)(\.(gz|bz2|zst))?|.*\.parquet)$",
+    re.IGNORECASE,
 )
 _COMPANION = re.compile(r"(readme|license)\b.*", re.IGNORECASE)
 """Criteo's own archives hold these beside the rows."""
-_TRAIN, _TEST = re.compile(r"train\b.*", re.IGNORECASE), re.compile(r"test\b.*", re.IGNORECASE)
+_TRAIN, _TEST = (re.compile(rf"{name}\.txt(\.gz)?", re.IGNORECASE) for name in ("train", "test"))
 """Kaggle's archive holds rows without labels beside those with them."""
 
 
@@ -130,8 +131,9 @@ def click_log_files(path: Path) -> list[Path]:
             f"{path} holds no file of rows, expected day_N, *.csv, *.tsv, *.txt, *.jsonl (plain, .gz, .bz2 or .zst) or "
             "*.parquet"
         )
-    if twice := [file for file in files if file.suffix in (".gz", ".bz2", ".zst") and file.with_suffix("") in files]:
-        raise ContractError(f"{twice[0]} is there unpacked, too, expected each row in one file")
+    unpacked = [file.with_suffix("") if file.suffix in (".gz", ".bz2", ".zst") else file for file in files]
+    if twice := [file for file, each in zip(files, unpacked) if file != each and unpacked.count(each) > 1]:
+        raise ContractError(f"{twice[0]} is there unpacked, or packed otherwise, too, expected each row in one file")
     return sorted(files, key=lambda p: natural_key(p.name))
 
 
@@ -155,7 +157,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     ['day_2', 'day_10']
     """
     parts = re.split(r"(\d+)", name)
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
 
 
 def open_rows(path: Path) -> FileRows:
@@ -435,9 +437,8 @@ class FileReader:
     def _find_outside(self, times: Any, reasons: dict[int, str]) -> None:
         """Add the rows whose time is no time of a click log: it is ahead of the clock, or stands for none."""
         latest = round((self.now + CLOCK_AHEAD_SECONDS) * 1e6)
-        earliest = EARLIEST if self.recommender.data.time_format is None else 0
         micros, name = times.cast(pa.int64()), self.columns[EVENT_TIME]
-        for at in _positions(pc.fill_null(pc.or_(pc.greater(micros, latest), pc.less(micros, earliest)), False)):
+        for at in _positions(pc.fill_null(pc.or_(pc.greater(micros, latest), pc.less(micros, EARLIEST)), False)):
             if at in reasons:
                 continue
             time_of_row = micros[at].as_py()
@@ -445,7 +446,7 @@ class FileReader:
                 self.num_ahead += 1
                 expected = f"ahead of the clock, expected no time after {to_iso(latest)}"
             else:
-                expected = f"expected no time before {to_iso(earliest)} (data.time_format allows times from 1970 on)"
+                expected = f"expected no time before {to_iso(EARLIEST)}"
             reasons[at] = f"{name} is {times[at].cast(pa.string())}, {expected}"
 
     def _note_span(self, batch: Any) -> None:

@@ -29,8 +29,6 @@ BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 MAX_RECORD_LINES = 100
 """Most lines of one record: a quote that is not closed within as many lines is a stray one."""
-_MANY_RECORDS = 3
-"""Whole records after an open quote from which it is taken for a stray one, also where a later quote could close it."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
 _LEAST_HEAD = 16
@@ -48,7 +46,12 @@ _OTHERS = {
     b"SQLite f": "an SQLite database, expected a table of it as CSV or Parquet",
     b"ARROW1": "an Arrow file, expected Parquet or text",
     b"Obj\x01": "an Avro file, expected Parquet or text",
-    b"ORC": "an ORC file, expected Parquet or text",
+    b"%PDF": "a PDF, expected a table of it as CSV or Parquet",
+    b"\xfd7zXZ\x00": "an xz file, expected it unpacked, or packed by gzip, bzip2 or zstd",
+}
+_INSIDE = {
+    b"PAR1": "holds Parquet inside another packing, expected the Parquet file itself",
+    **{begin: f"holds {said}" for begin, said in _OTHERS.items()},
 }
 """How files that are no text begin, and what is said of them."""
 
@@ -112,6 +115,8 @@ class Dialect:
     """What makes a quote inside quotes a character: another quote, or a backslash."""
     header: bytes | None = None
     """The header's record, without its line end; None = the file has none."""
+    has_comments: bool = False
+    """Whether lines that begin with `#` are comments whatever follows: the file begins with such lines."""
 
     @cached_property
     def _field(self) -> str:
@@ -252,11 +257,19 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
                 )
             if end or not chunk:
                 content = bytes(pending[:end])
+                if len(content) > MAX_LINE_BYTES:
+                    _expect_short_lines(path, content)
                 yield Block(first_line, content, is_last=not chunk)
                 first_line += content.count(b"\n")
                 del pending[:end]
             if not chunk:
                 return
+
+
+def _expect_short_lines(path: Path, content: bytes) -> None:
+    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == 10)
+    if np.diff(ends, prepend=-1).max() > MAX_LINE_BYTES + 1:
+        raise ContractError(f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a click log")
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -266,7 +279,7 @@ def _opened(path: Path) -> IO[bytes]:
         raise ContractError(f"{path} is {other}")
     if magic.startswith(b"\x1f\x8b"):
         return gzip.open(path)  # type: ignore[return-value]
-    if magic.startswith(b"BZh"):
+    if magic.startswith(b"BZh") and magic[4:8] == b"1AY&":
         return bz2.open(path)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")  # type: ignore[no-any-return]
@@ -287,6 +300,9 @@ class _Decoder:
         """Return the next bytes; an empty chunk ends the file."""
         if not self._begun and chunk:
             self._begin(chunk)
+        if not chunk and self._held:
+            self._held = b""
+            return b"\n"  # a carriage return alone ends the file
         if self._decoder is not None:
             try:
                 chunk = self._decoder.decode(chunk, final=not chunk).encode()
@@ -301,6 +317,10 @@ class _Decoder:
 
     def _begin(self, chunk: bytes) -> None:
         self._begun = True
+        if said := next((said for begin, said in _INSIDE.items() if chunk.startswith(begin)), None):
+            raise ContractError(f"{self._path} {said}")
+        if chunk[257:262] == b"ustar":
+            raise ContractError(f"{self._path} is a tar archive, expected it unpacked")
         encoding = next((name for mark, name in _BOMS if chunk.startswith(mark)), None)
         head = chunk[:_HEAD_BYTES]
         if encoding is None and len(head) >= _LEAST_HEAD and head.count(0) > len(head) // 4:
@@ -318,7 +338,11 @@ class _Decoder:
 
 
 def split_records(block: Block, dialect: Dialect) -> Records:
-    """Return the records of a block, and what the other lines are."""
+    """Return the records of a block, and what the other lines are.
+
+    Raises:
+        ContractError: A line names the columns in another order than the header.
+    """
     return _Splitter(block, dialect, _lines_of(block.content)).split()
 
 
@@ -346,8 +370,12 @@ class _Splitter:
     def __init__(self, block: Block, dialect: Dialect, lines: Any) -> None:
         self._block, self._dialect, self._lines = block, dialect, lines
         self._counts, self._rejected = LineCounts(), list[Rejected]()
+        self._alone: dict[int, bool] = {}
+        """Whether a line is a whole record by itself, of lines that were asked about."""
         self._changed: dict[int, bytes] = {}
         """Records, by line, that are given otherwise than they stand there."""
+        self._is_header = self._headers()
+        """Whether a line names the columns."""
         self._is_record = np.zeros(len(lines), bool)
         """Whether a record begins in a line."""
         self._is_kept = np.zeros(len(lines), bool)
@@ -404,13 +432,41 @@ class _Splitter:
         for each in (b"\r", b"\0"):
             if each in content:
                 regular &= ~_holds(lines, each)
-        if dialect.header is not None and dialect.header in content:
-            regular &= pc.not_equal(lines, dialect.header + b"\n").to_numpy(zero_copy_only=False)
+        regular &= ~self._is_header
         try:
             content.decode()
         except UnicodeDecodeError:
             regular &= [_is_utf8(line) for line in lines.to_pylist()]
         return regular
+
+    def _headers(self) -> NDArray[np.bool_]:
+        """Return which lines name the columns, as where files with headers were joined; in any case, quoted or not.
+
+        Raises:
+            ContractError: A line names them in another order.
+        """
+        found, header = np.zeros(len(self._lines), bool), self._dialect.header
+        if header is None:
+            return found
+        names = self._names_in(header)
+        probe = max(names, key=len).encode()
+        if not probe or probe not in self._block.content.lower():
+            return found
+        for at in np.flatnonzero(
+            pc.match_substring(self._lines, probe, ignore_case=True).to_numpy(zero_copy_only=False)
+        ):
+            here = self._names_in(self._lines[int(at)].as_py())
+            found[at] = here == names
+            if here != names and sorted(here) == sorted(names):
+                raise ContractError(
+                    f"line {self._block.first_line + at} names the columns in another order than line 1: files with "
+                    "other orders of columns were joined, expected them apart"
+                )
+        return found
+
+    def _names_in(self, line: bytes) -> list[str]:
+        text = line.decode(errors="replace").lower().lstrip("#\ufeff")
+        return [part.strip().strip('"').strip() for part in text.split(self._dialect.delimiter)]
 
     def _without_last_delimiter(self) -> Any:
         """Return the lines; those that have one empty field too many, the last, are records without it.
@@ -424,8 +480,7 @@ class _Splitter:
         longer = pc.equal(pc.count_substring(lines, dialect.delimiter), dialect.num_fields)
         longer = pc.and_(longer, pc.ends_with(lines, mark + b"\n")).to_numpy(zero_copy_only=False)
         longer &= ~(_holds(lines, b'"') | _holds(lines, b"\r") | _holds(lines, b"\0") | self._is_record)
-        if dialect.header is not None:
-            longer &= pc.not_equal(lines, dialect.header + b"\n").to_numpy(zero_copy_only=False)
+        longer &= ~self._is_header
         if not longer.any() or any(not _is_utf8(line) for line in lines.filter(pa.array(longer)).to_pylist()):
             return lines
         cut = pc.binary_replace_slice(lines.filter(pa.array(longer)), start=-2, stop=-1, replacement=b"")
@@ -436,7 +491,7 @@ class _Splitter:
     def _odd_line(self, line: int) -> int | None:
         """Decide what a line is that is no record by itself; returns the last line of it, None to wait for more."""
         dialect, raw = self._dialect, self._lines[line].as_py()
-        if dialect.header is not None and raw == dialect.header + b"\n":
+        if self._is_header[line]:
             self._counts.header += 1
             return line
         if not raw.strip(b" \r\n" if dialect.delimiter == "\t" else None):
@@ -454,14 +509,27 @@ class _Splitter:
             return self._take(line, trimmed)
         text = text.replace("\r\n", "\n")
         fields = dialect.fields_of(text)
-        if text.startswith("#"):
+        if self._is_comment(line, text):
             self._counts.comments += 1
             return line
         if fields is not None:
             if len(fields) == dialect.num_fields:  # a quote stands inside a field
                 return self._take(line, dialect.plain(fields))
-            return self._reject(line, line, f"{len(fields)} columns, expected {dialect.num_fields}")
+            return self._reject(line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}")
         return self._open_quote(line, text)
+
+    def _is_comment(self, line: int, text: str) -> bool:
+        is_first = self._block.first_line + line == 1
+        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # what Excel writes for itself
+            return True
+        dialect = self._dialect
+        return text.startswith("#") and (dialect.has_comments or not (dialect.delimiter in text or '"' in text))
+
+    @property
+    def _as_header(self) -> str:
+        """How the header is shown where a line has other fields."""
+        header = self._dialect.header
+        return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 
     def _without_trailing(self, text: str) -> str | None:
         """Return a line without empty fields behind the last column, or None if it has none or is no record then."""
@@ -483,8 +551,8 @@ class _Splitter:
             except UnicodeDecodeError:
                 break
             joined += following
-            alone.append(dialect.is_record(following))
-            if '"' in following and dialect.is_record(joined):
+            alone.append(self._is_alone(i, following))
+            if self._may_close(following) and dialect.is_record(joined):
                 end = i
                 break
         else:
@@ -492,21 +560,26 @@ class _Splitter:
                 return None
         literal = dialect.literal(text)
         if end is not None:
-            inner, last_alone = alone[:-1], alone[-1]
-            if not any(inner) and (literal is None or not last_alone):
+            if not any(alone[:-1]) and (literal is None or not alone[-1]):
                 self._is_record[line] = True
                 self._is_kept[line : end + 1] = True
                 self._is_record[line + 1 : end + 1] = False
                 self._changed |= {i: self._lines[i].as_py() for i in range(line, end + 1)}
                 return end
-            # Nobody writes many lines into one field of which each is a whole record.
-            is_stray = all(alone) and len(inner) >= _MANY_RECORDS and dialect.num_fields > 2
-            if not is_stray:
-                self._is_record[line : end + 1] = self._is_kept[line : end + 1] = False
-                return self._reject(line, end, "a quote opens here, and which one closes it cannot be told")
+            self._is_record[line : end + 1] = self._is_kept[line : end + 1] = False
+            return self._reject(line, end, "a quote opens here, and which one closes it cannot be told")
         if literal is not None:
             return self._take(line, literal)
         return self._reject(line, line, "a quote is not closed")
+
+    def _may_close(self, text: str) -> bool:
+        """Return whether a quote in the text stands where a field ends."""
+        return f'"{self._dialect.delimiter}' in text or text.endswith(('"\n', '"\r\n'))
+
+    def _is_alone(self, line: int, text: str) -> bool:
+        if line not in self._alone:
+            self._alone[line] = self._dialect.is_record(text)
+        return self._alone[line]
 
     def _take(self, line: int, text: str) -> int:
         self._is_record[line] = self._is_kept[line] = True
@@ -514,9 +587,9 @@ class _Splitter:
         return line
 
     def _reject(self, line: int, end: int, reason: str) -> int:
-        number = self._block.first_line + line
-        text = b"".join(self._lines[i].as_py() for i in range(line, end + 1))
-        self._rejected.append(Rejected(number, reason, shown(text)))
-        self._counts.rejected += 1
-        self._counts.continued += end - line
+        for i in range(line, end + 1):
+            number = self._block.first_line + i
+            told = reason if i == line else f"in line {self._block.first_line + line} {reason.replace(' here', '')}"
+            self._rejected.append(Rejected(number, told, shown(self._lines[i].as_py())))
+        self._counts.rejected += end - line + 1
         return end

@@ -5,6 +5,7 @@ back: anything else is an error. A column of JSON lines is text, too: a number a
 """
 
 import csv
+import re
 import tempfile
 import threading
 from collections import deque
@@ -106,7 +107,10 @@ class TextRows:
         rest: Block | None = None
         for found in read_blocks(self.path, block_bytes=BLOCK_BYTES):
             block = found if rest is None else Block(rest.first_line, rest.content + found.content, found.is_last)
-            records = split_records(block, self.dialect)
+            try:
+                records = split_records(block, self.dialect)
+            except ContractError as error:
+                raise ContractError(f"{self.path}: {error}") from error
             rest = records.rest
             yield records
 
@@ -169,7 +173,7 @@ class _Parser:
         }
         said = ", ".join(f"{name} = {value}" for name, value in options.items())
         columns = ", ".join(f"c{at} AS w{i}" for i, at in enumerate(positions)) or "1 AS w0"
-        found = self._connection.sql(f"SELECT {columns} FROM read_csv({sql_text(str(path))}, {said})").to_arrow_table()
+        found = self._connection.sql(f"SELECT {columns} FROM read_csv({sql_path(path)}, {said})").to_arrow_table()
         return found if positions else found.select([])
 
     def _json(self, records: Records) -> Any:
@@ -193,6 +197,11 @@ class _Parser:
 def sql_text(text: str) -> str:
     """Return a text as SQL writes it."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def sql_path(path: Path) -> str:
+    """Return a file's path as SQL writes it, in which no character is a pattern of other paths."""
+    return sql_text(re.sub(r"[\[*?]", r"[\g<0>]", str(path)))
 
 
 def _json_path(name: str) -> str:
@@ -222,7 +231,8 @@ def read_head(path: Path) -> Head:
     lines = [line for line in found if line.strip()][:_HEAD_LINES]
     if not lines:
         raise ContractError(f"{path} is empty, expected a header with the columns' names, and rows")
-    return Head(lines, next((i for i, line in enumerate(lines) if not line.startswith("#")), 0))
+    num_skipped = next((i for i, line in enumerate(lines) if not line.startswith("#")), 0)
+    return Head(lines, 1 if re.fullmatch(r"sep=.\r?\n", lines[0]) else num_skipped)
 
 
 def text_rows(path: Path, head: Head) -> TextRows:
@@ -234,7 +244,12 @@ def text_rows(path: Path, head: Head) -> TextRows:
     while len(names) > 1 and not names[-1] and _usual_length(lines[1:], delimiter, len(names)) < len(names):
         names.pop()  # a delimiter behind the last name alone
     quoted = [line for line in lines[1:] if '"' in line]
-    plain = Dialect(delimiter=delimiter, num_fields=len(names), header=header.removesuffix("\n").encode())
+    plain = Dialect(
+        delimiter=delimiter,
+        num_fields=len(names),
+        header=header.removesuffix("\n").encode(),
+        has_comments=len(lines) < len(head.lines),
+    )
     slashed = replace(plain, escape="\\")
     is_slashed = sum(map(slashed.is_record, quoted)) > sum(map(plain.is_record, quoted))
     if names[0].startswith("#"):
@@ -272,7 +287,11 @@ def _without_comments(head: Head) -> list[str]:
 
 
 def _split(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader([line.removesuffix("\n").replace("\r", "").replace("\0", "")], delimiter=delimiter), [])
+    text = line.removesuffix("\n").replace("\r", "").replace("\0", "")
+    try:
+        return next(csv.reader([text], delimiter=delimiter), [])
+    except csv.Error:  # a field is longer than its reader takes
+        return text.split(delimiter)
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:

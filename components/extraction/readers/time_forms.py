@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -22,10 +23,13 @@ from components.extraction.readers.values import Parsed, is_text, matching, miss
 from components.extraction.times import DAY_MICROS, to_iso, to_micros
 from components.runtime.errors import ContractError
 
+_END_OF_TIME = to_micros(datetime(9999, 12, 31))
 EARLIEST = to_micros(datetime(1990, 1, 1))
 """Microseconds since the epoch: logs of clicks are not older, small numbers are no times."""
 USUAL = to_micros(datetime(2000, 1, 1))
 """Times before are read, and said."""
+_SURE_HUNDREDS = 24
+"""Different values of a column, its last two digits aside, from which valid digits are no chance."""
 FITTING_SHARE = 0.9
 """Share of a column's distinct values that a form must read; the others are malformed."""
 _ISO = re.compile(
@@ -35,6 +39,7 @@ _ISO = re.compile(
 )
 _COMPACT = re.compile(r"(\d{4})(\d{2})(\d{2})T(\d{2})(\d{2})(\d{2})()(Z|[+-]\d{2}:?\d{2})?", re.ASCII)
 _NUMBER = re.compile(r"(\d{1,19})(?:\.(\d*))?", re.ASCII)
+_SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
 
 
 def iso_micros(text: str) -> int | None:
@@ -53,6 +58,8 @@ def iso_micros(text: str) -> int | None:
     micros += int((fraction or "").ljust(9, "0")[:9] or 0) // 1000
     if zone and zone[0] in "+-":
         digits = zone[1:].replace(":", "").ljust(4, "0")
+        if int(digits[:2]) > 23 or int(digits[2:]) > 59:
+            return None
         minutes = int(digits[:2]) * 60 + int(digits[2:])
         micros -= (1 if zone[0] == "+" else -1) * minutes * 60_000_000
     return micros
@@ -68,7 +75,7 @@ def _calendar(*parts: str) -> int | None:
 def _counted(per_second: int) -> Callable[[int, float], int | None]:
     def micros(whole: int, fraction: float) -> int | None:
         found = whole * 1_000_000 // per_second + round(fraction * 1_000_000 / per_second)
-        return found if found < 2**62 else None
+        return found if found < _END_OF_TIME else None
 
     return micros
 
@@ -79,9 +86,11 @@ def _digits(pattern: str) -> Callable[[int, float], int | None]:
     length = sum(widths)
 
     def micros(whole: int, fraction: float) -> int | None:
-        text = str(whole).zfill(length)
-        if fraction or len(text) != length:
+        text = str(whole)
+        # A year of two digits may have lost its zero, and nothing more.
+        if fraction or not length - (widths[0] == 2) <= len(text) <= length:
             return None
+        text = text.zfill(length)
         parts, at = [], 0
         for width in widths:
             parts.append(text[at : at + width])
@@ -126,6 +135,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     column = plain(column)
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) or pa.types.is_null(column.type):
         return ISO
+    if pa.types.is_nested(column.type):
+        raise ContractError(f"{name} is of type {column.type}, expected times")
     distinct = pc.unique(column.drop_null())
     values = [value for value in distinct.to_pylist() if not is_missing_word(str(value))]
     if not values:
@@ -142,7 +153,9 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     most = max(num_fitting.values())
     fitting = [form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)]
     digits = [form for form in fitting if form.startswith("Y")]
-    if len(digits) == 1 and (len(values) > 1 or len(fitting) == 1):
+    # Counts are valid digits by chance: one time in two of a minute's, hardly ever of a day's.
+    is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
+    if len(digits) == 1 and (is_sure or len(fitting) == 1):
         return digits[0]
     if len(fitting) == 1:
         return fitting[0]
@@ -171,6 +184,10 @@ def _plain_text(value: object) -> str:
 
 
 def _number(text: str) -> tuple[int, float] | None:
+    if _SCIENTIFIC.fullmatch(text):
+        digits, number = text.lower().partition("e")[0].replace(".", ""), Decimal(text)
+        # A spreadsheet that shows fewer digits than the number has, has rounded it.
+        return (int(number), 0.0) if number == int(number) and len(digits) >= len(str(int(number))) else None
     if not (found := _NUMBER.fullmatch(text)):
         return None
     whole, fraction = found.groups()
@@ -196,6 +213,8 @@ class TimeRule:
         if pa.types.is_null(column.type):
             missing = np.ones(len(column), bool)
             return Parsed(pa.nulls(len(column), TIME_TYPE), pa.array(missing), pa.array(~missing))
+        if pa.types.is_nested(column.type) or str(column.type) in ("float", "halffloat"):
+            return Parsed(pa.nulls(len(column), TIME_TYPE), column.is_null(), column.is_valid())  # not exact
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             found = _in_micros(column)
             return Parsed(found, column.is_null(), pc.and_not(found.is_null(), column.is_null()))

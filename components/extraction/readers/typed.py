@@ -10,8 +10,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from components.extraction.raw_schema import open_parquet
 from components.extraction.readers.lines import LineCounts
-from components.extraction.readers.text import Chunk, sql_text
+from components.extraction.readers.text import Chunk, sql_path
 from components.runtime.errors import ContractError, first_line
 from components.runtime.forked import available_cores
 
@@ -46,6 +47,8 @@ class ParquetRows:
 
     path: Path
     names: tuple[str, ...]
+    _own: tuple[str, ...] = ()
+    """What DuckDB calls the columns, of which no two differ only in case."""
 
     @classmethod
     def open(cls, path: Path) -> "ParquetRows":
@@ -54,9 +57,12 @@ class ParquetRows:
         Raises:
             ContractError: It is not a whole Parquet file.
         """
+        names = open_parquet(path).schema_arrow.names
         with _reading(path), _connected() as connection:
-            found = connection.execute(f"DESCRIBE SELECT * FROM read_parquet({sql_text(str(path))})").fetchall()
-        return cls(path=path, names=tuple(name for name, *_ in found))
+            found = connection.execute(f"DESCRIBE SELECT * FROM {_table(path)}").fetchall()
+        if len(found) != len(names):
+            raise ContractError(f"{path} has {len(names)} columns, of which DuckDB reads {len(found)}")
+        return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
         """Yield the wanted columns of all rows, in file order; memory is bounded by a chunk.
@@ -64,15 +70,20 @@ class ParquetRows:
         Raises:
             ContractError: The file is damaged.
         """
-        columns = ", ".join('"' + name.replace('"', '""') + '"' for name in wanted)
+        own = [self._own[self.names.index(name)] for name in wanted]
+        columns = ", ".join('"' + name.replace('"', '""') + '"' for name in own)
         first = 1
         with _reading(self.path), _connected() as connection:
-            query = connection.sql(f"SELECT {columns} FROM read_parquet({sql_text(str(self.path))})")
+            query = connection.sql(f"SELECT {columns} FROM {_table(self.path)}")
             for rows in query.to_arrow_reader(CHUNK_ROWS):
                 numbers = first + np.arange(rows.num_rows, dtype=np.int64)
                 first += rows.num_rows
                 named = pa.record_batch(rows.columns, names=list(wanted))
                 yield Chunk(named, numbers, [], LineCounts(rows=rows.num_rows), _RowTexts(named))
+
+
+def _table(path: Path) -> str:
+    return f"read_parquet({sql_path(path)}, hive_partitioning = false)"
 
 
 def _connected() -> duckdb.DuckDBPyConnection:

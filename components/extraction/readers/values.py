@@ -5,6 +5,7 @@ malformed, and says which ones are malformed. Texts are judged once for each dis
 values are `contracts.values`', times are `time_forms`'.
 """
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -151,7 +152,7 @@ def _numbers_of_text(texts: Any) -> Any:
 
 
 def _numbers_of_typed(column: Any) -> Any:
-    return _finite(column.cast(pa.float64()).cast(pa.float32()))
+    return _finite(column.cast(pa.float64(), safe=False).cast(pa.float32(), safe=False))
 
 
 def _finite(numbers: Any) -> Any:
@@ -189,7 +190,7 @@ def _labels_of_text(texts: Any) -> Any:
 
 
 def _label_of_text(text: str) -> int | None:
-    return _LABELS.get(re.sub(r"\.0*$", "", text.strip().lower()))
+    return _LABELS.get(re.sub(r"^([01])\.0*$", r"\1", text.strip().lower()))
 
 
 def _labels_of_typed(column: Any) -> Any:
@@ -320,7 +321,7 @@ def _ids_of_text(texts: Any) -> Any:
 
 REQUEST_IDS = ValueRule(
     type=pa.string(), expected=f"a text of up to {MAX_REQUEST_ID} characters",
-    of_text=_ids_of_text, of_typed=lambda column: _whole_numbers(column).cast(pa.string()), is_required=True,
+    of_text=_ids_of_text, of_typed=lambda column: _whole_numbers(column).cast(pa.string()),
 )  # fmt: skip
 
 
@@ -365,21 +366,14 @@ class ListRule:
 
     def _split(self, text: str) -> list[str | None]:
         stripped = text.strip()
-        if stripped.startswith("[") and stripped.endswith("]"):
+        if stripped.startswith("["):
             try:
                 return [_json_element(element) for element in json.loads(stripped)]
-            except ValueError:
-                return self._python_list(stripped)
+            except (ValueError, RecursionError):
+                return _python_list(stripped)
         if meanings.is_missing_word(text):
             return []
         return [part.strip() if self.separator != " " else part for part in stripped.split(self.separator)]
-
-    @staticmethod
-    def _python_list(text: str) -> list[str | None]:
-        """Return the elements of a list as pandas and NumPy print it: `['a', 'b']`, `[1 2]`."""
-        inner = text[1:-1].strip()
-        parts = re.findall(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([^\s,'\"]+)", inner)
-        return [single or double or bare for single, double, bare in parts]
 
     def _lists(self, column: Any) -> Parsed:
         elements = self.element.parse(column.flatten())
@@ -398,11 +392,25 @@ class ListRule:
 
 
 _TEXTS = pa.list_(pa.string())
+_NO_LIST: list[str | None] = ["\ufffd"]
+"""Elements of a text in brackets that is no list: no rule takes the mark, so the row is malformed."""
+_NUMPY = re.compile(r"\[\s*(?:[^\s\[\]',\"]+(?:\s+[^\s\[\]',\"]+)*)?\s*\]")
+
+
+def _python_list(text: str) -> list[str | None]:
+    """Return the elements of a list as Python, pandas or NumPy print it: `['a', 'b']`, `[1 2]`."""
+    if _NUMPY.fullmatch(text) and "..." not in text:
+        return list(text[1:-1].split())
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return _NO_LIST
+    return [_json_element(element) for element in found] if isinstance(found, list) else _NO_LIST
 
 
 def _json_element(element: object) -> str | None:
     if element is None or isinstance(element, str):
         return element
-    if isinstance(element, list | dict):
+    if not isinstance(element, int | float):
         return "\ufffd"  # no element is a list: the row is malformed
     return json.dumps(element)

@@ -244,7 +244,7 @@ BAD = {
     "milliseconds": ("ts", "1777593600000", "ts is '1777593600000', expected an ISO 8601 time"),
     "ahead": ("ts", "2999-01-01", "ts is 2999-01-01 00:00:00.000000Z, ahead of the clock, expected no time after"),
     "no time": ("ts", "1899-12-30", "ts is 1899-12-30 00:00:00.000000Z, expected no time before 1990-01-01"),
-    "no request": ("impression", "", "impression is missing, expected a text"),
+    "long request": ("impression", "q" * 129, f"impression is '{'q' * 129}', expected a text of up to 128"),
     "ragged": ("price", "1,2", "9 columns, expected 8"),
     "quote": ("impression", '"op,en', "a quote is not closed"),
 }

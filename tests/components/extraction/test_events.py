@@ -4,12 +4,14 @@ import json
 import random
 from datetime import datetime, timedelta, timezone
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from components.contracts.features import CategoricalOptions, Features
 from components.contracts.raw_rows import ColumnNames
 from components.contracts.recommender import Recommender
+from components.extraction.backfill import backfill
 from components.extraction.ingest import IngestSettings, ingest
 from components.runtime.errors import ContractError
 
@@ -194,3 +196,128 @@ def test_another_file_of_the_same_name_and_size_takes_no_rows_place(tmp_path):
         sizes.add((tmp_path / "clicks.csv").stat().st_size)
     assert len(sizes) == 1
     assert len(in_lake(tmp_path)) == 200
+
+
+ODD = Features(
+    numeric=("Score", "_time", "Position"),
+    categorical=("a", "A", "Label", "place", "time", "day", "_place", "request", "spread_time"),
+    lists=("tags", "Tags"),
+)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("folder", ["plain", "a=99", "x[1]*"])
+def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form, folder):
+    recommender = Recommender(name="odd", features=ODD, data=ColumnNames(label="clicked"))
+    made = [
+        {name: 10 * j + i for j, name in enumerate((*ODD.numeric, *ODD.categorical))}
+        | {"tags": [i], "Tags": [i + 1], "clicked": i % 2, "event_time": (START + timedelta(hours=i)).isoformat()}
+        for i in range(40)
+    ]
+    (tmp_path / folder).mkdir()
+    path = tmp_path / folder / f"rows.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(made), path)
+    elif form == "jsonl":
+        path.write_text("\n".join(map(json.dumps, made)))
+    else:
+        write(path, made)
+    replay = tmp_path / folder / "replay.parquet"
+    settings = IngestSettings(lake_fraction=0.5)
+    ingest([path], recommender, lake=str(tmp_path / "lake"), replay=replay, settings=settings)
+    found = [*in_lake(tmp_path), *pq.read_table(replay, partitioning=None).to_pylist()]
+    names = [*ODD.numeric, *ODD.categorical, *ODD.lists]
+    assert [{name: row[name] for name in names} for row in found] == [{n: row[n] for n in names} for row in made]
+    assert [row["label"] for row in found] == [row["clicked"] for row in made]
+    assert {(row["score"], row["position"]) for row in found} == {(None, None)}
+    grown = path.with_name(f"grown.{form}")
+    grown.write_bytes(path.read_bytes()) if form == "parquet" else grown.write_text(path.read_text() + "\n")
+    again = ingest([grown], recommender, lake=str(tmp_path / "lake"), replay=replay, settings=IngestSettings())
+    assert again.already_in_lake == (0 if form == "parquet" else 20)  # equal bytes are the same file
+
+
+def test_equal_rows_of_other_labels_are_the_same_in_another_order(tmp_path):
+    made = [
+        {**row, "ts": "2026-04-01", "user": 1, "item": "i", "price": 2, "clicked": int(i < 3)}
+        for i, row in enumerate(rows(10))
+    ]
+    run(tmp_path, write(tmp_path / "a.csv", made))
+    done = run(tmp_path, write(tmp_path / "b.csv", [*made[::-1], *rows(1)]))
+    assert (done.rows, done.already_in_lake, done.repeated) == (1, 10, 0)
+    assert clicks(in_lake(tmp_path)) == 3 + rows(1)[0]["clicked"]
+
+
+def test_rows_written_again_with_their_click_and_no_key_are_told(tmp_path, caplog):
+    made = [{**row, "clicked": 0} for row in rows(300)]
+    done = run(tmp_path, write(tmp_path / "a.csv", [*made, *[{**row, "clicked": 1} for row in made[:48]]]))
+    assert (done.rows, done.repeated) == (348, 48)
+    assert "48 rows equal an earlier one in all but the label" in caplog.text
+
+
+def test_another_order_of_the_features_leaves_rows_known(tmp_path):
+    path = write(tmp_path / "a.csv", rows(50))
+    run(tmp_path, path)
+    other = Features(
+        numeric=("price",), categorical=("item", "user"), categorical_options=dict(SHOP.categorical_options)
+    )
+    recommender = Recommender(name="shop", features=other, data=ColumnNames(label="clicked", event_time="ts"))
+    write(tmp_path / "b.csv", rows(60))
+    done = ingest(
+        [tmp_path / "b.csv"], recommender, lake=str(tmp_path / "lake"), replay=tmp_path / "replay",
+        settings=IngestSettings(),
+    )  # fmt: skip
+    assert (done.rows, done.already_in_lake) == (10, 50)
+
+
+def test_rows_that_are_kept_though_repeated_have_ids_of_their_own(tmp_path):
+    made = rows(50)
+    run(tmp_path, write(tmp_path / "a.csv", made))
+    run(tmp_path, write(tmp_path / "b.csv", rows(60)), keep_repeated=True)
+    found = in_lake(tmp_path)
+    assert (len(found), len({(row["request_id"], row["row"]) for row in found})) == (110, 110)
+
+
+def test_values_with_control_characters_are_other_values(tmp_path):
+    words = Features(
+        numeric=(), categorical=("u", "v"), categorical_options=dict.fromkeys("uv", CategoricalOptions(type="string"))
+    )
+    recommender = Recommender(name="w", features=words, data=ColumnNames(label="clicked", event_time="ts"))
+    held, settings = {"clicked": 1, "ts": "2026-04-01"}, IngestSettings()
+    pairs = [("a\x1fb", "c"), ("a", "b\x1fc"), ("v=", "x"), ("v", "=x")]
+    for i, (u, v) in enumerate(pairs):
+        path = write(tmp_path / f"{i}.csv", [{**held, "u": u, "v": v}])
+        done = ingest([path], recommender, lake=str(tmp_path / "lake"), replay=tmp_path / "r", settings=settings)
+        assert (done.rows, done.already_in_lake) == (1, 0)
+
+
+def test_requests_without_numbers_in_another_order_are_refused_not_mixed(tmp_path):
+    names = ColumnNames(label="clicked", event_time="ts", request_id="q")
+    made = [{"q": f"q{i // 3}", **row} for i, row in enumerate(rows(300))]
+    made = [{**row, "ts": made[i // 3 * 3]["ts"]} for i, row in enumerate(made)]
+    run(tmp_path, write(tmp_path / "a.csv", made), data=names)
+    other = [row for at in range(0, 300, 3) for row in made[at : at + 3][::-1]]
+    with pytest.raises(
+        ContractError, match=r"2\d\d of \d+ rows have the request and row of a row in the lake .*data.row"
+    ):
+        run(tmp_path, write(tmp_path / "b.csv", other), data=names)
+    assert len(in_lake(tmp_path)) == 300
+
+
+def test_rows_without_a_request_id_among_others_are_requests_of_their_own(tmp_path):
+    made = keyed(rows(300))
+    for row in made[::7]:
+        row["q"] = ""
+    done = run(tmp_path, write(tmp_path / "a.csv", made), data=KEYED)
+    found = in_lake(tmp_path)
+    assert (done.rows, done.malformed, len({row["request_id"] for row in found})) == (300, 0, 300)
+
+
+def test_what_a_back_fill_replaced_is_not_in_the_lake(tmp_path):
+    made = [{**row, "ts": f"2026-04-01T00:{i:02d}:00"} for i, row in enumerate(rows(40))]
+    run(tmp_path, write(tmp_path / "a.csv", made))
+    recommender = Recommender(name="shop", features=SHOP)
+    (part,) = (tmp_path / "lake").rglob("*.parquet")
+    pq.write_table(pq.read_table(part, partitioning=None).slice(0, 30), tmp_path / "corrected.parquet")
+    backfill([tmp_path / "corrected.parquet"], recommender, lake=str(tmp_path / "lake"), day=START.date())
+    done = run(tmp_path, write(tmp_path / "b.csv", [*made, *rows(41)[40:]]))
+    assert (done.rows, done.already_in_lake) == (11, 30)

@@ -25,7 +25,9 @@ def test_days_are_read_in_the_order_of_their_numbers(tmp_path):
 def test_a_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
     for name in ("day_0", "day_0.gz", "day_1.gz"):
         (tmp_path / name).touch()
-    with pytest.raises(ContractError, match="day_0.gz is there unpacked, too, expected each row in one file"):
+    with pytest.raises(
+        ContractError, match="day_0.gz is there unpacked, or packed otherwise, too, expected each row in one file"
+    ):
         click_log_files(tmp_path)
 
 

@@ -81,6 +81,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
         "duplicates": 0,
         "replaced": 0,
         "already_in_lake": 0,
+        "repeated": 0,
         "lines": {"rows": 1000, "rejected": 0, "continued": 0, "header": 0, "blank": 0, "comments": 0},
         "passed_over": [],
     }

@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import gzip
 import io
 
 import pytest
@@ -40,7 +41,7 @@ def num_lines(content: bytes) -> int:
 
 
 PIECE = st.sampled_from(
-    [b'"', b'""', b",", b"\n", b"\r\n", b"a", b"1", b"# c", b"\xff", b"\0", b" ", b"\n\n", HEADER + b"\n"]
+    [b'"', b'""', b",", b"\n", b"\r\n", b"a", b"1", b"title", b"# c", b"\xff", b"\0", b" ", b"\n\n", HEADER + b"\n"]
 )
 
 
@@ -112,10 +113,48 @@ def test_quotes_inside_a_field_are_characters_and_a_doubtful_one_rejects_its_lin
         ("0", "1", "c"),
         ("0", "u", "z"),
     ]
-    assert [(each.line, each.reason) for each in rejected] == [(6, "2 columns, expected 3")]
+    assert [(each.line, each.reason) for each in rejected] == [
+        (6, "2 columns, expected 3, as in the header 'label,user,title'")
+    ]
+
+
+def test_every_line_that_a_doubtful_quote_may_hold_is_rejected_and_none_is_made_up(tmp_path):
+    lines = ["label,user,title", "0,a,b", '1,"pasted', "0,a,b", "0,c,d", "0,e,f", '0,y",c', "0,q,r"]
+    found, rejected, counts = read(written(tmp_path / "rows.csv", "\n".join(lines).encode()))
+    assert [number for number, _ in found] == [2, 8]
+    assert [each.line for each in rejected] == [3, 4, 5, 6, 7]
+    assert (counts.rejected, counts.continued) == (5, 0)
+    assert rejected[0].reason == "a quote opens here, and which one closes it cannot be told"
+    assert rejected[2].reason == "in line 3 a quote opens, and which one closes it cannot be told"
+
+
+def test_files_joined_with_another_order_of_columns_are_refused(tmp_path):
+    content = HEADER + b"\n1,a,b\nuser,label,title\nc,0,d\n"
+    with pytest.raises(ContractError, match=r"rows.csv: line 3 names the columns in another order than line 1"):
+        read(written(tmp_path / "rows.csv", content))
+
+
+@pytest.mark.parametrize(
+    "again", [b"label,user,title", b'"label","user","title"', b"LABEL,User,title", b"label, user ,title"]
+)
+def test_a_header_that_comes_again_is_no_row(tmp_path, again):
+    found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n1,a,b\n" + again + b"\n0,c,d\n"))
+    assert ([row for _, row in found], rejected, counts.header) == ([("1", "a", "b"), ("0", "c", "d")], [], 2)
+
+
+def test_a_line_behind_a_hash_is_a_comment_only_where_it_can_be_no_torn_row(tmp_path):
+    found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n# end\n#sale, now,1,x\n#1,a,b\n"))
+    assert (counts.comments, [each.line for each in rejected], found) == (1, [3], [(4, ("#1", "a", "b"))])
+
+
+def test_many_quotes_that_are_not_closed_take_little_time(tmp_path):
+    content = HEADER + b"\n" + b'1,u,"red shoes\n' * 20_000
+    _, rejected, counts = read(written(tmp_path / "rows.csv", content))
+    assert (counts.rows, rejected) == (20_000, [])
 
 
 FORMS = {
+    "Excel's own line": (b"sep=;\nlabel;user;title\n1;a;b\n", [("1", "a", "b")]),
     "semicolons": (b"label;user;title\n1;a;b,c\n0;d;e\n", [("1", "a", "b,c"), ("0", "d", "e")]),
     "tabs": (b"label\tuser\ttitle\n1\ta\tb,c\n", [("1", "a", "b,c")]),
     "bars": (b"label|user|title\n1|a|b\n", [("1", "a", "b")]),
@@ -144,6 +183,11 @@ def test_forms_that_people_export_are_read(tmp_path, content, expected):
 
 
 NOT_TEXT = {
+    "PDF": (b"%PDF-1.4\n1 0 obj\n", "a PDF, expected a table of it as CSV or Parquet"),
+    "xz": (b"\xfd7zXZ\x00\x00\x04", "an xz file, expected it unpacked"),
+    "Parquet in gzip": (gzip.compress(b"PAR1" + b"x" * 50), "holds Parquet inside another packing"),
+    "tar": (b"rows.csv".ljust(257, b"\0") + b"ustar" + b"\0" * 300, "a tar archive, expected it unpacked"),
+    "a long line": (HEADER + b"\n1,a,b\n1,a," + b"x" * (2 << 20) + b"\n", "has a line longer than 1048576 bytes"),
     "zip": (b"PK\x03\x04" + b"x" * 50, "a zip archive or a spreadsheet, expected it unpacked or saved as CSV"),
     "binary": (bytes(range(256)) * 4 + b"\0" * 2000, "is binary, expected text, JSON lines or Parquet"),
     "JSON array": (b'[{"label": 1}]\n', "expected JSON lines, one object in each"),

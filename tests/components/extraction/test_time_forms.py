@@ -79,6 +79,8 @@ def test_numbers_that_can_be_two_times_are_asked_for():
         (["0", "17", "90000"], "read as seconds since 1970: 1970-01-01 to 1970-01-02"),
         (["4000000000", "4000000060"], "read as seconds since 1970: 2096-10-02 to 2096-10-02"),
         (["soon", "later"], "ts is 'soon', which is no time between 1990 and tomorrow; expected ISO 8601"),
+        ([20513, 20514, 20515], "ts is 20513, which is no time"),
+        (["1.77E+09", "1.78E+09"], "ts is '1.77E.09', which is no time"),
         (["01/02/2026", "03/02/2026"], "ts is '01/02/2026', which is no time"),
     ],
 )
@@ -132,3 +134,26 @@ def test_no_number_makes_a_form_fail(form):
     parsed = TimeRule(form=form).parse(pa.array(values))
     assert len(parsed.values) == len(values)
     assert parsed.is_wrong.to_pylist() == [value is None for value in parsed.values.to_pylist()]
+
+
+def test_numbers_of_a_short_span_that_are_digits_by_chance_are_asked_for():
+    values = [1610121200 + second for second in range(60)]
+    with pytest.raises(ContractError, match="which can be YYMMDDhhmm or seconds"):
+        form_of(values)
+    assert form_of([1610121200 + 61 * minute for minute in range(60)]) == "seconds"
+
+
+def test_scientific_notation_is_read_where_it_shows_every_digit():
+    assert form_of(["1.772323200E+09", "1.772323260E+09"]) == "seconds"
+    assert times_of(["1.772323200E+09", "1.7723E+09"], "seconds") == [datetime(2026, 3, 1, tzinfo=timezone.utc), None]
+
+
+def test_zones_that_are_none_and_floats_that_are_not_exact_are_no_times():
+    assert iso_micros("2026-01-10T00:00:00+99:99") is None
+    column = pa.array([1772323237.0], pa.float32())
+    assert TimeRule(form="seconds").parse(column).is_wrong.to_pylist() == [True]
+
+
+def test_columns_of_lists_are_no_times():
+    with pytest.raises(ContractError, match="is of type list<item: int64>, expected times"):
+        form_of([[1]])
