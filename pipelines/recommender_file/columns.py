@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from components.extraction.raw_schema import is_list
 from components.extraction.readers.forms import open_rows
 from components.extraction.readers.lines import LineCounts, Rejected
-from components.extraction.readers.values import CATEGORIES, LABELS, NUMBERS, is_text, missing_texts, plain
+from components.extraction.readers.values import CATEGORIES, LABELS, NUMBERS, is_bytes, is_text, missing_texts, plain
 from components.runtime.errors import ContractError
 
 SAMPLE_ROWS = 1_000_000
@@ -322,6 +322,8 @@ class Coder:
         """Add the next rows of the column, an Arrow array of any type."""
         values = plain(column)
         self._type = TEXT if is_text(values.type) else str(values.type)
+        if is_bytes(column.type) and pc.any(pc.match_substring(values, "\ufffd")).as_py():
+            self._type, values = "bytes that are no text in UTF-8", pa.nulls(len(values), pa.string())
         if is_list(values.type):
             values = _joined(values)
             if values is None:
@@ -524,11 +526,12 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
     Args:
         key: The columns that identify a row, at least one.
-        content: The columns that are equal in each copy of a row.
+        content: The columns that are equal in each copy of a row. Without any, rows are compared by `key` alone, in
+            which two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
-    for column in key:
-        has_key &= column.groups >= 0  # a row without a value is one of its own
+    for column in key if content else ():
+        has_key &= column.groups >= 0  # a row whose key has no value is one of its own
     if not has_key.any():
         return RepeatedKeys(0, 0)
     keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]

@@ -54,7 +54,7 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
         reasons = "; ".join(
             f"{column.name}: {guess.why}" for column, guess in guesses.columns if guess.role == LEFT_OUT
         )
-        raise ContractError(f"{sample.path} has no column that can be a feature: {reasons}")
+        raise ContractError(f"{sample.path} has no column that can be a feature: {reasons or 'there is none'}")
     lines = [
         f"# Drafted by `evergreen recommender init` from {_read(sample)}.",
         *_rejected(sample),

@@ -252,7 +252,8 @@ class _Guesser:
     # -- keys
 
     def _guess_keys(self) -> None:
-        request = self._first_of(names.REQUESTS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it))
+        # A row without a request id is a request of its own.
+        request = self._first_of(names.REQUESTS, lambda it: it.kind in (INTEGER, TEXT))
         session = self._first_of(names.SESSIONS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it))
         place = self._first_of(names.ROWS, _is_place)
         for column in (each for each in (request, session) if each is not None):

@@ -111,6 +111,8 @@ class Trial:
     items: int | None = None
     equal_rows: int = 0
     """Rows that are equal to an earlier row in everything."""
+    changed_labels: int = 0
+    """Rows without a request id that are equal to an earlier row in all but the label."""
     copies: RepeatedKeys | None = None
     """Rows with the key of another one; None if the files have no request id and row."""
     refusals: list[str] = field(default_factory=list)
@@ -124,7 +126,7 @@ class Trial:
     @property
     def has_times(self) -> bool:
         """Whether all files have event times."""
-        return all(file.time_form is not None for file in self.files)
+        return all(file.time_form is not None for file in self.files if file.refusal is None and file.counts.rows)
 
 
 def try_rows(
@@ -249,6 +251,9 @@ class _Taster:
         content = [columns[name] for name in features.names]
         given = [columns[name] for name in OWN_COLUMNS if name in columns and columns[name].num_present]
         trial.equal_rows = find_copies([*given, *content], []).num_copies
+        if not columns[REQUEST_ID].num_present:
+            but_label = [column for column in given if column is not columns[LABEL]]
+            trial.changed_labels = find_copies([*but_label, *content], []).num_copies - trial.equal_rows
         key = [columns[name] for name in (REQUEST_ID, ROW)]
         if all(column.num_present for column in key):
             trial.copies = find_copies(key, content)
@@ -336,6 +341,11 @@ def _of_times(trial: Trial) -> Iterator[str]:
 def _of_copies(trial: Trial) -> Iterator[str]:
     if trial.equal_rows:
         yield f"{counted(trial.equal_rows, 'row')} equal to an earlier one in everything"
+    if trial.changed_labels:
+        yield (
+            f"{counted(trial.changed_labels, 'row')} equal to an earlier one in all but the label: if they are the "
+            "same rows with their clicks, name the columns that identify a row, data.request_id and data.row"
+        )
     if trial.copies is not None and trial.copies.num_copies:
         yield (
             f"{counted(trial.copies.num_copies, 'row')} with the key of another one, {trial.copies.num_conflicting:,} "

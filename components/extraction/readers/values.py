@@ -98,7 +98,7 @@ def plain(column: Any) -> Any:
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if any(is_type(column.type) for is_type in BYTES):
+    if is_bytes(column.type):
         try:
             return column.cast(pa.string())
         except pa.ArrowInvalid:
@@ -120,6 +120,11 @@ def _one_by_one(column: Any, convert: Callable[[Any], Any], wanted: Any) -> Any:
         except (pa.ArrowException, OverflowError):
             found.append(pa.nulls(1, wanted))
     return pa.concat_arrays(found)
+
+
+def is_bytes(found: Any) -> bool:
+    """Return whether an Arrow type is one of bytes, by which some writers keep texts."""
+    return any(is_type(found) for is_type in BYTES)
 
 
 def is_text(found: Any) -> bool:

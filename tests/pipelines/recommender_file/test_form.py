@@ -214,7 +214,7 @@ SETTINGS = st.fixed_dictionaries(
     {},
     optional={
         "training": st.fixed_dictionaries(
-            {"learning_rate": st.floats(1e-300, 1e300) | st.integers(1)},
+            {"learning_rate": st.floats(1e-300, 1e300) | st.integers(1, 2**63 - 1)},
             optional={"round_rates": st.lists(st.floats(1e-9, 10.0), min_size=1), "precision": st.just("tf32")},
         ),
         "extraction": st.fixed_dictionaries({"columns": st.lists(st.text(), min_size=1)}),
