@@ -133,8 +133,9 @@ class DemoPlan:
 
 
 def read_verdicts(folders: LocalFolders) -> list[Verdict]:
-    """The gate's verdicts of all runs, oldest first."""
-    return [Verdict.read(path) for path in sorted(folders.artifacts.glob("*/evaluation/verdict"))]
+    """Return the gate's verdicts of all runs, oldest first."""
+    found = [Verdict.read(path) for path in folders.artifacts.glob("*/evaluation/verdict")]
+    return sorted(found, key=lambda each: each.candidate_model_id)  # which begins with the time of training
 
 
 def plan_for_world(settings: DemoSettings) -> DemoPlan:

@@ -16,7 +16,7 @@ from components.store import promotion_journal
 from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import RunOutcome, run_folder, write_outcome
 from pipelines.local import summary as numbers
-from pipelines.local.plan import DemoSettings, plan_for_world
+from pipelines.local.plan import DemoSettings, plan_for_world, read_verdicts
 from pipelines.local.report import fold_repeated, headline_sentence
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
@@ -408,6 +408,16 @@ def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_setting
     assert second.startswith(advice[1])
     assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file (demo/recommender.yaml" in second
     assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
+
+
+def test_verdicts_come_in_the_order_of_their_models_whatever_their_runs_are_called(tmp_path):
+    folders = LocalFolders(root=tmp_path)
+    for run, model in (("first", "20261129T110607Z-73762cc8"), ("drift-v1", "20261129T110711Z-789af7f6")):
+        folder = folders.artifacts / run / "evaluation"
+        folder.mkdir(parents=True)
+        passing_verdict(model, tmp_path / "scores", num_rows=120).write(folder / "verdict")
+    found = [each.candidate_model_id for each in read_verdicts(folders)]
+    assert found == ["20261129T110607Z-73762cc8", "20261129T110711Z-789af7f6"]
 
 
 def test_refused_run_gives_advice_of_its_own_verdict(tmp_path):
