@@ -556,7 +556,7 @@ class _Splitter:
                 end = i
                 break
         else:
-            if line + MAX_RECORD_LINES > len(self._lines) and not self._block.is_last and line > 0:
+            if line + MAX_RECORD_LINES > len(self._lines) and not self._block.is_last:
                 return None
         literal = dialect.literal(text)
         if end is not None:

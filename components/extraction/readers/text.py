@@ -35,8 +35,8 @@ from components.runtime.errors import ContractError, first_line
 from components.runtime.forked import available_cores
 
 DELIMITERS = (",", "\t", ";", "|")
-_HEAD_BYTES = 256 << 10
-_HEAD_LINES = 500
+_HEAD_BYTES = 1 << 20
+_HEAD_LINES = 5_000
 _JSON = Dialect(delimiter="\x01", num_fields=1, has_quotes=False)
 """Of JSON lines: a line is a record. JSON holds no control characters."""
 

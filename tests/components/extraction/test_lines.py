@@ -147,6 +147,20 @@ def test_a_line_behind_a_hash_is_a_comment_only_where_it_can_be_no_torn_row(tmp_
     assert (counts.comments, [each.line for each in rejected], found) == (1, [3], [(4, ("#1", "a", "b"))])
 
 
+def test_a_record_that_is_longer_than_a_block_is_one(tmp_path):
+    long = "\n".join("x" * 700_000 for _ in range(9))
+    content = HEADER + f'\n1,a,"{long}"\n0,b,c\n'.encode()
+    found, rejected, counts = read(written(tmp_path / "rows.csv", content))
+    assert ([number for number, _ in found], rejected, counts.continued) == ([2, 11], [], 8)
+    assert found[0][1] == ("1", "a", long)
+
+
+def test_keys_of_json_lines_may_come_late(tmp_path):
+    lines = ['{"a": 1}'] * 3_000 + ['{"a": 2, "late": 3}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    assert open_rows(tmp_path / "rows.jsonl").names == ("a", "late")
+
+
 def test_many_quotes_that_are_not_closed_take_little_time(tmp_path):
     content = HEADER + b"\n" + b'1,u,"red shoes\n' * 20_000
     _, rejected, counts = read(written(tmp_path / "rows.csv", content))
