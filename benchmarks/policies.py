@@ -97,20 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             releases[f"{windows:g}"] = study_releases(windows, streams=streams, falls=falls, seed=flags.seed)
         document |= {"rates": rates, "users": users, "releases": releases}
-        for rate, found in (*rates.items(), *users.items()):
+        titled = {f"clicks {rate}": found for rate, found in (*rates.items(), *users.items())}
+        titled |= {f"a release every {windows} attribution windows": found for windows, found in releases.items()}
+        for title, found in titled.items():
             document["figures"] += [
                 Figure(
-                    f"clicks {rate}, {name}, false alarms",
-                    Spread(each["false_alarms"] / each["streams"], each["low"], each["high"]),
-                    f"of {each['streams']} streams {INTERVAL}",
-                    target=each["bound"],
-                )
-                for name, each in found.items()
-            ]
-        for windows, found in releases.items():
-            document["figures"] += [
-                Figure(
-                    f"a release every {windows} attribution windows, {name}, false alarms",
+                    f"{title}, {name}, false alarms",
                     Spread(each["false_alarms"] / each["streams"], each["low"], each["high"]),
                     f"of {each['streams']} streams {INTERVAL}",
                     target=each["bound"],
