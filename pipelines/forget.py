@@ -53,7 +53,6 @@ from components.extraction.raw_schema import (
     TIME_TYPE,
     categories,
     in_lists,
-    is_list,
     open_parquet,
 )
 from components.extraction.times import to_iso
@@ -65,7 +64,7 @@ from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.storage.objects import ObjectInfo, Objects, local_copy
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
-from components.store.archived_rows import parquet_file, parquet_writer, reading_parquet
+from components.store.archived_rows import is_list, parquet_file, parquet_writer, reading_parquet
 from components.store.forgotten import keep_forgotten, removed_at
 from components.store.models import graph_folder, model_folder, read_serving_place, release_path
 from components.store.promotion_journal import current

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from components.contracts.features import Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
-from components.extraction.raw_schema import is_list
 from components.runtime.errors import ContractError
+from components.store.archived_rows import is_list
 
 KEY = [REQUEST_ID, ROW]
 _NEWEST = [EVENT_TIME, LABEL]

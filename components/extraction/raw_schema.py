@@ -39,7 +39,7 @@ from components.extraction.times import TimeSpan
 from components.runtime.durable import whole_file
 from components.runtime.errors import ContractError
 from components.store import archived_rows
-from components.store.archived_rows import arrow_schema, parquet_file, parquet_writer, reading_parquet
+from components.store.archived_rows import arrow_schema, is_list, parquet_file, parquet_writer, reading_parquet
 from components.store.models import verified_part
 
 
@@ -117,11 +117,6 @@ def find_schema_mismatches(
             if not is_fit:
                 found.append(SchemaMismatch(each.name, str(each.type), types[each.name], str(path)))
     return found
-
-
-def is_list(found: Any) -> bool:
-    """Whether an Arrow type is one of lists."""
-    return any(is_of(found) for is_of in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
 def is_text(found: Any) -> bool:

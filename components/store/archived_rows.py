@@ -127,7 +127,7 @@ def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: i
     with parquet_file(path, metadata=metadata, read_dictionary=texts) as file:
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
             for name, values in zip(batch.schema.names, batch.columns):
-                found = values.flatten() if _is_list(values.type) else values
+                found = values.flatten() if is_list(values.type) else values
                 if not pa.types.is_dictionary(found.type) or not _has_lengths(found.type.value_type):
                     continue
                 lengths = pc.binary_length(found.dictionary).take(found.indices)
@@ -139,7 +139,8 @@ def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: i
             yield batch
 
 
-def _is_list(found: pa.DataType) -> bool:
+def is_list(found: pa.DataType) -> bool:
+    """Return whether an Arrow type is one of lists."""
     return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
 
 

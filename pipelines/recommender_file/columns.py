@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.extraction.raw_schema import is_list
+from components.contracts.metrics import roc_auc
 from components.extraction.readers.forms import open_rows
 from components.extraction.readers.lines import LineCounts, Rejected
 from components.extraction.readers.values import CATEGORIES, LABELS, NUMBERS, is_bytes, is_text, missing_texts, plain
 from components.runtime.errors import ContractError
+from components.store.archived_rows import is_list
 
 SAMPLE_ROWS = 1_000_000
 """Most rows of a file that are read, its first ones."""
@@ -500,16 +501,9 @@ def _auc_by_value(
 
 
 def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> float:
-    """Return the share of pairs of a click and another row that the scores order rightly; ties count half."""
-    num_clicks = int(is_click.sum())
-    num_others = len(is_click) - num_clicks
-    if not num_clicks or not num_others:
-        return 0.5
-    _, place = np.unique(scores, return_inverse=True)
-    clicks = np.bincount(place[is_click], minlength=place.max() + 1)
-    others = np.bincount(place[~is_click], minlength=place.max() + 1)
-    before = np.cumsum(others) - others
-    return float((clicks * (before + others / 2)).sum() / (num_clicks * num_others))
+    """Return the AUC of the scores; 0.5, which decides nothing, where the rows have one label."""
+    auc = roc_auc(is_click, scores)
+    return 0.5 if auc is None else auc
 
 
 class RepeatedKeys(NamedTuple):

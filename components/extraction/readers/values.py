@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from components.contracts import values as meanings
 from components.contracts.features import category_of
 from components.contracts.raw_rows import list_lengths
-from components.extraction.raw_schema import BYTES, is_list
+from components.contracts.records import MAX_ID_CHARACTERS
+from components.extraction.raw_schema import BYTES
+from components.store.archived_rows import is_list
 
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _WHOLE = re.compile(r"([+-]?)([0-9]{1,20})(\.0*)?", re.ASCII)
 _LONG_FLOAT = re.compile(r"[+-]?[0-9]{16,}\.[0-9]*", re.ASCII)
-MAX_REQUEST_ID = 128
-"""Characters of a request id, as the client and the record log have it."""
 
 
 class Parsed(NamedTuple):
@@ -319,13 +319,13 @@ WORDS = ValueRule(
 
 
 def _ids_of_text(texts: Any) -> Any:
-    is_id = pc.less_equal(pc.utf8_length(texts), MAX_REQUEST_ID)
+    is_id = pc.less_equal(pc.utf8_length(texts), MAX_ID_CHARACTERS)
     is_id = pc.and_not(is_id, pc.match_substring(texts, "\ufffd"))
     return pc.if_else(is_id, texts, pa.scalar(None, texts.type))
 
 
 REQUEST_IDS = ValueRule(
-    type=pa.string(), expected=f"a text of up to {MAX_REQUEST_ID} characters",
+    type=pa.string(), expected=f"a text of up to {MAX_ID_CHARACTERS} characters",
     of_text=_ids_of_text, of_typed=lambda column: _whole_numbers(column).cast(pa.string()),
 )  # fmt: skip
 
