@@ -1,5 +1,6 @@
-"""Objects in a folder or a bucket, behind one interface: whole or absent, written only where nobody else wrote first.
+"""Objects in a local folder or a bucket, behind one interface.
 
-Knows the contracts alone. What the objects mean is their owners': deployment keeps Triton's repository here, the
-inference client reads the traffic plan from it.
+A write is atomic, and a conditional write fails if another writer came first. This package does not
+know what an object means. For example, deployment keeps Triton's repository here, and the inference
+client reads the traffic plan from it.
 """

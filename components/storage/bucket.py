@@ -1,11 +1,12 @@
-"""Objects of a Cloud Storage bucket, by Google's own client.
+"""Objects of a Cloud Storage bucket, read and written with Google's own client.
 
-The client retries what may pass (429, 5xx, connections) until `retry_seconds` are over. A conditional write whose
-answer was lost meets its own result at the next try: every write is signed in the object's metadata, so that it is
-recognised as done and not taken for another writer's. What is read is read at one generation and checked against its
-CRC32C. The client's exceptions become ours: correct the input, retry later, or stop. Client 3 is meant; of client 2,
-which Beam holds validation's image to, the exceptions of reading are known too. `STORAGE_EMULATOR_HOST` is honoured,
-without credentials.
+The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. A
+conditional write can succeed although its answer is lost. Every write therefore carries a signature
+in the object's metadata, and the next try recognizes its own result. An object is read at one
+generation and compared with its CRC32C. The client's exceptions are translated to ours: correct the
+input, retry later, or stop. The module supports client 3. It also handles the exceptions that
+client 2 raises on reads, because Beam pins client 2 in the validation image.
+`STORAGE_EMULATOR_HOST` is honoured, without credentials.
 """
 
 import io
@@ -40,38 +41,42 @@ from components.storage.objects import (
 
 try:
     from google.cloud.storage import exceptions as transfers
-except ImportError:  # Client 2 has its transfers in a package of their own.
+except ImportError:  # Client 2 ships its transfers as a separate package.
     from google import resumable_media as transfers
 
 logger = logging.getLogger(__name__)
 
 ROLE = "roles/storage.objectUser"
-"""What a reader and writer needs: to get, list, create and delete objects, and nothing of the bucket itself."""
+"""Role of a reader and writer: it can get, list, create and delete objects, but not read the
+bucket's own properties."""
 RETRY_SECONDS = 60.0
 FIRST_DELAY_SECONDS = 0.5
 CHUNK_BYTES = 8 << 20
-"""An object above `ONE_REQUEST_BYTES` goes up in parts of this size: a lost connection does not cost all of it."""
+"""Part size of an upload above `ONE_REQUEST_BYTES`. After a lost connection only the last part is
+sent again."""
 ONE_REQUEST_BYTES = 8 << 20
-"""Up to this size, the client sends an object in one request, whatever `chunk_size` says."""
+"""Largest object that the client sends in one request, regardless of `chunk_size`."""
 CALL_SECONDS = 60.0
-"""Without a byte from the service, one try of a call is given up."""
+"""Seconds without a byte from the service after which one try is abandoned."""
 _READ_ATTEMPTS = 5
-"""An object replaced, or damaged on the way, while it is read is read again, so often."""
+"""Reads of a small object that was replaced or corrupted during the read."""
 _FETCH_ATTEMPTS = 3
-"""The same for a large object, whose replacement raises `Changed`."""
+"""Reads of a large object that was corrupted on the way. A replaced large object raises
+`Changed`."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
 
 class BucketObjects:
-    """See `objects.Objects`.
+    """Objects of a bucket. See `objects.Objects`.
 
     Args:
         uri: `gs://bucket` or `gs://bucket/prefix`.
-        retry_seconds: How long one call is tried again.
-        first_delay_seconds: Upper bound of the first wait between two tries; it doubles.
-        call_seconds: How long one try waits for the service's next byte.
-        chunk_bytes: Part of a large object sent in one request; a multiple of 256 KiB.
+        retry_seconds: How long one call is retried.
+        first_delay_seconds: Upper bound of the wait before the first retry. It doubles with every
+            retry.
+        call_seconds: How long one try waits for the next byte.
+        chunk_bytes: Part of a large object that is sent in one request, a multiple of 256 KiB.
     """
 
     def __init__(
@@ -108,14 +113,14 @@ class BucketObjects:
             blob, content = self._blob(name), io.BytesIO()
             with self._translated(f"{self.uri}/{name}"):
                 try:
-                    # One request says content, generation and checksum of one and the same write. The client's own
-                    # check passes over what came in several parts.
+                    # One request returns content, generation and checksum of the same write. The
+                    # client's own check skips objects that arrived in several parts.
                     blob.download_to_file(content, raw_download=True, checksum=None, **self._call)
                 except refusals.NotFound:
                     if not content.tell():
                         self._check_bucket()
                         return None
-                    continue  # The rest of a write that is no longer there.
+                    continue  # These bytes belong to a write that no longer exists.
                 except refusals.RequestRangeNotSatisfiable:
                     continue
                 expected = blob.crc32c or self._crc32c_of(blob)
@@ -130,7 +135,7 @@ class BucketObjects:
         """See `Objects.fetch`."""
         thing = f"{self.uri}/{check_name(wanted.name, self.uri)}"
         part.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer: a kill loses nothing that has arrived.
+        # Write unbuffered, so that a kill loses no byte that has arrived.
         with self._translated(thing), flushed_to_disk(open(part, "a+b", buffering=0)) as file:
             for _ in range(_FETCH_ATTEMPTS):
                 while file.seek(0, os.SEEK_END) < wanted.size:
@@ -159,8 +164,9 @@ class BucketObjects:
                     size=size,
                     content_type=_CONTENT_TYPE,
                     if_generation_match=if_generation,
-                    # The server checks either way; the client's own check of a large object would end in deleting
-                    # whatever is there by then.
+                    # The server compares the checksum in any case. The client's own check of a
+                    # large object deletes the object on a mismatch, even if another writer has
+                    # replaced it.
                     checksum=None if is_large else "crc32c",
                     crc32c_checksum_value=checksum,
                     **self._call,
@@ -185,7 +191,7 @@ class BucketObjects:
             except Changed:
                 logger.info("%s/%s: another writer came first", self.uri, name)
             except PermanentError as error:
-                # What the way damages arrives whole another time.
+                # Bytes that were corrupted on the way can arrive intact at the next try.
                 if isinstance(error.__cause__, refusals.BadRequest) and "crc32c" in str(error).lower():
                     raise TemporaryError(str(error)) from error
                 raise
@@ -202,7 +208,7 @@ class BucketObjects:
         return self._copy(self._blob(source), target)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """See `Objects.list`; hidden names are not objects here either."""
+        """See `Objects.list`. Hidden names are not objects here either."""
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
             found = [
@@ -247,10 +253,10 @@ class BucketObjects:
         return self._bucket.blob(self._full(name))
 
     def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO) -> None:
-        """Asks for the bytes that are still missing; returns where some came.
+        """Request the missing bytes, and return when some have arrived.
 
-        The client's patience counts from the call's begin, however much has come since: a connection cut in the
-        tenth minute of a large object would end it.
+        The client's retry deadline counts from the start of a call, even while bytes arrive. One
+        call for a large object would therefore fail if its connection is cut in the tenth minute.
         """
         before = file.tell()
         blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
@@ -272,7 +278,7 @@ class BucketObjects:
             logger.info("going on at byte %d of %d: %s", file.tell(), wanted.size, error)
 
     def _kept(self, name: str) -> tuple[str, int] | None:
-        """CRC32C and size of the object, as the service reckons them from what it stored; None if absent."""
+        """Return CRC32C and size as the service computed them, or None if the object is absent."""
         with self._translated(f"{self.uri}/{name}"):
             found = self._bucket.get_blob(self._full(name), **self._call)
             if found is None:
@@ -281,12 +287,18 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """The checksum of the very write that was read, if the last answer had none; None if it is gone."""
+        """Return the checksum of the write that was read, if the last answer had none.
+
+        Return None if that write is gone.
+        """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)
 
     def _copy(self, source: Any, target: str) -> int:
-        """Copies `source`, at its generation where it has one, to a name where nothing is; the copy's generation."""
+        """Copy `source` to an unused name, and return the generation of the copy.
+
+        A `source` that carries a generation is copied at that generation.
+        """
         blob = self._blob(target)
         signature = uuid4().hex
         blob.metadata, blob.content_type = {_SIGNATURE: signature}, _CONTENT_TYPE
@@ -307,26 +319,29 @@ class BucketObjects:
                 raise ContractError(f"{source.name} is absent in bucket {self._name}, expected an object") from error
 
     def _signed_generation(self, name: str, signature: str) -> int | None:
-        """The object's generation if it is the write that bears `signature`; None = another's, or none."""
+        """Return the object's generation if it carries `signature`, else None."""
         found = self._bucket.get_blob(self._full(name), **self._call)
         if found is None or (found.metadata or {}).get(_SIGNATURE) != signature:
             return None
         return int(found.generation)
 
     def _check_bucket(self) -> None:
-        """Returns if the bucket is there: an absent bucket answers as an absent object does."""
+        """Raise an error if the bucket does not exist.
+
+        An absent bucket and an absent object give the same answer.
+        """
         if not self._is_bucket_known:
             next(iter(self._client.list_blobs(self._bucket, max_results=1, **self._call)), None)
             self._is_bucket_known = True
 
 
 def _client() -> Any:
-    # Else the client asks for the bucket's own properties in the background, for traces that nobody takes, by a
-    # permission that the role does not give.
+    # Otherwise the client requests the bucket's own properties in the background, for traces that
+    # nobody collects. The role does not permit that.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     if not os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client()
-    # An emulator is on this machine or beside it, never beyond the proxy that the environment may name.
+    # An emulator runs on this machine or nearby, so a proxy from the environment must not be used.
     session = requests.Session()
     session.trust_env = False
     return storage.Client(_http=session)
@@ -334,12 +349,13 @@ def _client() -> Any:
 
 @contextmanager
 def translated(thing: str, bucket: str) -> Iterator[None]:
-    """Around calls of the client about `thing`, an object or a prefix of `bucket`.
+    """Translate the client's exceptions about `thing`, an object or a prefix of `bucket`.
 
     Raises:
         Changed: a precondition failed.
         TemporaryError: the client's own retries were not enough.
-        PermanentError: no permission, no bucket, no credentials, no room, or a file of this machine that fails.
+        PermanentError: no permission, no bucket, no credentials, no space, or a failing file of
+            this machine.
     """
     try:
         yield
@@ -380,7 +396,7 @@ def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exc
 
 
 def _service_message(error: BaseException) -> str:
-    """The status and the service's own words, without the request's whole URL."""
+    """Return the status and the service's message, without the request's URL."""
     response = getattr(error, "response", None)
     if response is None:
         return first_line(error)

@@ -1,10 +1,11 @@
-"""Objects as files of one folder of this machine.
+"""Objects as files of one local folder.
 
-A write is a rename of a finished file. Every change takes the kernel's lock of the folder, so that checking and writing
-are one step among the processes of this machine, and so that no two writes have the same time: an object's generation
-is derived from it, and must distinguish a new file from an old one although inode, size and the clock's tick may
-repeat. Folders that a removal leaves empty are removed too: a bucket has none either. What a killed writer left
-unfinished is removed before the first change; nobody else writes below the root.
+A write renames a finished file. Every change holds a file lock of the folder, so check and write
+are one step for all processes of this machine. The lock also gives each write its own time. An
+object's generation is derived from that time, because a new file can have the inode, the size and
+the clock tick of the old one. Folders that become empty are removed, as a bucket has no empty
+folders either. Unfinished files of a killed writer are removed before the first change. No other
+program may write below the root.
 """
 
 import errno
@@ -34,19 +35,20 @@ from components.storage.objects import (
 _LOCK_FILE = ".objects.lock"
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
-"""What passes by itself, or with another try: a network file system's hiccups among them."""
+"""Errors that can pass without a change of the input, for example those of a network file
+system."""
 
 
 class FolderObjects:
-    """See `objects.Objects`; the folder is made at the first write."""
+    """Objects of a folder, which the first write creates. See `objects.Objects`."""
 
     def __init__(self, root: Path, *, readable: bool = False) -> None:
-        """Write nothing yet.
+        """Create the objects of `root` without writing anything.
 
         Args:
             root: The folder.
-            readable: Whether other users of the machine, or of the share, may read what is written from now on. Else
-                the process's umask says it.
+            readable: Whether other users of the machine or the share may read new files. If it is
+                not set, the umask of the process decides.
         """
         self._readable = readable
         self.root = root.absolute()
@@ -102,7 +104,7 @@ class FolderObjects:
                         raise TemporaryError(f"{final} reads back otherwise than it was written from {path}")
             elif not _are_equal(final, path):
                 raise Differs(f"{final} is there with other bytes than {path}")
-            # The way to the file too: a killed predecessor may have made it and not flushed it.
+            # Flush the parent folders too. A killed writer can have created them without a flush.
             for folder in (final.parent, *final.parent.parents):
                 fsync_path(folder)
                 if folder == self.root:
@@ -110,7 +112,7 @@ class FolderObjects:
             return is_new
 
     def copy(self, source: str, target: str) -> int:
-        """See `Objects.copy`; both names share one file, which no writer changes in place."""
+        """See `Objects.copy`. Both names share one file, which no writer changes in place."""
         before, after = self.local(source), self.local(target)
         with self._changing(after) as now:
             if not before.is_file():
@@ -122,16 +124,20 @@ class FolderObjects:
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise
-                # A file system without hard links, or with too many of this file.
+                # The file system has no hard links, or the file has too many of them.
                 with open(before, "rb") as file, whole_file(after) as copy:
                     _fill(copy, file, now)
             fsync_path(after.parent)
             return _generation(after.stat())
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """See `Objects.list`; files whose names start with a dot are unfinished or locks, not objects."""
+        """See `Objects.list`.
+
+        Files that start with a dot are unfinished files or locks, not objects.
+        """
         found = []
-        # Only what can hold matches is walked: a repository of many versions is asked about one at a time.
+        # Walk only folders that can hold a match, because a repository of many versions is listed
+        # one version at a time.
         start = self.root / prefix.rpartition("/")[0]
         for folder, folders, names in os.walk(start, onerror=_raise_unless_absent):
             folders[:] = [each for each in folders if not each.startswith(".")]
@@ -166,7 +172,7 @@ class FolderObjects:
             if self.list(f"{target}/") or after.is_file():
                 raise ContractError(f"{after} exists already, expected nothing there")
             if after.is_dir():
-                # Empty but for what is unfinished: out of the way in one rename, then gone.
+                # Only unfinished files are left. Move them away in one rename, then delete them.
                 aside = after.with_name(f".{after.name}.{uuid4().hex}")
                 os.rename(after, aside)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -187,7 +193,10 @@ class FolderObjects:
             raise Changed(f"{path} is at generation {found}, expected {generation}: another writer came first")
 
     def _sweep(self) -> None:
-        """Removes files that a killed writer left unfinished: whoever holds the lock is the only one to write."""
+        """Remove unfinished files of a killed writer.
+
+        Only the holder of the lock may write here.
+        """
         if not self._is_swept:
             for path in [p for p in self.root.rglob(".*") if UNFINISHED.fullmatch(p.name) and p.is_file()]:
                 path.unlink()
@@ -195,7 +204,10 @@ class FolderObjects:
             self._is_swept = True
 
     def _tidy(self, folder: Path) -> None:
-        """Removes `folder` and those above it while they are empty, but the root; flushes the first that stays."""
+        """Remove `folder` and its parents below the root while they are empty.
+
+        The first folder that stays is flushed to disk.
+        """
         while folder != self.root and not any(folder.iterdir()):
             folder.rmdir()
             folder = folder.parent
@@ -203,9 +215,9 @@ class FolderObjects:
 
     @contextmanager
     def _changing(self, path: Path) -> Iterator[int]:
-        """Keeps other changes of this folder out; yields the time of this one, which no other bears.
+        """Lock the folder for one change, and yield a time that no other change has.
 
-        What the system refuses is translated, and is about `path` where the system names no file.
+        Errors of the system are translated. They name `path` if the system names no file.
         """
         descriptor = None
         before = own_umask(READABLE) if self._readable else None
@@ -228,7 +240,7 @@ class FolderObjects:
 
 
 def _fill(copy: BinaryIO, source: BinaryIO, now: int) -> None:
-    """Copies `source` to `copy` and dates it `now` (nanoseconds)."""
+    """Copy `source` to `copy` and set its time to `now` (nanoseconds)."""
     shutil.copyfileobj(source, copy, _CHUNK_BYTES)
     copy.flush()
     os.utime(copy.fileno(), ns=(now, now))
@@ -245,7 +257,10 @@ def _are_equal(one: Path, other: Path) -> bool:
 
 
 def _generation(status: os.stat_result) -> int:
-    """A number that a rename of a new file over an old one changes; never `ABSENT`."""
+    """Return a number that changes when a new file is renamed over an old one.
+
+    It is never `ABSENT`.
+    """
     identity = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
     return 1 + int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=7).digest(), "big")
 

@@ -1,10 +1,11 @@
-"""A lease: one holder at a time of something in a bucket, where no kernel's lock reaches.
+"""A lease in a bucket: one holder at a time, without a file lock.
 
-One object names the holder and when the lease ends. It is created where there is none, renewed while the holder lives,
-and taken over only after its end; each of these is a conditional write, so of two takers one wins. The holder counts by
-a clock that nobody sets: its own wall clock stepping back or forth neither shortens nor lengthens what others read. A
-holder that slept through its lease's end may still believe in it: what it writes last must be conditional too
-(`ModelRepository.write_config`), for a lease alone cannot stop a late writer.
+One object names the holder and the end of the lease. It is created if there is none, renewed while
+the holder runs, and taken over only after its end. Each of these is a conditional write, so only
+one of two takers succeeds. The holder measures time with a monotonic clock, so changes of its wall
+clock neither shorten nor extend the lease. A suspended holder can wake after the end and still
+believe that it holds the lease. Its last write must therefore be conditional too
+(`ModelRepository.write_config`).
 """
 
 import json
@@ -24,19 +25,20 @@ logger = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
-    """What the lease's object says."""
+    """The content of the lease object."""
 
     holder: str
     token: str
     expires_at: float
-    """Seconds since the epoch, by the holder's clock when it took the lease."""
+    """Seconds since the epoch, by the holder's clock when it acquired the lease."""
 
 
 class Lease:
-    """The lease kept in the object `name`.
+    """A lease in the object `name`.
 
-    `holder` says who takes it, for the others' errors. `seconds`, from taking or renewing to the end, are more than two
-    machines' clocks may differ by; `monotonic` is a clock that nobody sets.
+    `holder` names the taker in the errors of others. `seconds` is the time between acquiring or
+    renewing the lease and its end. It must exceed the difference between the clocks of two
+    machines. `monotonic` is a clock that nobody sets.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Lease:
         self._turn = threading.Lock()
 
     def acquire(self) -> None:
-        """Takes the lease.
+        """Acquire the lease.
 
         Raises:
-            TemporaryError: another holds it; names the holder and the lease's end.
+            TemporaryError: another holder has it. The error names the holder and the end of the
+                lease.
         """
         found = self._objects.read(self._name)
         if found is not None:
@@ -78,10 +81,10 @@ class Lease:
             raise TemporaryError(holder) from error
 
     def renew(self) -> None:
-        """Moves the lease's end `seconds` from now.
+        """Extend the lease to `seconds` from now.
 
         Raises:
-            TemporaryError: it was taken over, or the storage does not answer.
+            TemporaryError: the lease was taken over, or the storage does not answer.
         """
         with self._turn:
             assert self._generation is not None, "the lease is not held"
@@ -92,10 +95,10 @@ class Lease:
                 raise TemporaryError(self._lost_message()) from error
 
     def check(self) -> None:
-        """Returns if the lease is still this holder's.
+        """Raise an error unless this holder still has the lease.
 
         Raises:
-            TemporaryError: it ended, or another took it over.
+            TemporaryError: the lease ended, or another holder took it over.
         """
         with self._turn:
             if self._monotonic() >= self._ends:
@@ -106,7 +109,7 @@ class Lease:
                 raise TemporaryError(self._lost_message())
 
     def release(self) -> None:
-        """Gives the lease back; one that was taken over stays with who took it."""
+        """Release the lease. A lease that was taken over is left alone."""
         with self._turn:
             try:
                 self._objects.delete(self._name, if_generation=self._generation)
@@ -116,7 +119,7 @@ class Lease:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Renews a lease that was taken, from a thread of its own, and gives it back."""
+        """Renew an acquired lease from a separate thread, and release it at the end."""
         stop = threading.Event()
         renewing = threading.Thread(target=self._keep_renewing, args=(stop,), name="lease", daemon=True)
         renewing.start()

@@ -1,11 +1,12 @@
-"""What a folder and a bucket have in common: named objects, each with a generation that changes at every write.
+"""The interface of a folder and a bucket: named objects whose generation changes at every write.
 
-The implementations are `folder.FolderObjects` and `bucket.BucketObjects`; both take the same exam. A write is atomic:
-a reader sees the whole object before it or the whole one after it. `if_generation` makes a write conditional, as
-Cloud Storage's generation preconditions do, which is what lets two writers notice each other.
+The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both pass the same
+conformance suite. A write is atomic: a reader gets the complete object from before it or from after
+it. `if_generation` makes a write conditional, like the generation preconditions of Cloud Storage,
+so that two writers notice each other.
 
-Objects become files of this machine one alone, or several at a time. How the bytes of one arrive and are proven is
-`Objects.fetch`. Extraction caches what it reads repeatedly.
+One object, or several in parallel, can be downloaded to local files. `Objects.fetch` describes how
+bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
 """
 
 import base64
@@ -22,52 +23,56 @@ from components.runtime.durable import fsync_path
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 
 ABSENT = 0
-"""The generation of an object that does not exist, as Cloud Storage counts."""
+"""Generation of an object that does not exist, as in Cloud Storage."""
 MAX_NAME_BYTES = 900
-"""Of a whole name, in UTF-8; Cloud Storage takes 1024 with what stands before it."""
+"""Longest name in UTF-8 bytes. Cloud Storage allows 1024 including the prefix."""
 MAX_PART_BYTES = 200
-"""Between two slashes; a file system takes 255 with what a write aside adds."""
+"""Longest part between two slashes in bytes. A file system allows 255, and a temporary file adds a
+suffix."""
 
 _BUFFER_BYTES = 1 << 20
 
 
 class Changed(TemporaryError):
-    """The object is not at the generation that the writer had seen: another writer came first."""
+    """The object is no longer at the expected generation, because another writer came first."""
 
 
 class Differs(PermanentError):
-    """The object is there already with other bytes than those to upload: one name was given twice."""
+    """The object exists with other bytes than those to upload."""
 
 
 class ObjectInfo(NamedTuple):
     """One entry of a listing."""
 
     name: str
-    """Relative to the root, parts separated by `/`."""
+    """Name relative to the root, with parts separated by `/`."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     generation: int
-    """Differs after every write; never `ABSENT`."""
+    """Generation. It changes with every write and is never `ABSENT`."""
     crc32c: str | None = None
-    """Of the content, in base64 as Cloud Storage writes it; None for a folder, which keeps none."""
+    """CRC32C of the content in base64, as Cloud Storage writes it. None for a folder, which stores
+    no checksum."""
     written_at: float = 0.0
-    """When it was written, seconds since the epoch."""
+    """Time of the write in seconds since the epoch."""
 
 
 class Stored(NamedTuple):
-    """An object's content and the generation that was read."""
+    """Content of an object, and the generation that was read."""
 
     content: bytes
     generation: int
 
 
 def file_crc32c(file: BinaryIO) -> str:
-    """CRC32C of a file from its start, as Cloud Storage writes it; leaves the file at its end.
+    """Return the CRC32C of a whole file in base64, as Cloud Storage writes it.
+
+    The file is left at its end.
 
     >>> file_crc32c(BytesIO(b"rows"))
     'r5sJTQ=='
     """
-    import google_crc32c  # not there where no step reads buckets
+    import google_crc32c  # not installed where no step reads buckets
 
     file.seek(0)
     checksum = google_crc32c.Checksum()
@@ -79,93 +84,102 @@ def file_crc32c(file: BinaryIO) -> str:
 class Objects(Protocol):
     """Objects below one root.
 
-    Every method raises TemporaryError where a retry may help, PermanentError where it cannot (no permission, no such
-    bucket, disk full), and ContractError for a name that `check_name` refuses.
+    Every method raises TemporaryError if a retry may help. It raises PermanentError if a retry
+    cannot help (no permission, no bucket, disk full). It raises ContractError for a name that
+    `check_name` refuses.
     """
 
     uri: str
-    """`file:///...` or `gs://bucket/prefix`, without a slash at its end."""
+    """`file:///...` or `gs://bucket/prefix`, without a trailing slash."""
 
     def read(self, name: str) -> Stored | None:
-        """The object, checked against its checksum where there is one; None if absent. For small objects."""
+        """Return a small object, or None if it is absent.
+
+        Its checksum is verified if it has one.
+        """
 
     def fetch(self, wanted: ObjectInfo, part: Path) -> None:
-        """Makes the local file `part` the bytes of one write of an object, proven and flushed to disk.
+        """Download the bytes of one write of an object to the local file `part`.
 
-        A bucket continues where an earlier call ended, after a cut connection as after a kill: what `part` holds is
-        taken for the object's first bytes, and only the rest is asked for. The whole is proven by the CRC32C of the
-        listing; what proves wrong is fetched again from its start, a few times. On error `part` keeps what arrived.
-        One call at a time for one `part`.
+        The bytes are verified and flushed to disk. A bucket resumes an earlier call after a lost
+        connection or a kill. The content of `part` counts as the first bytes of the object, and
+        only the rest is requested. The complete file is compared with the CRC32C of the listing.
+        After a mismatch the object is downloaded again from its start, a few times. On error `part`
+        keeps the bytes that have arrived. Only one call at a time may use a `part`.
 
         Args:
             wanted: The object's entry in `list`.
-            part: Local file; made where it is absent.
+            part: Local file, which is created if it is absent.
 
         Raises:
             Changed: the object is no longer at that generation.
-            TemporaryError: nothing came for as long as one call is tried again, or the bytes stay wrong.
-            PermanentError: also where the local disk fails.
+            TemporaryError: no byte arrived within the retry time of a call, or the bytes stay
+                corrupt.
+            PermanentError: also if the local disk fails.
         """
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
-        """Writes the object whole (a Path is a local file to copy); its new generation.
+        """Write the complete object and return its new generation.
 
         Args:
-            name: Which object.
-            content: Its bytes, or the local file that holds them.
-            if_generation: Write only over this generation; `ABSENT` = only if there is none; None = whatever is there.
+            name: Name of the object.
+            content: Its bytes, or the local file to copy.
+            if_generation: Write only over this generation. `ABSENT` writes only if there is no
+                object, and None writes in any case.
 
         Raises:
             Changed: the object is at another generation.
         """
 
     def upload(self, name: str, path: Path) -> bool:
-        """Makes the local file `path` the object `name` where there is none, and proves that its bytes are stored.
+        """Upload the local file `path` as `name` unless that object exists.
 
-        After it returns the file may go: what is stored was compared with it, byte for byte in a folder, by size and
-        by the CRC32C that the service keeps in a bucket, and is flushed to disk. An object of the same bytes is done,
-        whoever wrote it, so the call may be repeated, also by two at once. True where this call wrote
-        the object; False where it was there.
+        The local file may be deleted afterwards. The stored object is compared with it, byte for
+        byte in a folder, by size and the service's CRC32C in a bucket, and it is flushed. An
+        existing object of the same bytes counts as success, whoever wrote it. The call may
+        therefore be repeated, even by two processes at once. Returns True if this call wrote the
+        object, and False if it existed.
 
         Raises:
-            Differs: the object is there with other bytes; it stays as it is.
-            TemporaryError: what arrived is not what was sent; it was not made an object.
+            Differs: the object exists with other bytes. It is left unchanged.
+            TemporaryError: the bytes that arrived differ from those sent. No object was created.
         """
 
     def copy(self, source: str, target: str) -> int:
-        """Makes `target` an object with the content of `source`, without a way through this machine; its generation.
+        """Copy `source` to the new object `target` within the storage, and return its generation.
 
         Raises:
             ContractError: there is no `source`.
-            Changed: there is a `target` already.
+            Changed: `target` exists.
         """
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """All objects whose names start with `prefix`, in name order."""
+        """Return all objects whose names start with `prefix`, ordered by name."""
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
-        """Removes the object; one that is absent is no error, with a condition neither.
+        """Delete the object. An absent object is not an error, with or without a condition.
 
         Raises:
-            Changed: the object is there, at another generation.
+            Changed: the object exists at another generation.
         """
 
     def move(self, source: str, target: str) -> None:
-        """Renames every object `source/...` to `target/...`.
+        """Rename every object `source/...` to `target/...`.
 
-        One rename in a folder; object by object in a bucket, so `target` must not be announced before it returns.
+        A folder needs one rename. A bucket moves object by object, so do not publish `target`
+        before this method returns.
 
         Raises:
             ContractError: there is nothing at `source`, or something at `target`.
         """
 
     def local(self, name: str) -> Path | None:
-        """The file that is the object, where the root is a folder of this machine; None for a bucket."""
+        """Return the local file of the object if the root is a folder, or None for a bucket."""
 
 
 @contextmanager
 def opened(content: bytes | Path) -> Iterator[BinaryIO]:
-    """Yields what is to be written, as a file at its start."""
+    """Yield the content to write as a file at its start."""
     if isinstance(content, bytes):
         yield BytesIO(content)
     else:
@@ -174,11 +188,11 @@ def opened(content: bytes | Path) -> Iterator[BinaryIO]:
 
 
 def check_name(name: str, uri: str) -> str:
-    r"""`name`, if an object below `uri` may have it, in a folder as in a bucket.
+    r"""Return `name` if a folder and a bucket both allow it below `uri`.
 
     Raises:
-        ContractError: the name leaves the root, has an empty part, one that starts with a dot (those are unfinished
-            files and locks), a control character, or is too long.
+        ContractError: the name leaves the root, has an empty part, a part that starts with a dot
+            (reserved for unfinished files and locks), or a control character, or it is too long.
 
     >>> check_name("click_model/1/model.onnx", "file:///models")
     'click_model/1/model.onnx'
@@ -200,27 +214,28 @@ def check_name(name: str, uri: str) -> str:
 
 
 NUM_TRANSFERS = 8
-"""At a time; Google's client keeps ten connections."""
+"""Parallel transfers. Google's client keeps ten connections."""
 
 
 class Download(NamedTuple):
-    """One object to fetch."""
+    """One object to download."""
 
     wanted: ObjectInfo
     part: Path
-    """What has arrived so far; no reader looks at it."""
+    """Local file of the bytes that have arrived. No reader opens it."""
     path: Path
-    """Where it lies once it is whole."""
+    """Final local file of the complete object."""
 
 
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
-    """Brings every object to its path, whole; large ones first, so that no single one is waited for at the end.
+    """Download every object to its path, largest first, so that no large one is left for the end.
 
-    After the first failure no transfer begins; what arrived is kept for the next try. No two downloads have the same
-    path.
+    After the first failure no new transfer starts. Bytes that have arrived stay for the next try.
+    All paths must differ.
 
     Raises:
-        Changed, TemporaryError, PermanentError: see `Objects.fetch`; the first one. No transfer continues.
+        Changed, TemporaryError, PermanentError: the first error of `Objects.fetch`, once every
+            running transfer has stopped.
     """
 
     def bring(download: Download) -> None:
@@ -238,11 +253,11 @@ def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
 
 
 def download(objects: Objects, name: str, path: Path) -> None:
-    """Makes the file at `path` the object's content, whole or not at all.
+    """Download the complete object to `path`, or leave `path` unchanged.
 
     Raises:
         ContractError: there is no such object.
-        TemporaryError, PermanentError: it cannot be fetched.
+        TemporaryError, PermanentError: the download failed.
     """
     found = [each for each in objects.list(name) if each.name == name]
     if not found:
@@ -252,11 +267,11 @@ def download(objects: Objects, name: str, path: Path) -> None:
 
 @contextmanager
 def local_copy(objects: Objects, name: str) -> Iterator[Path]:
-    """Yields the object's file: itself in a folder; for a bucket a copy, which is removed afterwards.
+    """Yield a local file of the object. For a bucket it is a temporary copy.
 
     Raises:
-        ContractError: there is no such object in the bucket.
-        TemporaryError, PermanentError: it cannot be fetched.
+        ContractError: the bucket has no such object.
+        TemporaryError, PermanentError: the download failed.
     """
     if (local := objects.local(name)) is not None:
         yield local

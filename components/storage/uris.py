@@ -1,7 +1,7 @@
-"""What a URI names, a folder of this machine or a bucket; and the objects there.
+"""URIs of local folders and buckets, and the objects below them.
 
-Every step that reads or writes data named by a URI asks here. Only `file://` and plain absolute paths have a local
-path: on a cluster the steps share a mounted volume.
+Every step that reads or writes data by URI uses this module. Only `file://` URIs and absolute paths
+have a local path. On a cluster the steps share a mounted volume.
 """
 
 import warnings
@@ -14,7 +14,7 @@ from components.storage.objects import Objects
 
 
 def is_bucket_uri(uri: str) -> bool:
-    """Whether `uri` names a Cloud Storage bucket or something in one.
+    """Return whether `uri` names a Cloud Storage bucket or an object in one.
 
     >>> is_bucket_uri("gs://bucket/lake"), is_bucket_uri("file:///data/lake"), is_bucket_uri("/data/lake")
     (True, False, False)
@@ -23,10 +23,11 @@ def is_bucket_uri(uri: str) -> bool:
 
 
 def local_path(uri: str) -> Path:
-    """The absolute local path that `uri` names.
+    """Return the absolute local path that `uri` names.
 
     Raises:
-        ContractError: `uri` is empty, relative, or of a scheme that is not mounted on this machine.
+        ContractError: `uri` is empty, relative, or has a scheme that is not mounted on this
+            machine.
 
     >>> str(local_path("file:///data/a%20b")), str(local_path("/data/a b"))
     ('/data/a b', '/data/a b')
@@ -40,10 +41,11 @@ def local_path(uri: str) -> Path:
 
 
 def typed_uri(text: str) -> str:
-    """What a person typed for a folder, as a URI or an absolute path: a relative path counts from the working folder.
+    """Return a folder from the command line as a URI or an absolute path.
 
-    For command lines only: what a manifest or a pipeline names is whole already, and a relative path there is a
-    mistake. An empty text, and whatever has a scheme, is left for `local_path` to judge.
+    A relative path is resolved against the working folder. Use this for command lines only:
+    manifests and pipelines name complete URIs, so a relative path there is a mistake. Empty text
+    and text with a scheme are returned unchanged, and `local_path` checks them.
 
     >>> typed_uri("gs://bucket/models"), typed_uri("/data/a b"), typed_uri("")
     ('gs://bucket/models', '/data/a b', '')
@@ -56,10 +58,10 @@ def typed_uri(text: str) -> str:
 
 
 def typed_folder(text: str, flag: str) -> Path:
-    """The folder of this machine that a person typed, for something that must be there already.
+    """Return the existing local folder that a person typed.
 
     Raises:
-        ContractError: it is absent, no folder, or not of this machine.
+        ContractError: the path is absent, is not a folder, or is not on this machine.
     """
     folder = local_path(typed_uri(text))
     if not folder.is_dir():
@@ -68,18 +70,20 @@ def typed_folder(text: str, flag: str) -> Path:
 
 
 def open_objects(uri: str, *, readable: bool = False) -> Objects:
-    """The objects below `uri`: `file:///folder`, an absolute path, or `gs://bucket/prefix`.
+    """Open the objects below `uri`: `file:///folder`, an absolute path, or `gs://bucket/prefix`.
 
     Args:
-        uri: Where they are.
-        readable: Whether other users may read files that are written there; a bucket has its own rules.
+        uri: Root of the objects.
+        readable: Whether other users may read files that are written there. A bucket has its own
+            permissions.
 
     Raises:
-        ContractError: `uri` is none of these, or the library of buckets is not installed.
+        ContractError: `uri` has none of these forms, or the library for buckets is not installed.
     """
     if is_bucket_uri(uri):
         with warnings.catch_warnings():
-            # Google's packages warn of an old Python at import, which nobody here can change.
+            # Google's packages warn about an old Python version at import, which the user cannot
+            # change.
             warnings.simplefilter("ignore", FutureWarning)
             try:
                 from components.storage.bucket import BucketObjects
