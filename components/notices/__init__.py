@@ -1,1 +1,1 @@
-"""Messages to people over a webhook: their form, and sending one. What is worth sending is the callers' decision."""
+"""Messages to people over a webhook. The callers decide what to send."""

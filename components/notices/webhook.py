@@ -1,8 +1,9 @@
-"""Messages to people over a webhook: their form, and one POST of one. When to try again is the caller's decision.
+"""The format of a webhook message, and one POST of it. The caller decides when to retry.
 
-The form is the JSON that Slack's incoming webhooks, and most other services, take: an object with `text`. The address
-is a secret (who knows it can write to the channel): no error contains it, or what the server says about it. A
-long-lived program reads it from a file each time it sends, so that it can be changed.
+The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
+`text`. The address is a secret, because everybody who knows it can write to the channel. No error
+contains it, or the server's answer about it. A long-lived program reads it from a file before each
+message, so that it can be changed.
 """
 
 import http.client
@@ -17,7 +18,7 @@ from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
 MAX_CHARACTERS = 3000
-"""Of the text: what people read at a glance. Slack cuts a text at 40,000."""
+"""Longest text in characters, short enough to read at a glance. Slack truncates at 40,000."""
 _AMOUNTS = (
     ("auc", "AUC"),
     ("auc_low", "95 % from"),
@@ -31,10 +32,11 @@ _AMOUNTS = (
 
 
 def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str) -> dict[str, str]:
-    r"""The message.
+    r"""Return the message.
 
-    `since` is when the incident, or the run, began; `done`, what was done, and `link`, where people find more, may be
-    empty. Of `numbers` the amounts and the run's name are shown; one that is None is left out.
+    `since` is the start of the incident or the run. `done` describes the action taken, and `link`
+    leads to details. Both may be empty. The message shows the amounts in `numbers` and the run's
+    name, without those that are None.
 
     >>> compose("auc < 0.7", numbers={"auc": None, "rows": 20_000}, since=0.0, done="", link="")
     {'text': 'auc &lt; 0.7\nHow much: rows 20000\nSince: 1970-01-01 00:00:00 UTC'}
@@ -60,13 +62,13 @@ def _format_amounts(numbers: Mapping[str, Any]) -> str:
 
 
 def _escape_for_slack(text: str) -> str:
-    """Escapes `&`, `<` and `>`, which are markup to Slack, and cuts a long text, but not in the middle of an escape."""
+    """Escape `&`, `<` and `>`, which are markup in Slack, and truncate a long text between escapes."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return text if len(text) <= MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_CHARACTERS])
 
 
 TIMEOUT_SECONDS = 10.0
-"""To connect, and for each read."""
+"""Timeout of the connection and of each read."""
 MAX_RETRY_AFTER_SECONDS = 3600.0
 NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
@@ -75,17 +77,18 @@ class Answer(NamedTuple):
     """The result of one attempt."""
 
     state: str
-    """`delivered`, `retry` (later) or `refused` (never)."""
+    """`delivered`, `retry` (try again later) or `refused` (a retry cannot help)."""
     reason: str = ""
-    """Without the address."""
+    """Reason without the address."""
     retry_after: float | None = None
-    """Seconds that the server asked for."""
+    """Seconds to wait, if the server asked for that."""
 
 
 def post_to_file(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
-    """Sends `body` (JSON) to the address that `url_file` holds; raises nothing.
+    """Post `body` (JSON) to the address in `url_file`. Raises nothing.
 
-    A wrong address is a reason to try again: a mounted secret may just be being replaced.
+    An invalid address is reported as `retry`, because a mounted secret may be in the middle of a
+    replacement.
     """
     try:
         url = url_file.read_text().strip()
@@ -96,11 +99,11 @@ def post_to_file(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOU
 
 
 def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
-    """Sends `body` (JSON) to `url`; raises nothing."""
+    """Post `body` (JSON) to `url`. Raises nothing."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its text holds the address
+    except ValueError:  # the error text contains the address
         return Answer("refused", NO_ADDRESS)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return Answer("refused", NO_ADDRESS)
@@ -111,7 +114,10 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
         connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
         response = connection.getresponse()
         return _answer(response.status, response.getheader("Retry-After"))
-    except (ValueError, http.client.InvalidURL):  # a name or path that no request can hold; its text holds it too
+    except (
+        ValueError,
+        http.client.InvalidURL,
+    ):  # the name or path is invalid in a request, and the error text contains it
         return Answer("refused", NO_ADDRESS)
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")
@@ -124,12 +130,15 @@ def _answer(status: int, retry_after: str | None) -> Answer:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
         return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
-    # A redirect would turn the POST into a GET elsewhere; anything else is a wrong address or message.
+    # A redirect would turn the POST into a GET of another page. Any other status means a wrong
+    # address or message.
     return Answer("refused", f"answered {status}")
 
 
 def parse_retry_after(text: str | None) -> float | None:
-    """Seconds to wait, from the header's number of seconds or its HTTP date; None where there is neither.
+    """Return the seconds to wait from a Retry-After header, which holds seconds or an HTTP date.
+
+    Returns None for any other value.
 
     >>> parse_retry_after("120"), parse_retry_after("soon"), parse_retry_after("999999")
     (120.0, None, 3600.0)

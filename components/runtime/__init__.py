@@ -1,1 +1,4 @@
-"""What any program of ours needs to run: errors and exit codes, durable files, forked work. Knows no other room."""
+"""Base of every program: errors and exit codes, durable files, forked work.
+
+It imports no other package of ours.
+"""

@@ -1,7 +1,7 @@
-"""Writes that are whole or absent: aside, fsync, rename, fsync of the folder; and the hashes that prove it.
+"""Atomic, durable writes of files and folders, and the hashes that verify them.
 
-Joins every writer of files to every reader: a reader never meets half a file or half a folder. What the bytes mean
-is left to the module that owns the format.
+A write goes to a temporary file, is flushed, renamed, and the folder is flushed. A reader therefore
+never sees half a file or half a folder. The module that owns a format defines what the bytes mean.
 """
 
 import fcntl
@@ -24,29 +24,32 @@ from components.runtime.errors import ContractError, TemporaryError
 T = TypeVar("T")
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
-"""What a file or folder is called until it is whole, around its later name; a killed write leaves it."""
+"""Marker in the name of an unfinished file or folder. A killed write leaves it behind."""
 
 
 def no_checkpoint(name: str) -> None:
-    """Does nothing; tests put a crash here, at each step of a protocol of writes that names itself."""
+    """Do nothing. Tests replace this to crash at each named step of a write protocol."""
 
 
 PRIVATE = 0o027
-"""Mode bits that the files of a model registry and of a run's work lack: nothing for others, no writing for a group."""
+"""Mode bits that are removed from files of the model registry and of a run: all bits of others, and
+writing by the group."""
 READABLE = 0o022
-"""Mode bits that files lack which another user's program reads, such as a model repository's."""
+"""Mode bits that are removed from files that another user's program reads, for example a model
+repository's."""
 
 
 def own_umask(mask: int = PRIVATE) -> int:
-    """Set this process's umask, and return the one before; what it and its children write from now on has it.
+    """Set the umask of this process and its children, and return the previous one.
 
-    Argo's executor starts every step with umask 0, which would leave its files writable for everybody.
+    Argo's executor starts every step with umask 0, which would make the step's files writable for
+    everybody.
     """
     return os.umask(mask)
 
 
 def fsync_path(path: Path) -> None:
-    """Flushes a file's or a folder's own entry to disk."""
+    """Flush the entry of a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,12 +58,13 @@ def fsync_path(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Writes `content` to `path` so that no reader ever sees a part of it; replaces what was there.
+    """Write `content` to `path` atomically, and replace an existing file.
 
-    The parent folder is created. Text is UTF-8.
+    The parent folder is created. Text is encoded as UTF-8.
 
     Raises:
-        OSError: the file cannot be written; it is named, which a full disk's own error does not do.
+        OSError: the file cannot be written. The error names the file, which the system's error for
+            a full disk does not.
     """
     with _named_errors(path), whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -68,7 +72,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Give an OSError without a file's name that of `path`."""
+    """Add `path` to an OSError that names no file."""
     try:
         yield
     except OSError as error:
@@ -79,9 +83,9 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write, which on success becomes `path`, replacing what was there, and on error is removed.
+    """Yield a temporary file that becomes `path` on success and is removed on error.
 
-    The parent folder is created.
+    The parent folder is created. An existing file is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid4().hex}")
@@ -96,13 +100,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Closes `file` after the body: what was written is on disk then; an error of the body comes through as it is."""
+    """Flush and close `file` after the body. An error of the body is raised unchanged."""
     try:
         yield file
         file.flush()
         os.fsync(file.fileno())
     except BaseException:
-        # Closing tries once more to write what could not be written; its failure would hide the first one.
+        # Closing the file tries the failed write again. Its error must not hide the first one.
         with suppress(OSError):
             file.close()
         raise
@@ -110,13 +114,13 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends one line to `path` and flushes it to disk; `line` must hold no newline.
+    """Append one line to `path` and flush it to disk. `line` must not contain a newline.
 
-    A line torn by a crash in the middle of an append is cut off first: no caller was promised that it was written, and
-    it would corrupt the next line. Writers in several processes take turns.
+    A line that a crash cut in the middle is removed first. It was never reported as written, and it
+    would corrupt the next line. Writers in several processes exclude each other by a lock.
 
     Raises:
-        OSError: the line cannot be written; the file is named.
+        OSError: the line cannot be written. The error names the file.
     """
     assert "\n" not in line
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,19 +139,19 @@ def append_record(path: Path, record: Any) -> None:
 
 
 def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
-    """Return the records that `append_record` wrote; empty if there is no file.
+    """Return the records that `append_record` wrote, or an empty list without a file.
 
-    A last line without its newline is a torn append and does not count. A line that a person wrote may lack the
-    checksum.
+    A last line without a newline is an interrupted append and is ignored. A line that a person
+    wrote may lack the checksum.
 
     Args:
         path: The file.
         kind: Dataclass of the records.
-        name: What a record is called in messages.
+        name: Name of a record in error messages.
 
     Raises:
-        ContractError: a complete line is no record, or differs from its checksum; the message names file and line. Or
-            the file cannot be read.
+        ContractError: the file cannot be read, or a complete line is not a record or differs from
+            its checksum. The message names file and line.
     """
     records = []
     try:
@@ -156,7 +160,7 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
         return []
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    # A line whose newline became another byte is no torn append, and must not be dropped as one.
+    # A line whose newline was corrupted is not an interrupted append, so it must not be ignored.
     if _has_checksum(torn[:-1]):
         lines.append(torn)
     for number, line in enumerate(lines, start=1):
@@ -168,7 +172,7 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
 
 
 _CHECKSUM, _END = b', "crc32": "', b"}"
-"""What ends a line with a checksum: the key with eight hexadecimal digits, and the end of the object."""
+"""End of a line with a checksum: the key with eight hexadecimal digits, and the closing brace."""
 
 
 def _with_checksum(document: str) -> str:
@@ -183,7 +187,9 @@ def _has_checksum(line: bytes) -> bool:
 
 
 def _without_checksum(line: bytes) -> bytes:
-    """Return the object that `_with_checksum` was given; a line without a checksum as it is.
+    """Return the object that was given to `_with_checksum`.
+
+    A line without a checksum is returned unchanged.
 
     Raises:
         ValueError: the line differs from its checksum.
@@ -216,17 +222,18 @@ def _end_of_last_line(file: BinaryIO) -> int:
 
 @contextmanager
 def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yields an empty folder beside `final`; on success it becomes `final` in one rename, on error it is removed.
+    """Yield an empty temporary folder that becomes `final` on success and is removed on error.
 
     Args:
-        final: The folder to make.
-        replace: Whether to remove first what an earlier try left, `final` itself and the folder beside it of a try
-            that was killed. Only for a folder that no other process reads at the time. Of two that write it one wins,
-            and what the other was at is gone.
+        final: The folder to create, by one rename.
+        replace: Whether to remove `final` and the temporary folder of an earlier, killed try first.
+            Use this only for a folder that no other process reads at the time. If two processes
+            write it, one of them wins and the work of the other is lost.
 
     Raises:
-        FileExistsError: `final` exists already, and is not to be replaced: a published folder is never changed.
-        TemporaryError: another process made `final` meanwhile, or began to and took this one's work away.
+        FileExistsError: `final` exists and `replace` is not set, because a published folder never
+            changes.
+        TemporaryError: another process created `final` meanwhile, or removed this temporary folder.
     """
     if replace:
         for left_over in [final, *final.parent.glob(f".{escape(final.name)}.{'[0-9a-f]' * 32}")]:
@@ -254,7 +261,7 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as 64 hex digits."""
+    """Return the SHA-256 of a file's bytes as 64 hex digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -263,7 +270,10 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_tree(folder: Path) -> str:
-    """SHA-256 over the relative names and contents of every file below `folder`, in name order."""
+    """Return the SHA-256 over relative names and contents of all files below `folder`.
+
+    Files are hashed in name order.
+    """
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())

@@ -1,6 +1,6 @@
-"""Failures, sorted by what the caller must do next: correct the input, retry later, or stop.
+"""Errors by what the caller must do: correct the input, retry later, or stop.
 
-Joins every room: whoever touches a library or the network translates its exceptions into one of these, once.
+Every module that calls a library or the network translates its exceptions into one of these.
 """
 
 import re
@@ -10,27 +10,27 @@ from typing import Any
 
 
 class ContractError(ValueError):
-    """The input breaks an agreement; the message names the thing, its value and what was expected."""
+    """The input is invalid. The message names the thing, its value and the expected value."""
 
 
 class TemporaryError(Exception):
-    """The same call may succeed later; retry it after a delay."""
+    """The same call can succeed later. Retry it after a delay."""
 
 
 class PermanentError(Exception):
-    """Retrying is useless; stop, or set the offending message aside."""
+    """A retry cannot help. Stop, or set the message aside."""
 
 
 class Refused(Exception):
-    """The input is sound, and the answer is no: a gate, a check or a person's earlier word stands against it."""
+    """The input is valid and the answer is no, by a gate, a check or a person's earlier decision."""
 
 
 class Preempted(Exception):
-    """The step was asked to end before it was done, and saved what it had; a retry goes on from there."""
+    """The step was told to stop and saved its progress. A retry continues from there."""
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of a foreign error's message, the name of its type where it has none: ours take one line.
+    r"""Return the first line of a library's error message, or its type name if it has no message.
 
     >>> first_line(OSError("page header failed\n\n")), first_line(OSError())
     ('page header failed', 'OSError')
@@ -39,12 +39,12 @@ def first_line(error: BaseException) -> str:
 
 
 FROM_SCRATCH = "--from-scratch"
-"""Flag of `evergreen run` and `submit`: parent=none and champion=none."""
+"""Flag of `evergreen run` and `submit` that stands for parent=none and champion=none."""
 _RUN_AGAIN = "run it again with"
 
 
 def run_again(flags: str) -> str:
-    """Return how an error says by which flags the same `evergreen run` would go on.
+    """Return the words of an error that name the flags to continue `evergreen run` with.
 
     >>> run_again("-p parent=none")
     'run it again with `-p parent=none`'
@@ -53,7 +53,7 @@ def run_again(flags: str) -> str:
 
 
 def flags_to_run_again(reason: str) -> list[str]:
-    """Return the flags that `run_again` put into an error, as words of a command; empty if there are none.
+    """Return the flags that `run_again` put into an error, as words of a command, or an empty list.
 
     >>> flags_to_run_again(f"it is new; {run_again('-p parent=none')}")
     ['-p', 'parent=none']
@@ -63,16 +63,16 @@ def flags_to_run_again(reason: str) -> list[str]:
 
 
 def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """Checks fields of a settings dataclass.
+    """Check fields of a settings dataclass.
 
     Args:
         settings: The dataclass.
-        rule: What is expected, as in "at least 1".
-        holds: Whether a value follows the rule; NaN never should.
-        names: The fields that must follow it.
+        rule: Expected value in words, for example "at least 1".
+        holds: Function that returns whether a value follows the rule. It must return False for NaN.
+        names: Names of the fields to check.
 
     Raises:
-        ContractError: a field does not; its message names it and its value.
+        ContractError: a field breaks the rule. The message names the field and its value.
     """
     for name in names:
         if not holds(value := getattr(settings, name)):

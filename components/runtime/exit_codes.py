@@ -1,7 +1,8 @@
-"""The exit codes of every command, and the one place that turns an exception into a message and a code.
+"""Exit codes of every command, and the only translation of exceptions into messages and codes.
 
-A command's `main` carries the decorator and raises; it formats no error itself. Which exception an error is, is
-decided where the error is found (`runtime.errors`). The table for users is in docs/pipeline.md.
+The `main` function of a command has the decorator `exits_with_code` and raises exceptions. It
+formats no error itself. The code that finds an error chooses its exception (`runtime.errors`).
+docs/pipeline.md has the table of codes for users.
 """
 
 import atexit
@@ -20,36 +21,39 @@ from components.runtime.plain_text import printable
 P = ParamSpec("P")
 
 OBJECTS_PER_COLLECTION = 50_000
-"""New objects after which a command's process searches them for garbage. Python's own 700 cost validation 1.2 s in its
-imports, and a search through all objects at its end another 1.6 s, of 9.4 s in all."""
+"""New objects after which Python's garbage collector runs in a command. Python's default of 700
+cost the validation step 1.2 of 9.4 s during its imports, and a collection at its end another 1.6 s.
+"""
 
 
 class ExitCode(IntEnum):
-    """What a command's exit code tells its caller."""
+    """Exit code of a command."""
 
     DONE = 0
     REFUSED = 1
-    """The command did its work, and the answer is no: a gate refused, a check found a problem."""
+    """The command completed, and the answer is no: a gate refused, or a check found a problem."""
     BAD_INPUT = 2
-    """A flag or an input is wrong; the same command fails again until it is corrected."""
+    """A flag or an input is invalid. The same command fails again until it is corrected."""
     FAILED = 3
-    """Storage, a server or the disk failed; the same command may succeed later."""
+    """Storage, a server or the disk failed. The same command can succeed later."""
     DEFECT = 70
-    """The program has a fault (EX_SOFTWARE of sysexits.h); the traceback is on standard error."""
+    """The program has a bug (EX_SOFTWARE of sysexits.h). The traceback is on standard error."""
     PREEMPTED = 75
-    """The step was asked to end and saved its work (EX_TEMPFAIL of sysexits.h); a retry continues from there."""
+    """The step was told to stop and saved its progress (EX_TEMPFAIL of sysexits.h). A retry
+    continues from there."""
     INTERRUPTED = 130
-    """Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
 
 def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
-    """Decorates a command's `main`: its exceptions become one line on standard error and an `ExitCode`.
+    """Turn the exceptions of a command's `main` into one line on standard error and an `ExitCode`.
 
-    `SystemExit` passes through, so that argparse keeps its own behaviour. A reader of the output that went away, as
-    `head` does, is no error. Any other exception is a fault of the program: its traceback is printed, and the code
+    `SystemExit` passes through, so that argparse behaves as usual. A closed output pipe, as after
+    `head`, is not an error. Any other exception is a bug: the traceback is printed, and the code
     differs from that of a refusal.
 
-    The process searches for garbage less often from then on, and not when it ends (`OBJECTS_PER_COLLECTION`).
+    From then on the process runs garbage collection less often, and not at its end
+    (`OBJECTS_PER_COLLECTION`).
 
     >>> @exits_with_code
     ... def main() -> int:
@@ -89,7 +93,10 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
 
 
 def _reader_has_gone() -> bool:
-    """Whether nobody reads what is printed, as behind `| head`; what is still to be printed is then dropped."""
+    """Return whether the reader of the output pipe is gone.
+
+    If so, drop the output that is not yet printed.
+    """
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -99,7 +106,8 @@ def _reader_has_gone() -> bool:
 
 
 def _print_error(kind: str, error: BaseException, code: ExitCode) -> int:
-    # A message may have several lines of its own; what a terminal obeys comes from a value in it.
+    # A message may have several lines. Escape the control characters, because they come from a
+    # value in the message.
     lines = (str(error) or type(error).__name__).split("\n")
     print(f"{kind}: " + "\n".join(map(printable, lines)), file=sys.stderr)
     return int(code)

@@ -1,12 +1,12 @@
-"""Work divided among forked processes: each has what this one imported, and none of it is imported again.
+"""Work that is divided among forked processes, which inherit all imports of this process.
 
-Used by the steps that divide their rows among the cores, extraction, validation and preprocessing: their imports take
-seconds of processor time, which a new interpreter per process would spend again. Which work is divided, and that
-results do not depend on how, is the callers' business.
+Extraction, validation and preprocessing use it to divide their rows among the cores. Their imports
+take seconds of processor time, and every new interpreter would spend that again. The callers decide
+which work is divided, and make sure that results do not depend on the division.
 
-`concurrent.futures.ProcessPoolExecutor` will not do: where its caller is stopped it waits until the work that runs is
-done, longer than a cluster waits for a pod; and it waits for ever where a process is killed while it sends its result,
-for its processes share one pipe.
+`concurrent.futures.ProcessPoolExecutor` has two drawbacks here. When its caller is stopped, it
+waits for the running work, longer than a cluster waits for a pod. When a process is killed while it
+sends its result, it waits forever, because its processes share one pipe.
 """
 
 import ctypes
@@ -30,14 +30,18 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_PROCESSES = 8
-"""Of one step, by `usual_processes`: each holds a part of the rows in memory."""
+"""Highest number that `usual_processes` returns. Each process holds a part of the rows in
+memory."""
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _PR_SET_PDEATHSIG = 1
 _WAIT_SECONDS = 1.0
 
 
 def available_cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than its container's limit, rounded up."""
+    """Return the number of cores that this process may use.
+
+    The CPU affinity and the CPU limit of the container both count. The limit is rounded up.
+    """
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = _CPU_MAX.read_text().split()
@@ -47,20 +51,21 @@ def available_cores() -> int:
 
 
 def usual_processes() -> int:
-    """Processes of one step where nobody says otherwise: one for each core, at most `MAX_PROCESSES`."""
+    """Return the default number of processes of one step: one per core, at most `MAX_PROCESSES`."""
     return min(available_cores(), MAX_PROCESSES)
 
 
 def run_all(function: Callable[[Item], Result], items: Iterable[Item], *, processes: int) -> list[Result]:
-    """The function's results, in the order of the items.
+    """Return the function's results in the order of the items.
 
-    Items are run in this process where one process is asked for or there is one item. Otherwise in processes forked
-    now: the function, the items and all that they refer to are theirs without being copied; results are pickled. The
-    caller must hold no lock and run no thread that the function needs. What the function raises is raised here, of
-    several items' errors the first one's. However the call ends, its processes end with it, at once.
+    One item, or one requested process, runs in this process. Otherwise the items run in processes
+    that are forked now. They share the function, the items and everything that these refer to
+    without a copy. Results are pickled. The caller must hold no lock and run no thread that the
+    function needs. An exception of the function is raised here. If several items fail, the first
+    item's error is raised. All processes are stopped immediately when the call ends, in any case.
 
     Raises:
-        TemporaryError: a process was killed; mostly, for want of memory.
+        TemporaryError: a process was killed, usually because memory ran out.
     """
     items = list(items)
     processes = min(processes, len(items))
@@ -90,9 +95,11 @@ def run_all(function: Callable[[Item], Result], items: Iterable[Item], *, proces
 
 
 def shares(items: Sequence[Item], number: int, *, weight: Callable[[Item], float] = lambda _: 1) -> list[list[Item]]:
-    """The items in at most `number` consecutive shares, none empty, of nearly equal weight (positive; 1 = each item's).
+    """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
-    An item goes to the share in which its middle lies, so that no share is off by more than half an item at each end.
+    No share is empty. Weights are positive, and the default weight of an item is 1. An item belongs
+    to the share that contains its middle, so a share differs from the ideal by at most half an item
+    at each end.
 
     >>> shares("abcde", 2), shares("a", 3), shares([1, 1, 1, 9], 2, weight=float)
     ([['a', 'b'], ['c', 'd', 'e']], [['a']], [[1, 1, 1], [9]])
@@ -105,15 +112,19 @@ def shares(items: Sequence[Item], number: int, *, weight: Callable[[Item], float
 
 
 class _RemoteTraceback(Exception):
-    """Where in another process an error was raised: the text of its traceback."""
+    """Text of the traceback of an error in another process."""
 
 
 def _fork_worker(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Connection, BaseProcess]:
-    """A process that runs the items and sends one answer, and this process's end of its pipe."""
+    """Start a process that runs the items and sends one answer.
+
+    Return it with this process's end of its pipe.
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
-        # A daemon, so that the interpreter's end does not wait for one that a signal kept from being remembered here.
+        # Daemon, so that the interpreter's exit does not wait for a process that a signal kept from
+        # being registered here.
         process = context.Process(
             target=_work, args=(function, items, theirs), kwargs={"parent": os.getpid()}, daemon=True
         )
@@ -122,10 +133,10 @@ def _fork_worker(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[
 
 
 def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exception | None]]:
-    """Each worker's results, up to its first error, and that error."""
+    """Return each worker's results up to its first error, and that error."""
     answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
     while len(answers) < len(workers):
-        # In turns: a signal that arrives just before a wait is handled after it.
+        # Poll with a timeout, so that a signal that arrives just before a wait is handled after it.
         for connection in wait([each for each in workers if each not in answers], timeout=_WAIT_SECONDS):
             assert isinstance(connection, Connection)
             try:
@@ -141,14 +152,15 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
 
 
 def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int) -> None:
-    # If the parent were killed, nobody would end this process: it would stay, with all its memory.
+    # End this process if the parent is killed. Otherwise it would stay with all its memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    # A terminal interrupts both, and the parent ends this one. What the parent does at SIGTERM is not this one's.
+    # Ctrl-C reaches both processes, and the parent ends this one. The parent's SIGTERM handler must
+    # not run here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # One process per core already; threads of each would only wait for each other.
+    # There is one process per core, so more threads per process would only wait for each other.
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].set_cpu_count(1)
     results: list[Any] = []
@@ -166,6 +178,6 @@ def _pickle_error(num_done: int, error: Exception, trace: str) -> bytes:
     try:
         answer = pickle.dumps((done, error, trace))
         pickle.loads(answer)
-    except Exception:  # what cannot be pickled, or not be made again
+    except Exception:  # the result cannot be pickled or unpickled
         return pickle.dumps((done, RuntimeError(f"{type(error).__name__}: {error}"), trace))
     return answer

@@ -1,18 +1,19 @@
-"""ONNX Runtime's Python package, silent: its wheels send telemetry to their maker unless a variable forbids it.
+"""Import of ONNX Runtime without telemetry, which its wheels send unless a variable forbids it.
 
-The package reads the variable when it is imported, so every module of ours imports it here. Triton's model file cannot;
-whoever starts a process that runs it hands it `SILENT`.
+The package reads the variable at import, so every module of ours imports it through this one.
+Triton's model file cannot do that. Therefore a program that starts Triton passes `SILENT` to it.
 """
 
 import os
 from typing import Any
 
 SILENT = {"ORT_DISABLE_TELEMETRY": "1"}
-"""Variables of a process that uses ONNX Runtime: no lookup of a collector, no device id in the home folder."""
+"""Environment variables that disable telemetry: no lookup of a collector, and no device id in the
+home folder."""
 
 
 def silent_onnxruntime() -> Any:
-    """The package `onnxruntime`."""
+    """Return the package `onnxruntime`, imported with telemetry disabled."""
     os.environ.update(SILENT)
     import onnxruntime
 

@@ -1,7 +1,8 @@
-"""Text from outside as people see it: in log lines and in listings on a terminal.
+"""Untrusted text in log lines and terminal listings.
 
-Ids, names and reasons come from whoever publishes records or starts runs. A terminal obeys some characters, and a line
-break begins what looks like another line of the log. What JSON carries needs nothing of this.
+Publishers of records and starters of runs choose ids, names and reasons. Control characters in them
+could change the terminal, and a line break could forge a line of the log. JSON needs none of this,
+because it escapes such characters.
 """
 
 import logging
@@ -9,11 +10,12 @@ import unicodedata
 from typing import TextIO
 
 _DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
-"""Unicode's categories of control and format characters, line and paragraph separators, and half surrogate pairs."""
+"""Unicode categories of control and format characters, line and paragraph separators, and lone
+surrogates."""
 
 
 def printable(text: str) -> str:
-    r"""Return the text in one line, with its control characters as escapes.
+    r"""Return the text as one line, with control characters escaped.
 
     >>> printable("r-1\n12:00 INFO all is well \x1b[2J\u202e"), printable("Größe 7, 木")
     ('r-1\\n12:00 INFO all is well \\x1b[2J\\u202e', 'Größe 7, 木')
@@ -33,14 +35,14 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """One line a record, whatever its values hold; the lines of a traceback follow, indented."""
+    """Log formatter that writes one line per record, followed by the indented lines of a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line."""
         return printable(super().formatMessage(record))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
-        """Return the traceback, no line of which can be taken for one of the log."""
+        """Return the traceback, indented so that none of its lines looks like a log record."""
         text = super().formatException(ei)  # type: ignore[arg-type]
         return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
 
@@ -49,11 +51,11 @@ TIMED = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def log_as_text(style: str = TIMED, *, level: int = logging.INFO) -> None:
-    """Send the log of this process to standard error, a line a record.
+    """Send the log of this process to standard error, one line per record.
 
     Args:
-        style: The format of a line, as `logging.Formatter` takes it.
-        level: The lowest level that is shown.
+        style: Format of a line, as for `logging.Formatter`.
+        level: Lowest level that is shown.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(style))

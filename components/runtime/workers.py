@@ -1,7 +1,7 @@
-"""Who does the work: processes of this machine, or the workers of a Dask scheduler, where a run names one.
+"""Workers of a step: local processes, or the workers of a Dask scheduler that the run names.
 
-Extraction and preprocessing divide their rows so. What an item is, and that no result depends on who works on it, is
-theirs.
+Extraction and preprocessing divide their rows with it. They define the items, and make sure that no
+result depends on the worker.
 """
 
 import hashlib
@@ -19,35 +19,39 @@ from components.runtime.errors import ContractError, TemporaryError, first_line
 
 CONNECT_SECONDS = "20s"
 SHARES_PER_THREAD = 4
-"""Of a Dask worker: of what a lost worker did, others do a share again."""
+"""Shares per thread of a Dask worker. After the loss of a worker, other workers repeat only its
+shares."""
 
 
 class Workers(NamedTuple):
-    """Those that share the rows."""
+    """The workers of one step."""
 
     run_all: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-    """The function's results, in the order of the items."""
+    """Function that returns the results in the order of the items."""
     num_shares: int
-    """Into how many items to divide the work."""
+    """Number of items into which the work is divided."""
 
 
 THIS_PROCESS = Workers(partial(forked.run_all, processes=1), 1)
 
 
 class Pickled(NamedTuple):
-    """A file in the work folder that holds a pickle. Its bytes are proven before they are read: it could hold code."""
+    """A pickle file in the work folder.
+
+    Its hash is verified before it is read, because a pickle can contain code.
+    """
 
     path: str
     sha256: str
 
     @classmethod
     def write(cls, path: Path, content: bytes) -> "Pickled":
-        """Writes it, whole."""
+        """Write the pickle atomically."""
         write_whole(path, content)
         return cls(str(path), hashlib.sha256(content).hexdigest())
 
     def read(self) -> Any:
-        """What it holds.
+        """Return the pickled object.
 
         Raises:
             TemporaryError: the file was changed.
@@ -60,15 +64,17 @@ class Pickled(NamedTuple):
 
 @contextmanager
 def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Workers]:
-    """The workers of the Dask scheduler at that address; empty = as many processes of this machine.
+    """Return the workers of the Dask scheduler at `address`, or local processes if it is empty.
 
-    The scheduler's workers must see the raw and the work folder under the same paths, and have this step's packages and
-    code. `shared` is a folder of the work folder that is there; nothing stays in it. Tasks take no other task's result,
-    which a killed worker would take with it: a loss costs the tasks that it was at, and no other.
+    The scheduler's workers must see the raw folder and the work folder under the same paths, and
+    have the packages and code of this step. `shared` is an existing folder in the work folder, and
+    nothing stays in it. No task uses the result of another task, because a killed worker would lose
+    that result too. A lost worker therefore costs only the tasks that it was running.
 
     Raises:
-        ContractError: the address is none.
-        TemporaryError: no scheduler answers there, it has no worker, or workers were killed at the work.
+        ContractError: the address is invalid.
+        TemporaryError: no scheduler answers, it has no worker, or workers were killed during the
+            work.
     """
     if not scheduler:
         yield Workers(partial(forked.run_all, processes=processes), processes)
@@ -91,7 +97,8 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
 def _run_all(function: Callable[[Any], Any], items: Sequence[Any], *, client: Any, shared: Path) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
-    # By a file, and not in each task's message: a function may hold vocabularies of gigabytes.
+    # Pass the function in a file, not in each task's message, because it may hold vocabularies of
+    # gigabytes.
     path = shared / f".function-{uuid4().hex}"
     try:
         held = Pickled.write(path, dumps(function))
@@ -115,7 +122,9 @@ def _client(scheduler: str) -> Iterator[Any]:
     from distributed.comm import get_address_host_port
 
     try:
-        get_address_host_port(scheduler)  # a client that refuses its address stays the process's default one
+        get_address_host_port(
+            scheduler
+        )  # a client whose address is refused would stay the default client of the process
         client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (ValueError, TypeError) as error:
         raise ContractError(
