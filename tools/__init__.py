@@ -1,0 +1,1 @@
+"""Programs of the build: images, wheels, checks, and the simulated autoscaler."""

@@ -1,0 +1,92 @@
+"""Check the docstrings and comments of every Python file against the style in CONTRIBUTING.md.
+
+Prints one line a fault and exits with 1 if there is one. The faults are: a function's docstring
+that does not begin with a verb, an opening word that starts a fragment, a semicolon in a first
+paragraph, a sentence over 35 words, and a word that the glossary replaces.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+VERBS = frozenset((Path(__file__).with_name("verbs.txt")).read_text().split())
+"""Imperatives that open a docstring. Add the verb that is missing."""
+FRAGMENT_STARTS = frozenset(["Of", "In", "By", "Those", "What", "Where", "Whose", "As"])
+MAX_WORDS = 35
+GLOSSARY = {
+    r"taken back|takes? back|took back": "roll back",
+    r"barred": "blocked",
+    r"rivals?|contestants?": "baselines",
+    r"restraint": "cooldown or rate limit",
+    r"sightings?": "frequency",
+    r"errands?": "retrain request",
+    r"thinn(?:ed|ing)": "negative downsampling",
+    r"put off|puts off": "defer",
+    r"go(?:es)? back to|went back to": "roll back",
+    r"seams?": "interface",
+    r"the world": "the simulator",
+    r"damaged": "corrupt",
+    r"line of models": "lineage",
+    r"judg(?:e|es|ed|ing)": "evaluate, compare or decide",
+}
+"""What the field calls otherwise: a pattern, and the field's term."""
+_IS_EXEMPT = re.compile(r"property|fixture|overload|setter|component|pipeline")
+
+
+def faults_of(path: Path) -> Iterator[str]:
+    """Yield the faults of one file as `path:line: text`."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            text = node.value.value
+            for fault in _faults_of_text(text):
+                yield f"{path}:{node.lineno}: {fault}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+            first = text.split()[0]
+            if first.lower() not in VERBS and not node.name.startswith("test_") and not _IS_EXEMPT.search(decorators):
+                yield f"{path}:{node.lineno}: the docstring of {node.name} begins with {first!r}, not with a verb"
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield from (f"{path}:{token.start[0]}: {fault}" for fault in _glossary_faults(token.string))
+
+
+def _faults_of_text(text: str) -> Iterator[str]:
+    """Yield the faults of one docstring."""
+    prose = re.split(r"^\s*>>>", text, maxsplit=1, flags=re.M)[0]
+    first = prose.strip().split("\n\n")[0]
+    if prose.split() and prose.split()[0] in FRAGMENT_STARTS:
+        yield f"begins with {prose.split()[0]!r}, which starts a fragment"
+    if ";" in re.sub(r"`[^`]*`", "", first):
+        yield "has a semicolon in its first paragraph"
+    for sentence in re.split(r"(?<=[.!?:])\s+|\n\n|\n\s*[-*] |\n\s+\w+: ", prose):
+        if len(sentence.split()) > MAX_WORDS:
+            yield f"has a sentence of {len(sentence.split())} words: {' '.join(sentence.split()[:6])} ..."
+    yield from _glossary_faults(prose)
+
+
+def _glossary_faults(text: str) -> Iterator[str]:
+    """Yield the words of one text that the glossary replaces."""
+    bare = re.sub(r"`[^`]*`", "", text)
+    for pattern, term in GLOSSARY.items():
+        if match := re.search(rf"\b(?:{pattern})\b", bare):
+            yield f"says {match[0]!r}; the field's term is: {term}"
+
+
+def main() -> int:
+    """Check the tracked Python files below the named folders, or all, and return the exit code."""
+    command = ["git", "ls-files", "--", *sys.argv[1:]]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    paths = [Path(name) for name in listed if name.endswith(".py")]
+    faults = [fault for path in paths for fault in faults_of(path)]
+    print("\n".join(faults) or f"prose of {len(paths)} files: no fault")
+    return 1 if faults or not paths else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
