@@ -48,7 +48,7 @@ def faults_of(path: Path) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {fault}"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
             decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
-            first = text.split()[0]
+            first = text.split()[0].rstrip(",.:")
             if first.lower() not in VERBS and not node.name.startswith("test_") and not _IS_EXEMPT.search(decorators):
                 yield f"{path}:{node.lineno}: the docstring of {node.name} begins with {first!r}, not with a verb"
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -1,1 +1,4 @@
-"""The logs that carry records from client to monitor, a module a backend. What all promise: `logs.event_log`."""
+"""Event logs that carry records from the inference client to the monitor, one module per backend.
+
+`logs.event_log` has the interface that every backend implements.
+"""

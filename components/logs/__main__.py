@@ -1,7 +1,7 @@
-"""`evergreen log`: checks a log, lists its dead letters, publishes them again.
+"""`evergreen log`: check an event log, list its dead letters, and publish them again.
 
-For whoever is on call. Safe beside a running monitor: nothing is pulled from the log or acknowledged. What a log
-promises is `logs.event_log`'s.
+The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
+`logs.event_log` describes the guarantees of a log.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SHOWN_BYTES = 60
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Build the parser of all commands and their flags."""
     parser = CommandParser(prog="evergreen log", description="Looks after the record log.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="connect, and report what waits to be read and what is wrong")
@@ -41,11 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; `REFUSED` = the log has a problem."""
+    """Run one command. The exit code is `REFUSED` if the log has a problem."""
     arguments = build_parser().parse_args(argv)
     log_as_text(level=logging.WARNING)
     url = LogUrl.parse(arguments.url)
-    # A mistyped path must not become a new, empty log.
+    # Refuse a mistyped path, which would otherwise create a new, empty log.
     if url.scheme == "sqlite" and not Path(url.path).is_file():
         raise ContractError(f"log is {redacted(url.text)!r}, but there is no file {url.path}")
     with closing(open_subscriber(arguments.url)) as log:
@@ -81,7 +81,10 @@ def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
 
 
 def _save_payload(folder: Path, number: int, message: DeadLetter) -> None:
-    """Writes the original bytes; the number keeps apart two ids that are one file name."""
+    """Write the original bytes to a file.
+
+    A number in its name separates ids that give the same file name.
+    """
     write_whole(folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin", message.payload)
 
 

@@ -1,10 +1,10 @@
-"""The log that carries records from the inference client to the monitor: what every backend promises.
+"""Interface of the event log between the inference client and the monitor.
 
-Joins the client's publisher to the monitor's subscriber. Delivery is at least once: a published message is delivered
-until it is acknowledged, possibly more than once and in any order; the consumer stores (fsync) before it
-acknowledges and recognises redeliveries by message id. A message that cannot be used becomes a dead letter: kept with
-the reason, never dropped. Backends: `logs.sqlite`, `logs.pubsub` and `logs.kafka`; all take the same exam. Which one a
-URL names is left to `logs.locations`.
+A message is delivered at least once: the log delivers it until it is acknowledged, possibly several
+times and in any order. The consumer stores it durably (fsync), then acknowledges it, and recognizes
+redeliveries by message id. An unusable message becomes a dead letter with a reason and is never
+dropped. The backends `logs.sqlite`, `logs.pubsub` and `logs.kafka` pass the same conformance suite.
+`logs.locations` maps a URL to a backend.
 """
 
 import zlib
@@ -14,11 +14,13 @@ from typing import NamedTuple, Protocol
 from components.runtime.errors import ContractError
 
 MAX_MESSAGE_BYTES = 1_000_000
-"""Largest message every backend carries: Kafka's default limit, the smallest of the three."""
+"""Largest message in bytes that every backend carries. It is Kafka's default limit, the smallest of
+the three."""
 
 
 MAX_PULL_BYTES = 16 << 20
-"""A pull ends with the message by which its payloads reach this size: what a reader decodes is several times larger."""
+"""Payload bytes after which a pull ends. The last message may exceed them. Decoded records take
+several times as much memory."""
 
 
 class Delivery(NamedTuple):
@@ -27,92 +29,105 @@ class Delivery(NamedTuple):
     message_id: str
     payload: bytes
     token: str
-    """Names this delivery when it is acknowledged."""
+    """Identifier of this delivery, needed to acknowledge it."""
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be used: its original bytes and why."""
+    """An unusable message: its original bytes and the reason."""
 
     message_id: str
     payload: bytes
     reason: str
     time: float
-    """Seconds since the epoch when it became a dead letter."""
+    """Time when the message became a dead letter, in seconds since the epoch."""
 
 
 class Publisher(Protocol):
-    """The writing end."""
+    """The writing side of a log."""
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Stores (id, payload) messages durably: all of them once this returns.
+        """Store (id, payload) messages durably. All of them are stored when this returns.
 
-        After an error some may be stored: publish all again, with the same ids. An id published twice may be delivered
-        twice; SQLite delivers it once. Another payload under a known id is another message, which is delivered too.
+        After an error some of them may be stored. Publish all of them again with the same ids. A
+        message that is published twice may be delivered twice, except by SQLite. Another payload
+        under a known id is another message and is delivered too.
 
         Raises:
-            ContractError: a payload is larger than `MAX_MESSAGE_BYTES`; nothing was sent.
-            TemporaryError: the log cannot be reached or is busy; publish the same messages again.
-            PermanentError: the log refuses, for ever (no such topic, no right to it).
+            ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
+            TemporaryError: the log is unreachable or busy. Publish the same messages again.
+            PermanentError: the log refuses permanently, for example without the topic or the
+                permission.
         """
 
     def close(self) -> None:
-        """Releases the connection."""
+        """Release the connection."""
 
 
 class Subscriber(Protocol):
-    """The reading end of one subscription; several readers share its messages.
+    """The reading side of one subscription. Several readers share its messages.
 
-    Every method but `problem` and `close` raises TemporaryError where the log cannot be reached or is busy, and
-    PermanentError where it refuses for ever.
+    Every method except `problem` and `close` raises TemporaryError if the log is unreachable or
+    busy, and PermanentError if it refuses permanently.
     """
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """Messages that nobody holds a lease on, oldest first where the backend has an order; each is now leased.
+        """Return messages without an active lease, and lease each of them.
 
-        Never waits for a message. Ends with the message by which the payloads reach `MAX_PULL_BYTES`. Short of both
-        bounds, or empty, when no more are here now.
+        The order is oldest first if the backend has an order. The call never waits for a message.
+        It ends with the message that brings the payloads to `MAX_PULL_BYTES`. Fewer messages than
+        both bounds allow, or none, means that no more are available now.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
-        """Ends the delivery of these messages; a token whose lease ran out is ignored."""
+        """Acknowledge deliveries. A token with an expired lease is ignored."""
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """Ends deliveries, each a token and a reason, by keeping the messages apart: kept first, then acknowledged."""
+        """Store deliveries, each a token and a reason, as dead letters, then acknowledge them."""
 
     def list_dead_letters(self) -> list[DeadLetter]:
-        """All dead letters, oldest first; listing takes none away."""
+        """Return all dead letters, oldest first, without removing any."""
 
     def replay_dead_letters(self) -> int:
-        """Publishes all dead letters again with their original bytes, then lets them go; how many."""
+        """Publish all dead letters again with their original bytes, and return their number.
+
+        They are removed once they are published.
+        """
 
     def read_up_to(self) -> float | None:
-        """Seconds since the epoch up to which every published message is read, as far as the backend can know.
+        """Return the watermark: every message that was published before this time has been read.
 
-        Read means: pulled by a living reader, and where that is this one, also acknowledged or dead-lettered. Ask after
-        acknowledging. None while unknown: before the first pull that left nothing, or while messages may be leased to a
-        killed predecessor. May move back where a clock is set right.
+        The time is in seconds since the epoch, and as precise as the backend allows. A message
+        counts as read when an active reader has pulled it. This reader's own messages must also be
+        acknowledged or dead-lettered, so ask after acknowledging. Returns None while the watermark
+        is unknown: before the first pull that found no further message, and while a killed
+        predecessor may hold leases. The watermark can move back if a clock is corrected.
         """
 
     def problem(self) -> str | None:
-        """Why no message can arrive (pulls fail, broker away, file gone); None while connected.
+        """Return why no message can arrive, or None while connected.
 
-        An idle log has no problem. Never raises, never waits for the network.
+        Examples are failing pulls, no broker, and a missing file.
+
+        An idle log is not a problem. The call raises nothing and does not wait for the network.
         """
 
     def backlog(self) -> int | None:
-        """Messages published and neither acknowledged nor dead-lettered; None where the backend cannot tell."""
+        """Return the number of published messages that are neither acknowledged nor dead-lettered.
+
+        Returns None if the backend does not report it.
+        """
 
     def close(self) -> None:
-        """Releases the connection; open leases run out by themselves."""
+        """Release the connection. Open leases expire by themselves."""
 
 
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
-    """Return whether a pull took all that was there: it reached neither of its bounds."""
+    """Return whether a pull reached neither of its bounds, so that no message was left."""
     return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 
 
 def expect_size(message_id: str, payload: bytes) -> None:
-    """Checks that every backend carries the message.
+    """Check that every backend carries the message.
 
     Raises:
         ContractError: it is larger than `MAX_MESSAGE_BYTES`.
@@ -124,9 +139,10 @@ def expect_size(message_id: str, payload: bytes) -> None:
 
 
 def partition_of(request_id: str, count: int) -> int:
-    """Which of the `count` logs that are the partitions of one holds everything about this request.
+    """Return the number, below `count`, of the partition that holds every record of a request.
 
-    Every writer must take the same: the prediction and its outcomes meet in one partition's monitor alone.
+    All writers must use the same partition, because only the monitor of one partition joins a
+    prediction with its outcomes.
 
     >>> partition_of("request 1", 4), partition_of("request 2", 4)
     (0, 2)

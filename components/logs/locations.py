@@ -1,13 +1,14 @@
-"""The URL that names a log, and how each of its ends is opened.
+"""URLs of event logs, and the functions that open them for writing and reading.
 
-Joins the inference client, which publishes, to the monitor, which subscribes: both are given the same URL. A backend's
-library is imported only where its scheme is used. What a log promises is `logs.event_log`'s.
+The inference client, which publishes, and the monitor, which subscribes, get the same URL. A
+backend's library is imported only when its scheme is used.
 
     sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
     pubsub://project/topic?subscription=name                see `logs.pubsub`
     kafka://host:port[,host:port]/topic?group=name          see `logs.kafka`
 
-A log in partitions is several logs, each with a monitor of its own: `kafka://host:port/topic-{0-3}` are four.
+A partitioned log consists of several logs, each with its own monitor. For example,
+`kafka://host:port/topic-{0-3}` names four.
 """
 
 import re
@@ -26,7 +27,9 @@ _PARTITIONS = re.compile(r"\{0-([0-9]{1,3})\}")
 
 
 def partition_urls(url: str) -> list[str]:
-    """The URLs of the logs that `url` names: itself, or one for each number of the range in it, which may be repeated.
+    """Return the URLs of the logs that `url` names: one per number of its range, or `url` itself.
+
+    The range may occur several times in `url`.
 
     >>> partition_urls("pubsub://project/clicks-{0-1}?subscription=monitor-{0-1}")
     ['pubsub://project/clicks-0?subscription=monitor-0', 'pubsub://project/clicks-1?subscription=monitor-1']
@@ -41,10 +44,11 @@ def partition_urls(url: str) -> list[str]:
 
 
 def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publisher:
-    """The writing end of the log that `url` names; needs no right to read it.
+    """Open the log that `url` names for writing. This needs no permission to read it.
 
     Raises:
-        ContractError: an unknown scheme or option, a missing path, folder or library, a topic that does not exist.
+        ContractError: the scheme or an option is unknown, or a path, folder, library or topic is
+            missing.
         TemporaryError: the log cannot be opened now.
     """
     parts = _parse_one(url)
@@ -65,7 +69,7 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
 
 
 def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subscriber:
-    """The reading end of the log that `url` names; errors as `open_publisher`'s."""
+    """Open the log that `url` names for reading. Raises the errors of `open_publisher`."""
     parts = _parse_one(url)
     if parts.scheme == "pubsub":
         from components.logs.pubsub import location as pubsub

@@ -1,7 +1,8 @@
-"""The embedded log: `logs.event_log` in one SQLite file, the default on a laptop.
+"""Embedded event log in one SQLite file, the default on a laptop.
 
-Joins the inference client and the monitor, which open the same file from two processes. WAL mode lets both work at
-once; `synchronous=FULL` makes a returned `publish` durable. Not for a network drive.
+The inference client and the monitor open the same file from two processes. WAL mode lets both work
+at once. `synchronous=FULL` makes a returned `publish` durable. The file must not be on a network
+drive.
 """
 
 import os
@@ -35,15 +36,16 @@ CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 
 _FORGOTTEN_AT_ONCE = 2000
 _LONGEST_LEASE_SECONDS = 3600.0
-"""A lease that ends later was taken before the clock was set back (unless ours are as long), and counts as over."""
+"""Longest plausible lease. A lease that ends later was taken before the clock was set back, so it
+counts as expired, unless this log's own leases are as long."""
 
 
 class SqliteLog:
     """Publisher and subscriber of one log file.
 
-    An acknowledged message gives up its payload and keeps its id, and a digest of its content, for `keep_ids_seconds`.
-    By these a publisher's repetition is recognised; other content under a known id is another message. Threads may
-    share one.
+    An acknowledged message drops its payload. Its id and a digest of its content are retained for
+    `keep_ids_seconds`, to recognize a repeated publish. Other content under a known id is another
+    message. Several threads may share one log.
     """
 
     def __init__(
@@ -55,15 +57,18 @@ class SqliteLog:
         busy_timeout_seconds: float = 10.0,
         keep_ids_seconds: float = 86_400.0,
     ) -> None:
-        """Opens or creates the log.
+        """Open or create the log. The folder must exist.
 
-        The folder must exist. A pulled message is kept from other readers for `lease_seconds`, then delivered again;
-        ids of acknowledged messages are remembered for `keep_ids_seconds`, far longer than a publisher repeats. All
-        openers have one `clock`.
+        Args:
+            path: File of the log.
+            lease_seconds: Time after which an unacknowledged message is delivered again.
+            keep_ids_seconds: Retention of acknowledged ids, far longer than a publisher repeats a
+                message.
+            clock: Clock in seconds since the epoch. All openers of the file must share it.
 
         Raises:
             TemporaryError: the file cannot be opened.
-            PermanentError: the file is no log, or of an older version.
+            PermanentError: the file is not a log, or has an older format.
         """
         self._lease_seconds = lease_seconds
         self._clock = clock
@@ -81,7 +86,7 @@ class SqliteLog:
                 raise
         self._path, self._opened = path, _inode(path)
         self._pulled: dict[str, float] = {}
-        """Deliveries from here that have not ended: token to the end of the lease."""
+        """Open deliveries of this reader: token to end of the lease."""
         self._drained_at: float | None = None
         self._read_up_to: float | None = None
         self._inherited_until: float | None = None
@@ -90,14 +95,16 @@ class SqliteLog:
     def _prepare(self, deadline: float) -> None:
         while True:
             try:
-                # Of new files: a message of 64 rows is a chain of five pages of 4 kB, for 15 % more of a reader's time.
+                # Page size of a new file. A message of 64 rows would fill a chain of five pages of
+                # 4 kB, which costs a reader 15 % more time.
                 self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._connection.executescript(_SCHEMA)
                 break
             except sqlite3.OperationalError as error:
-                # Where two openers switch a new file to WAL at once, SQLite fails one without its busy timeout.
+                # SQLite fails one of two openers that switch a new file to WAL at once, without
+                # waiting for its busy timeout.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
@@ -138,7 +145,7 @@ class SqliteLog:
             connection.executemany("UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?", leased)
         if is_short(pulled, max_messages):
             self._drained_at = now
-            # A lease of ours that has run out and is in no short pull was taken over by another reader.
+            # Another reader has taken over an expired lease that a complete pull no longer returns.
             latest = now + self._longest_seconds
             self._pulled = {token: until for token, until in self._pulled.items() if now < until <= latest}
         self._pulled.update((delivery.token, now + self._lease_seconds) for delivery in pulled)
@@ -153,7 +160,8 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # A few of the oldest, more than came in: no call takes long. A time ahead is of a clock that was set back.
+            # Delete a few of the oldest ids, more than were added, so that no call takes long. A
+            # time in the future comes from a clock that was set back.
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"
@@ -164,7 +172,7 @@ class SqliteLog:
             self._pulled.pop(token, None)
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """See `event_log.Subscriber`; one transaction."""
+        """See `event_log.Subscriber`. Runs in one transaction."""
         now = self._clock()
         with self._transaction() as connection:
             connection.executemany(
@@ -185,7 +193,10 @@ class SqliteLog:
         return [DeadLetter(*row) for row in rows]
 
     def replay_dead_letters(self) -> int:
-        """See `event_log.Subscriber`; one transaction, since the messages never left the table."""
+        """See `event_log.Subscriber`.
+
+        Runs in one transaction, because the messages stayed in the table.
+        """
         with self._transaction() as connection:
             return connection.execute(
                 "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, dead_lettered_at = NULL"
@@ -193,10 +204,13 @@ class SqliteLog:
             ).rowcount
 
     def read_up_to(self) -> float | None:
-        """See `event_log.Subscriber`: when the last pull began that came back short of what was asked for.
+        """See `event_log.Subscriber`.
 
-        The mark rests while a message pulled here waits for its acknowledgement, and until no message that a killed
-        predecessor had leased can be left: those are in no pull before their lease runs out.
+        Returns the start of the last pull that found fewer messages than requested.
+
+        The watermark does not move while a pulled message waits for its acknowledgement. It does
+        not move either while a killed predecessor may hold leases, because no pull returns a leased
+        message.
         """
         if self._drained_at is not None and not self._pulled and self._is_settled(self._drained_at):
             self._read_up_to = self._drained_at
@@ -206,7 +220,7 @@ class SqliteLog:
         if not self._settled:
             assert self._inherited_until is not None
             with self._lock, _log_errors(self._path):
-                # None of ours is among them: all that were pulled here are ended.
+                # None of these is our own, because all our deliveries have ended.
                 longest = self._longest_lease(self._connection)
             self._settled = now >= min(self._inherited_until, longest)
         return self._settled
@@ -217,7 +231,10 @@ class SqliteLog:
         return float(row[0] or 0.0)
 
     def problem(self) -> str | None:
-        """See `event_log.Subscriber`: an opened file that was moved away still answers, and nothing arrives in it."""
+        """See `event_log.Subscriber`.
+
+        A file that was moved away still answers, but no message arrives in it.
+        """
         if self._opened is not None and _inode(self._path) != self._opened:
             return f"log {self._path} was moved or replaced since it was opened"
         return None
@@ -234,15 +251,16 @@ class SqliteLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        # One connection has one transaction: without the lock, threads would join each other's.
+        # A connection has one transaction at a time. Without the lock, threads would join each
+        # other's.
         with self._lock, _log_errors(self._path):
-            # IMMEDIATE takes the write lock at once: two readers never lease the same message.
+            # IMMEDIATE takes the write lock at once, so two readers never lease the same message.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                # A full disk has ended the transaction already.
+                # A full disk has already ended the transaction.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise

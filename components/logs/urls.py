@@ -1,7 +1,7 @@
-"""A log's URL, parsed: `scheme://authority/path?option=value`; errors name the URL and what was expected.
+"""Parser of event log URLs: `scheme://authority/path?option=value`.
 
-A URL is shown without what may be a secret, wherever somebody put one. Every backend reads its own options from it;
-which backend a scheme means is left to `components.logs.locations`.
+Errors name the URL and the expected form, without anything in the URL that may be a secret. Each
+backend reads its own options. `components.logs.locations` maps a scheme to a backend.
 """
 
 import re
@@ -16,7 +16,7 @@ _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|secret|token|key|credential)[^=
 
 
 def redacted(url: str) -> str:
-    """Return a URL as it may be shown: without user, password and options that sound like secrets.
+    """Return a URL without its user, its password, and options that look like secrets.
 
     >>> redacted("kafka://me:pa/ss@host:9092/topic?group=g&sasl.password=p")
     'kafka://***@host:9092/topic?group=g&sasl.password=***'
@@ -33,17 +33,17 @@ class LogUrl:
     text: str
     scheme: str
     authority: str
-    """What stands between `//` and the next `/`."""
+    """Text between `//` and the next `/`."""
     path: str
-    """What follows that slash."""
+    """Text after that `/`."""
     options: dict[str, str]
 
     @classmethod
     def parse(cls, text: str) -> "LogUrl":
-        """Return the parts of `text`; of an option given twice the last counts.
+        """Return the parts of `text`. If an option occurs twice, the last one counts.
 
         Raises:
-            ContractError: It is no URL.
+            ContractError: `text` is not a URL.
         """
         try:
             parts = urlsplit(text)
@@ -53,23 +53,23 @@ class LogUrl:
         return cls(text, parts.scheme, unquote(parts.netloc), unquote(parts.path[1:]), options)
 
     def refuse(self, expected: str) -> ContractError:
-        """The error that says what was expected instead; the caller raises it."""
+        """Return the error that names the URL and the expected form. The caller raises it."""
         return ContractError(f"log is {redacted(self.text)!r}, {expected}")
 
     def expect_options(self, known: Collection[str]) -> None:
-        """Checks that there is no option but these.
+        """Check that the URL has no other options than these.
 
         Raises:
-            ContractError: there is another one.
+            ContractError: it has another one.
         """
         if unknown := self.options.keys() - set(known):
             raise self.refuse(f"with unknown options {sorted(unknown)}, expected only {sorted(known)}")
 
     def number(self, name: str, default: float) -> float:
-        """The option `name` as a number above 0.
+        """Return the option `name` as a number above 0.
 
         Raises:
-            ContractError: it is none.
+            ContractError: it is not such a number.
         """
         try:
             value = float(self.options.get(name, default))

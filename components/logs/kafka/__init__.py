@@ -1,5 +1,5 @@
-"""Kafka as the record log, through confluent-kafka; what it promises is `logs.event_log`'s.
+"""Kafka as the event log, through confluent-kafka. `logs.event_log` describes its guarantees.
 
-`publisher` and `subscriber` are the ends, opened at a `location`. Topics are made by whoever runs the brokers,
-`<topic>.dead-letters` too; where brokers make topics by themselves, the first use does.
+`publisher` and `subscriber` are its two sides, opened at a `location`. The operator of the brokers
+creates the topic and `<topic>.dead-letters`, unless the brokers create topics on first use.
 """

@@ -1,8 +1,9 @@
-"""Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`: kept, listed, replayed.
+"""Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`.
 
-A message is kept with its original bytes and key; reason and time are headers. Where its list begins is the offset that
-the group `<group>.dead-letters` has committed: Kafka deletes nothing on request, so a replay publishes what is listed
-and commits its end. The topic's retention limits how long dead letters are kept: give it one that suits.
+A dead letter has the message's original bytes and key. Its reason and time are headers. Kafka
+deletes nothing on request. The list therefore starts at the offset that the group
+`<group>.dead-letters` has committed, and a replay publishes the listed messages and commits their
+end. The topic's retention limits how long dead letters are kept.
 """
 
 import time
@@ -20,13 +21,14 @@ from components.runtime.errors import TemporaryError
 
 MAX_REASON_BYTES = 4096
 MAX_KEY_BYTES = 1024
-"""Longest key of a dead letter that is too large for a broker's default limit; see `KafkaDeadLetters.keep`."""
+"""Longest key of a dead letter that exceeds a broker's default size limit. See
+`KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
 
 
 def message_id(message: Message) -> str:
-    """The key as text; where a message of a foreign client has none, its place in the topic."""
+    """Return the key as text, or the message's position in the topic if another client sent no key."""
     key = message.key()
     if key is None:
         return f"{message.topic()}/{message.partition()}/{message.offset()}"
@@ -34,7 +36,7 @@ def message_id(message: Message) -> str:
 
 
 class KafkaDeadLetters:
-    """The dead-letter topic beside one topic."""
+    """The dead-letter topic of one topic."""
 
     def __init__(
         self, location: KafkaLocation, sender: KafkaSender, clock: Callable[[], float], *, seconds: float = 30.0
@@ -46,10 +48,11 @@ class KafkaDeadLetters:
         self._group = location.group + DEAD_LETTER_ENDING
 
     def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
-        """Stores messages, each with id, payload and the reason why.
+        """Store messages as dead letters, each with id, payload and reason.
 
-        Returns when the brokers have them; errors as `KafkaSender.send`. A topic may carry larger messages than the
-        brokers take from this client: of such a message the beginning is kept, and the reason says so.
+        Returns when the brokers have stored them. Raises the errors of `KafkaSender.send`. A topic
+        may carry larger messages than the brokers accept from this client. Such a message is
+        truncated, and the reason says so.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -64,20 +67,21 @@ class KafkaDeadLetters:
             self._sender.send(kept[start : start + _BATCH])
 
     def kept(self) -> list[DeadLetter]:
-        """What is kept, oldest first; commits nothing.
+        """Return the stored dead letters, oldest first, without a commit.
 
         Raises:
             TemporaryError: no broker answers.
-            PermanentError: they refuse.
+            PermanentError: the brokers refuse.
         """
         with self._open_consumer() as consumer:
             letters, _ = self._read_letters(consumer)
         return letters
 
     def replay(self) -> int:
-        """Publishes all dead letters again, then lets them go; how many. Killed in between, it publishes them twice.
+        """Publish all dead letters again, remove them from the list, and return their number.
 
-        Errors are those of `kept` and of `KafkaSender.send`.
+        A kill between the two steps publishes them twice. Raises the errors of `kept` and of
+        `KafkaSender.send`.
         """
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)
@@ -91,7 +95,8 @@ class KafkaDeadLetters:
 
     @contextmanager
     def _open_consumer(self) -> Iterator[Consumer]:
-        # The end of a partition is reported as an event: its last offsets may be gaps, and would never come.
+        # Wait for the event at the end of a partition. Its last offsets may be gaps that no message
+        # fills.
         consumer = Consumer(
             self._location.client(
                 group_id=self._group,
@@ -107,17 +112,18 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
-            consumer.unassign()  # assigned by hand: no group revokes it, and closing waits for that
+            consumer.unassign()  # assigned by hand, because closing waits until a group revokes its partitions
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
-        """What is kept, oldest first, and where each partition ended when it was read.
+        """Return the stored dead letters, oldest first, and the end of each partition at that time.
 
-        Of a message kept twice, by a crash between keeping and acknowledging it, one counts; several may have one key.
+        A crash between storing and acknowledging stores a message twice, and only one copy is
+        returned. Different messages may have the same key.
         """
         topic, brokers = self._location.dead_letter_topic, self._location.brokers
         open_ = set(list_partitions(consumer, self._location, topic))
-        # Without an offset: from where the group has committed.
+        # Without an offset, reading starts at the group's committed offset.
         consumer.assign([TopicPartition(topic, number) for number in open_])
         found: dict[tuple[str, bytes | None], DeadLetter] = {}
         ends: list[TopicPartition] = []

@@ -1,7 +1,6 @@
-"""Where a Kafka log is and how its clients are set up; Kafka's errors, sorted into ours.
+"""Address of a Kafka log, configuration of its clients, and translation of Kafka's errors.
 
-Joins the URL that the user gives to librdkafka's configuration. Writing and reading are left to `publisher` and
-`subscriber`.
+The URL of the user becomes librdkafka's configuration. `publisher` and `subscriber` write and read.
 """
 
 import logging
@@ -17,14 +16,16 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 
 DEFAULT_GROUP = "evergreen-monitor"
 DEFAULT_LEASE_SECONDS = 45.0
-"""Kafka's own default session timeout; brokers refuse less than 6 s unless told otherwise."""
+"""Kafka's default session timeout. Brokers refuse less than 6 s by default."""
 OPTIONS = ("group", "lease_seconds", "config")
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
-"""Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, less than a broker's default of 1,048,588."""
+"""Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, and less than a broker's
+default of 1,048,588."""
 
 _CLIENT_LOGGER = logging.getLogger("components.logs.kafka.librdkafka")
-# One line for every attempt to connect, 20 a second; `Subscriber.problem` says when no broker answers.
+# Drop the line for every attempt to connect, 20 per second. `Subscriber.problem` reports when no
+# broker answers.
 _CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
@@ -46,33 +47,34 @@ _PERMANENT = {
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.UNSUPPORTED_VERSION,
 }
-"""What somebody has to change; every other error may end by itself."""
+"""Errors that a person must fix. Every other error can pass by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaLocation:
-    """One topic, the group that reads it, and how to reach both."""
+    """One topic, the group that reads it, and the settings to reach both."""
 
     brokers: str
-    """host:port, comma-separated."""
+    """Comma-separated host:port addresses."""
     topic: str
     group: str = DEFAULT_GROUP
     lease_seconds: float = DEFAULT_LEASE_SECONDS
-    """How long a killed reader keeps its partitions, and a living one a message that it does not acknowledge."""
+    """Seconds that a killed reader retains its partitions, and that a running reader retains an
+    unacknowledged message."""
     delivery_seconds: float = 10.0
-    """How long one message is tried before publishing it has failed for now."""
+    """Seconds of retries after which publishing a message fails with a TemporaryError."""
     properties: dict[str, str] = field(default_factory=dict)
-    """Further settings of librdkafka, such as those of TLS and SASL."""
+    """Further librdkafka settings, for example those of TLS and SASL."""
 
     @classmethod
     def parse(cls, url: LogUrl) -> "KafkaLocation":
-        """The location that `url` names, `kafka://host:port[,host:port]/topic`.
+        """Return the location of `url`, which has the form `kafka://host:port[,host:port]/topic`.
 
-        Options: `group`, `lease_seconds`, and `config`, a file of `name=value` lines with librdkafka's settings, where
-        credentials belong.
+        Its options are `group`, `lease_seconds` and `config`. The latter names a file of
+        `name=value` lines with librdkafka's settings, which is the place for credentials.
 
         Raises:
-            ContractError: no broker, no topic, an unknown option, or a file that cannot be read.
+            ContractError: no broker, no topic, an unknown option, or an unreadable file.
         """
         url.expect_options(OPTIONS)
         if "@" in url.authority:
@@ -94,15 +96,19 @@ class KafkaLocation:
 
     @property
     def dead_letter_topic(self) -> str:
-        """Where dead letters are kept."""
+        """Name of the topic of the dead letters."""
         return self.topic + DEAD_LETTER_ENDING
 
     def client(self, **settings: Any) -> dict[str, Any]:
-        """Settings of one librdkafka client; `settings` are written with `_` for `.` and win over the file's."""
+        """Return the settings of one librdkafka client.
+
+        `settings` are written with `_` for `.` and override those of the file.
+        """
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "client.id": "evergreen",
-            # A topic made after its reader is found within this; librdkafka's default is 5 minutes.
+            # Find a topic within this time if it is created after its reader. librdkafka's default
+            # is 5 minutes.
             "topic.metadata.refresh.interval.ms": 10_000,
             "logger": _CLIENT_LOGGER,
             **self.properties,
@@ -129,7 +135,10 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 def sorted_error(error: KafkaError | KafkaException, what: str) -> Exception:
-    """The error of ours that Kafka's means; `what` says what was attempted, and begins the message."""
+    """Return our error for an error of Kafka.
+
+    Its message begins with `what`, the attempted operation.
+    """
     inner = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(inner, KafkaError):
         return PermanentError(f"{what}: {inner}")

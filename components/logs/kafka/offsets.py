@@ -1,7 +1,8 @@
-"""How far a topic reaches, how far its group has read it, and what this reader holds of it.
+"""Offsets of a topic: its end, the progress of its group, and the messages that this reader holds.
 
-`PartitionProgress` is pure: which messages of a partition are held, and which offset may be committed. `BacklogCounter`
-asks the brokers what is left. Reading messages is left to `subscriber`.
+`PartitionProgress` is pure. It records which messages of a partition are held, and which offset may
+be committed. `BacklogCounter` asks the brokers for the number of messages that are left.
+`subscriber` reads the messages.
 """
 
 import logging
@@ -18,13 +19,15 @@ from components.runtime.errors import PermanentError, TemporaryError
 
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 1.0
-"""After a question that nobody answered: each may wait for `ASK_SECONDS`, and the reader has more to do."""
+"""Pause after a request without an answer. Each request may wait for `ASK_SECONDS`, which delays
+the reader."""
 CLOSE_SECONDS = 10.0
 """Longest wait for a client to close."""
 SETTLE_SECONDS = 0.02
-"""A rebalance's next callback comes sooner: it waits for this client's own threads only."""
+"""Time without a callback after which a rebalance has ended. The next callback only waits for this
+client's own threads."""
 _END, _BEGIN = -1, -2
-"""Times that stand for the newest and the oldest offset in a question for offsets by time."""
+"""Times that stand for the newest and the oldest offset in a request for offsets by time."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +35,15 @@ M = TypeVar("M")
 
 
 def close_consumer(consumer: Consumer) -> None:
-    """Leaves the group and ends the client, within `CLOSE_SECONDS`.
+    """Leave the group and close the client, within `CLOSE_SECONDS`.
 
-    librdkafka's close fails its caller in two ways. While a commit is under way and no broker answers, it looks for the
-    group's coordinator again and again (librdkafka, issue 3740): that wait is given up, and the client ends when a
-    broker answers or with the process; its partitions go to other readers when its session times out. And a rebalance
-    that waits for its callback when the close begins may be answered to a group that has ended: the callback then
-    waits for ever and holds Python's interpreter lock meanwhile. So rebalances end before the close begins.
+    librdkafka's close has two faults. First, if a commit is pending and no broker answers, it
+    searches for the group's coordinator repeatedly (librdkafka issue 3740). This function then
+    stops waiting. The client ends when a broker answers or with the process, and other readers get
+    its partitions when its session times out. Second, a rebalance that waits for its callback when
+    the close begins can be answered to a group that has ended. The callback then blocks forever and
+    holds Python's interpreter lock. Therefore this function ends rebalances before it closes the
+    client.
     """
     deadline = time.monotonic() + CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
@@ -50,11 +55,14 @@ def close_consumer(consumer: Consumer) -> None:
 
 
 def _end_rebalances(consumer: Consumer, deadline: float) -> None:
-    """Unsubscribes and serves callbacks until no partition is assigned and nothing came for `SETTLE_SECONDS`."""
+    """Unsubscribe, and serve callbacks until no partition is assigned.
+
+    The last callback must be `SETTLE_SECONDS` ago.
+    """
     try:
         consumer.unsubscribe()
     except KafkaException:
-        return  # not in a group, or a fatal error has ended it
+        return  # the client is in no group, or a fatal error has ended it
     while time.monotonic() < deadline:
         try:
             arrived = consumer.consume(1000, SETTLE_SECONDS)
@@ -66,34 +74,34 @@ def _end_rebalances(consumer: Consumer, deadline: float) -> None:
 
 @dataclass
 class Held(Generic[M]):
-    """A message that was delivered and not yet acknowledged."""
+    """A delivered message that is not yet acknowledged."""
 
     message: M
     until: float
-    """End of the lease, seconds since the epoch."""
+    """End of the lease in seconds since the epoch."""
     attempt: int = 1
 
 
 @dataclass
 class PartitionProgress(Generic[M]):
-    """One partition, from its assignment to its revocation.
+    """Progress of one partition, from its assignment to its revocation.
 
-    Kafka remembers one number for each partition: everything below it is done. Acknowledgements come in any order, so
-    the number may only move to the first message that is not yet acknowledged. Offsets may have gaps, where Kafka
-    compacted or deleted; a gap counts as done.
+    Kafka stores one committed offset per partition, and everything below it is done.
+    Acknowledgements arrive in any order, so that offset may only move to the first unacknowledged
+    message. Offsets that Kafka compacted or deleted leave gaps, which count as done.
     """
 
     generation: int
-    """Differs between two assignments of the same partition: tokens of the earlier one are void."""
+    """Number of the assignment. Tokens of an earlier assignment of the same partition are void."""
     next_offset: int | None = None
-    """One past the newest message delivered; None before the first."""
+    """Offset after the newest delivered message. None before the first."""
     held: dict[int, Held[M]] = field(default_factory=dict)
-    """By offset, ascending."""
+    """Held messages by ascending offset."""
     sent_offset: int | None = None
-    """What was last asked to be committed; None = nothing, or the commit failed."""
+    """Last offset that was sent to be committed. None if there is none or the commit failed."""
 
     def take(self, offset: int, message: M, *, until: float) -> bool:
-        """Holds a newly arrived message; False for one that came already."""
+        """Hold a newly arrived message, and return False if it had already arrived."""
         if self.next_offset is not None and offset < self.next_offset:
             return False
         self.held[offset] = Held(message, until)
@@ -101,9 +109,10 @@ class PartitionProgress(Generic[M]):
         return True
 
     def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
-        """Offsets of at most `count` messages whose lease ran out, oldest first; each is leased anew.
+        """Lease again at most `count` messages whose lease has expired, and return their offsets.
 
-        A lease that ends later than a new one was taken before the clock was set back, and counts as over.
+        The oldest come first. A lease that ends later than a new one was taken before the clock was
+        set back, so it counts as expired.
         """
         expired = [offset for offset, held in self.held.items() if not now < held.until <= until][:count]
         for offset in expired:
@@ -112,51 +121,56 @@ class PartitionProgress(Generic[M]):
         return expired
 
     def find(self, offset: int, attempt: int) -> M | None:
-        """The message that this delivery handed out, while it is held; None when the delivery is over."""
+        """Return the held message of a delivery, or None if the delivery has ended."""
         held = self.held.get(offset)
         return held.message if held is not None and held.attempt == attempt else None
 
     def end(self, offset: int, attempt: int) -> M | None:
-        """Ends a delivery and returns its message; None where it was over already."""
+        """End a delivery and return its message, or None if it had already ended."""
         message = self.find(offset, attempt)
         if message is not None:
             del self.held[offset]
         return message
 
     def offset_to_commit(self) -> int | None:
-        """The offset below which all is done, if it has moved since it was last sent; None otherwise."""
+        """Return the offset below which all messages are done, or None if it was already sent."""
         done = next(iter(self.held), self.next_offset)
         return done if done != self.sent_offset else None
 
     def unfinished(self, start: int, end: int) -> int:
-        """Messages before `end` that are not acknowledged; `start` is where reading begins while nothing came."""
+        """Return the number of unacknowledged messages before `end`.
+
+        `start` is the offset where reading begins, for a partition without a message so far.
+        """
         position = start if self.next_offset is None else self.next_offset
         return max(0, end - position) + len(self.held)
 
 
 class BacklogCounter:
-    """Counts what the group has not finished of a topic, over all partitions, this reader's and others'.
+    """Counter of the messages that the group has not finished, in all partitions of the topic.
 
-    It asks by a client of its own beside the consumer that reads: a broker answers one connection's requests in order,
-    so a question behind the reader's fetch would wait as long as that waits for messages (measured:
-    `fetch.wait.max.ms`, 0.5 s instead of 0.2 ms).
+    It uses a separate client. A broker answers the requests of one connection in order, so a
+    request behind the reader's fetch would wait as long as the fetch waits for messages. Measured,
+    that is `fetch.wait.max.ms`: 0.5 s instead of 0.2 ms.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
         self._location = location
-        # A question makes no topic, mistyped as it may be.
+        # A request must not create a topic, because its name may be mistyped.
         self._consumer = Consumer(
             location.client(group_id=location.group, enable_auto_commit=False, allow_auto_create_topics=False)
         )
         self._silent_until = 0.0
         self.problem: str | None = None
-        """What the newest question met, or what the reader's client said since; None = answered."""
+        """Error of the newest request, or a later one of the client. None if the request was
+        answered."""
 
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
-        """Messages that are neither acknowledged nor dead-lettered; None where no broker answers.
+        """Return the number of messages that are neither acknowledged nor dead-lettered.
 
-        In a partition of this reader (a key of `progress`) those are held or not yet come; in any other they lie beyond
-        what the group has committed.
+        Returns None if no broker answers. In a partition of this reader (a key of `progress`) the
+        count covers held messages and those still to come. In any other partition it covers the
+        messages after the group's committed offset.
         """
         if time.monotonic() < self._silent_until:
             return None
@@ -176,11 +190,11 @@ class BacklogCounter:
         return sum(progress.get(p, unknown).unfinished(starts.get(p, 0), ends[p]) for p in partitions)
 
     def close(self) -> None:
-        """Ends the client."""
+        """Close the client."""
         close_consumer(self._consumer)
 
     def _committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Where the group reads on in each: what it committed, else the oldest offset."""
+        """Return the group's committed offset of each partition, or the oldest offset without one."""
         if not partitions:
             return {}
         places = [TopicPartition(self._location.topic, number) for number in partitions]
@@ -204,14 +218,14 @@ class BacklogCounter:
 
 
 def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> list[int]:
-    """The topic's partitions; empty where there is no such topic.
+    """Return the topic's partitions. The list is empty if the topic does not exist.
 
     Raises:
         TemporaryError: no broker answered.
-        PermanentError: they refuse.
+        PermanentError: the brokers refuse.
     """
     what = f"asking {location.brokers} for topic {topic}"
-    consumer.poll(0)  # serves the client's own log lines
+    consumer.poll(0)  # serve the client's own log lines
     try:
         found = consumer.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
     except KafkaException as error:

@@ -1,6 +1,7 @@
-"""The writing end of a Kafka log, and the producer behind it, which waits until each message is stored.
+"""The writing side of a Kafka log, and a producer that waits until each message is stored.
 
-`KafkaSender` serves publishing, keeping dead letters and replaying them alike: topic and headers are the caller's.
+`KafkaSender` publishes messages, stores dead letters and replays them. Its callers choose topic and
+headers.
 """
 
 import threading
@@ -17,12 +18,12 @@ from components.runtime.errors import ContractError, TemporaryError
 Report = Callable[[KafkaError | None, Message], None]
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
-"""By how much a report may come later than librdkafka's own deadline for it."""
+"""Time by which a delivery report may exceed librdkafka's own deadline for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """One message to send; its id is the key, so a repetition comes to the same partition."""
+    """One message to send. Its id is the key, so a repeated message goes to the same partition."""
 
     topic: str
     message_id: str
@@ -31,10 +32,10 @@ class Outgoing:
 
 
 class KafkaSender:
-    """An idempotent producer (acks=all) whose sends are awaited. Threads may share one.
+    """An idempotent producer (acks=all) that waits for each send. Several threads may share one.
 
-    Idempotent means that librdkafka's own retries store a message once; a message sent again by the caller is stored
-    again.
+    Idempotent means that librdkafka's own retries store a message once. A message that the caller
+    sends again is stored again.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
@@ -43,11 +44,12 @@ class KafkaSender:
         self._producer: Producer | None = None
 
     def send(self, messages: Sequence[Outgoing]) -> None:
-        """Returns when the brokers have stored all of `messages`.
+        """Send `messages`, and return when the brokers have stored all of them.
 
         Raises:
-            ContractError: a message is larger than a broker takes.
-            TemporaryError: some were not stored in `delivery_seconds`; which is unknown: send all again.
+            ContractError: a message is larger than a broker accepts.
+            TemporaryError: some messages were not stored within `delivery_seconds`. It is unknown
+                which, so send all again.
             PermanentError: the brokers refuse.
         """
         producer = self._open_producer()
@@ -83,13 +85,13 @@ class KafkaSender:
                     on_delivery=report,
                 )
                 return
-            except BufferError as error:  # librdkafka's queue is full: its reports make room
+            except BufferError as error:  # librdkafka's queue is full, and serving its reports makes room
                 if time.monotonic() > deadline:
                     raise TemporaryError(f"publishing to {message.topic}: the queue stayed full") from error
                 producer.poll(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Ends the producer; nothing is under way, since every send was awaited."""
+        """Close the producer. Nothing is pending, because every send was awaited."""
         with self._lock:
             self._producer = None
 
@@ -110,14 +112,17 @@ class KafkaSender:
             return self._producer
 
     def _forget_producer(self, producer: Producer) -> None:
-        """After a fatal error a producer sends no more; the next send opens another."""
+        """Drop a producer that had a fatal error. The next send opens another."""
         with self._lock:
             if self._producer is producer:
                 self._producer = None
 
 
 def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
-    """The error to raise for several failures: one that no retry cures before one that it may."""
+    """Return the error to raise for several failures.
+
+    A permanent error goes before a temporary one.
+    """
     if any(error.fatal() for error in errors):
         return TemporaryError(f"{what}: {errors[0].str()}; a new producer is needed")
     found = [sorted_error(error, what) for error in errors]
@@ -125,10 +130,10 @@ def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
 
 
 class KafkaPublisher(KafkaSender):
-    """The writing end of `logs.event_log` on the location's topic, each message keyed by its id."""
+    """Publisher to the location's topic. The key of a message is its id."""
 
     def __init__(self, location: KafkaLocation) -> None:
-        """Refuses settings at once: from `publish` a ContractError speaks of a message."""
+        """Check the settings now, because a ContractError of `publish` must be about a message."""
         super().__init__(location)
         self._open_producer()
 

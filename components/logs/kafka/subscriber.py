@@ -1,11 +1,11 @@
-"""The reading end of a Kafka log: one topic, read by one consumer group.
+"""The reading side of a Kafka log: one topic, read by one consumer group.
 
-Joins confluent-kafka to the protocol. Readers share a topic's partitions; each commits, per partition, the offset below
-which everything is acknowledged (`offsets`), so a killed reader's messages come again to the next. Dead
-letters are left to `dead_letters`, counting what is left of the topic to `offsets`.
+Readers share the partitions of the topic. For each partition a reader commits the offset below
+which everything is acknowledged (`offsets`), so the next reader gets the messages of a killed one
+again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
 
-What a transaction writes leaves its marks among the offsets, so the end of such a topic is never reached: publish here
-with plain or idempotent producers.
+A transactional producer leaves markers among the offsets, and the end of such a topic is never
+reached. Publish with plain or idempotent producers.
 """
 
 import itertools
@@ -23,19 +23,21 @@ from components.logs.kafka.publisher import KafkaSender
 from components.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
-"""Pulled and not acknowledged, at most: a reader that cannot store must not fill its memory."""
+"""Highest number of bytes that are pulled and not acknowledged. It bounds the memory of a reader
+that cannot store."""
 
 CONSUMED_AT_ONCE = 50
-"""Messages asked of librdkafka at once: by so many a pull may exceed its bytes."""
+"""Messages per request to librdkafka. A pull may exceed its byte limit by that many messages."""
 
 
 class KafkaSubscriber:
-    """The reading end of `logs.event_log` on one topic. One thread at a time; a lock sees to that."""
+    """Subscriber of one topic. A lock admits one thread at a time."""
 
     def __init__(self, location: KafkaLocation, *, clock: Callable[[], float] = time.time) -> None:
-        """Opens the connections; the first `pull` joins the group, and messages come once it has partitions.
+        """Open the connections. The first `pull` joins the group.
 
-        Who only asks or replays takes no partition from a reader at work.
+        Messages arrive once this reader has partitions. A reader that never pulls takes no
+        partition from others.
 
         Raises:
             ContractError: librdkafka refuses a setting.
@@ -46,7 +48,8 @@ class KafkaSubscriber:
         self._generations = itertools.count(1)
         self._held_bytes = 0
         self._refused: str | None = None
-        """Why reading fails although they answer; until a partition or a message comes."""
+        """Reason why reading fails although brokers answer, until a partition or a message
+        arrives."""
         self._fatal: str | None = None
         self._joined = self._closed = False
         self._read_up_to: float | None = None
@@ -66,12 +69,12 @@ class KafkaSubscriber:
             enable_auto_offset_store=False,
             auto_offset_reset="earliest",
             allow_auto_create_topics=True,
-            # Other readers keep their partitions, and what they hold of them, when one comes or goes.
+            # Other readers retain their partitions and held messages when a reader comes or goes.
             partition_assignment_strategy="cooperative-sticky",
             session_timeout_ms=lease_ms,
             heartbeat_interval_ms=max(1, min(3000, lease_ms // 3)),
             max_poll_interval_ms=max(300_000, lease_ms),
-            # Full fetches under load, and no long wait for one when traffic is thin.
+            # Fetch large batches under load, without a long wait when there is little traffic.
             fetch_wait_max_ms=100,
             fetch_queue_backoff_ms=50,
             fetch_message_max_bytes=4 * 2**20,
@@ -79,7 +82,7 @@ class KafkaSubscriber:
         )
         return {**settings, "error_cb": self._on_error, "on_commit": self._on_committed}
 
-    # -- called by the consumer, from within `consume`
+    # -- Called by the consumer, from within `consume`.
 
     def _on_assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._refused = None
@@ -96,20 +99,23 @@ class KafkaSubscriber:
         for each in partitions:
             progress = self._progress.get(each.partition)
             if progress is not None and (error is not None or each.error is not None):
-                progress.sent_offset = None  # sent again with the next pull
+                progress.sent_offset = None  # the next pull sends it again
 
     def _on_error(self, error: KafkaError) -> None:
-        # A lost connection alone is no problem: librdkafka has others, or mends it.
+        # A single lost connection is not a problem, because librdkafka has others or reconnects.
         text = f"{self._location.brokers}: {error.str()}"
         if error.fatal():
             self._fatal = text
         elif error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL):
             self._backlog.problem = text
 
-    # -- the protocol
+    # -- The interface.
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """See `event_log.Subscriber`; in each partition oldest first. Nothing while no broker answers."""
+        """See `event_log.Subscriber`.
+
+        The order is oldest first per partition, and empty without a broker.
+        """
         if self._fatal is not None:
             raise PermanentError(self._fatal)
         now = self._clock()
@@ -126,14 +132,17 @@ class KafkaSubscriber:
         return pulled
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
-        """See `event_log.Subscriber`; a commit that fails is repeated, and an interrupted one means a redelivery."""
+        """See `event_log.Subscriber`.
+
+        A failed commit is repeated, and an interrupted one causes a redelivery.
+        """
         with self._lock:
             for token in tokens:
                 self._end_delivery(token)
             self._commit_offsets()
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """See `event_log.Subscriber`; waits until the brokers have stored them."""
+        """See `event_log.Subscriber`. Waits until the brokers have stored the dead letters."""
         with self._lock:
             found = [(token, self._find(token), reason) for token, reason in bad]
             held = [(token, message, reason) for token, message, reason in found if message is not None]
@@ -149,10 +158,13 @@ class KafkaSubscriber:
         return self._dead_letters.replay()
 
     def read_up_to(self) -> float | None:
-        """See `event_log.Subscriber`: the time of a check at which nothing was left to read in any partition.
+        """See `event_log.Subscriber`.
 
-        Of a partition of this reader that is: pulled and acknowledged to its end; of another reader's: committed to its
-        end. While no broker answers, the mark rests.
+        Returns the time of a check that found no message left in any partition.
+
+        A partition of this reader must be pulled and acknowledged to its end. A partition of
+        another reader must be committed to its end. The watermark does not move while no broker
+        answers.
         """
         with self._lock:
             asked_at = self._clock()
@@ -161,7 +173,7 @@ class KafkaSubscriber:
             return self._read_up_to
 
     def backlog(self) -> int | None:
-        """See `event_log.Subscriber`; None while no broker answers."""
+        """See `event_log.Subscriber`. Returns None while no broker answers."""
         with self._lock:
             return self._backlog.unfinished(self._progress)
 
@@ -170,7 +182,10 @@ class KafkaSubscriber:
         return self._fatal or self._backlog.problem or self._refused
 
     def close(self) -> None:
-        """See `event_log.Subscriber`; leaves the group, so that its partitions go to other readers at once."""
+        """See `event_log.Subscriber`.
+
+        Leaves the group, so that other readers get its partitions at once.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -180,7 +195,7 @@ class KafkaSubscriber:
             self._backlog.close()
             self._sender.close()
 
-    # -- parts
+    # -- Parts.
 
     def _join_group(self) -> None:
         if not self._joined:
@@ -206,7 +221,7 @@ class KafkaSubscriber:
         return pulled
 
     def _take_message(self, message: Message, until: float) -> list[Delivery]:
-        """The delivery of a message, none for one of a partition that is not (or no longer) ours."""
+        """Return the delivery of a message, or None if its partition is assigned elsewhere."""
         error = message.error()
         self._refused = f"reading {self._location.topic}: {error.str()}" if error is not None else None
         if error is not None:
@@ -219,7 +234,7 @@ class KafkaSubscriber:
         return [_delivery(partition, offset, progress)]
 
     def _find(self, token: str) -> Message | None:
-        """The message of a delivery that has not ended."""
+        """Return the message of a delivery that has not ended."""
         generation, partition, offset, attempt = map(int, token.split("/"))
         progress = self._progress.get(partition)
         return None if progress is None or progress.generation != generation else progress.find(offset, attempt)
@@ -233,7 +248,10 @@ class KafkaSubscriber:
                 self._held_bytes -= _size(message)
 
     def _commit_offsets(self) -> None:
-        """Commits what is done, without waiting: a lost commit means a redelivery, not a loss."""
+        """Commit finished offsets without waiting.
+
+        A lost commit causes a redelivery, not a loss.
+        """
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
         offsets = [TopicPartition(self._location.topic, number, to) for number, to in moved.items() if to is not None]
         if not offsets:
@@ -241,7 +259,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # the consumer is between two assignments; the next pull sends it again
+            return  # the consumer is between two assignments, and the next pull sends it again
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 

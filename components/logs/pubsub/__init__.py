@@ -1,5 +1,6 @@
-"""Google Pub/Sub as the record log, through google-cloud-pubsub; what it promises is `logs.event_log`'s.
+"""Google Pub/Sub as the event log, through google-cloud-pubsub.
 
-`location` reads the URL and opens the ends, `publisher` and `subscriber` are the ends. Pub/Sub keeps a message for 31
-days at most, and gives messages in no order.
+`location` reads the URL and opens both sides, which `resources` and `subscriber` implement.
+`logs.event_log` describes the guarantees. Pub/Sub retains a message for at most 31 days and
+delivers without an order.
 """

@@ -1,8 +1,9 @@
-"""The URL of a Pub/Sub log, and its two ends: `pubsub://project/topic?subscription=name`.
+"""URL of a Pub/Sub log, and its two sides: `pubsub://project/topic?subscription=name`.
 
-The publisher needs only the topic, the monitor only the subscription (`<topic>-monitor` where none is named) and
-`<subscription>-dead-letters`. Options: `lease_seconds` and `settle_seconds` of `subscriber.PubsubSettings`. On Google's
-emulator what is missing is created.
+The publisher needs only the topic. The monitor needs only the subscription (by default
+`<topic>-monitor`) and `<subscription>-dead-letters`. The options `lease_seconds` and
+`settle_seconds` are those of `subscriber.PubsubSettings`. On Google's emulator missing topics and
+subscriptions are created.
 """
 
 from collections.abc import Callable
@@ -23,24 +24,27 @@ OPTIONS = ("subscription", "lease_seconds", "settle_seconds")
 
 
 def open_publisher(url: LogUrl) -> PubsubPublisher:
-    """The writing end; with the right to publish alone, an absent topic is reported by the first `publish`.
+    """Open the log for writing.
+
+    If the account may only publish, the first `publish` reports a missing topic.
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.
         TemporaryError, PermanentError: the emulator's topic could not be created.
     """
     names, _ = _parse_url(url)
-    # With its subscription: what is published to a topic without one is kept for nobody.
+    # Create the subscription too, because a topic without one drops its messages.
     create_on_emulator(names)
     return PubsubPublisher(names, publisher_client())
 
 
 def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscriber:
-    """The reading end.
+    """Open the log for reading.
 
     Raises:
-        ContractError: the URL names no topic, there are no credentials, or the subscription is absent.
-        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+        ContractError: the URL names no topic, there are no credentials, or the subscription is
+            missing.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
     """
     names, settings = _parse_url(url)
     create_on_emulator(names)
@@ -50,7 +54,7 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
 
 
 def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
-    """What the URL names, and how it is read."""
+    """Return the topic and subscription that the URL names, and the settings of the reader."""
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
     url.expect_options(OPTIONS)
     names = Names(url.authority, url.path, url.options.get("subscription", f"{url.path}-monitor"))

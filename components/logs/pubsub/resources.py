@@ -1,12 +1,14 @@
-"""Pub/Sub's side of a log: what its topics and subscriptions are called, Google's clients, and the writing end.
+"""Names of topics and subscriptions, Google's clients, and the publisher of a Pub/Sub log.
 
-A log is one topic with one subscription, and beside them a topic with one subscription for dead letters. The latter is
-also Pub/Sub's own dead-letter topic: a message that was delivered 100 times in vain lands there by itself. Whoever
-grants the rights creates them (docs/gke.md); only on Google's emulator they are created here.
+A log has one topic with one subscription, and another topic with one subscription for dead letters.
+The latter is also Pub/Sub's own dead-letter topic: Pub/Sub moves a message there after 100
+unsuccessful deliveries. Whoever grants the permissions creates them (docs/gke.md). Only on Google's
+emulator this module creates them.
 
-Where `PUBSUB_EMULATOR_HOST` is set, the clients talk to the emulator without credentials, as all of Google's tools do.
-Messages go in batches, and `publish` returns when Pub/Sub has confirmed every one. Which messages, and what to do while
-Pub/Sub is away, is left to the caller (`inference_client.publisher`).
+If `PUBSUB_EMULATOR_HOST` is set, the clients use the emulator without credentials, like Google's
+own tools. Messages are sent in batches, and `publish` returns when Pub/Sub has confirmed all of
+them. The caller (`inference_client.publisher`) chooses the messages, and handles outages of
+Pub/Sub.
 """
 
 import logging
@@ -34,11 +36,11 @@ from components.runtime.errors import ContractError, PermanentError, TemporaryEr
 logger = logging.getLogger(__name__)
 
 RESOURCE_NAME = re.compile(r"(?!goog)[A-Za-z][A-Za-z0-9._~+%-]{2,254}")
-"""https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names"""
+"""Valid resource names, from https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names"""
 ID = "id"
-"""Attribute that holds the message's id: Pub/Sub gives a message published again a new id of its own."""
+"""Attribute with the message's id. Pub/Sub's own id changes when a message is published again."""
 MAX_ATTRIBUTE_BYTES = 1024
-"""Longest value of an attribute that Pub/Sub takes."""
+"""Longest value of an attribute in bytes that Pub/Sub accepts."""
 CALL_SECONDS = 10.0
 """Longest that one unary call waits."""
 RETRYABLE = (
@@ -54,10 +56,11 @@ RETRYABLE = (
     TimeoutError,
     GoogleAuthError,
 )
-"""As the library's own list for pulls; a token that cannot be fetched now may come later."""
+"""Errors that are retried: those of the library's own list for pulls, and a failed refresh of the
+token."""
 _BATCH = pubsub_v1.types.BatchSettings(max_messages=1000, max_bytes=2_000_000, max_latency=0.01)
-"""A request takes 1000 messages and 10 MB at most, but a request of 8 MB timed out at a busy emulator; a smaller batch
-goes 10 ms after its first message."""
+"""Limits of a batch. A request takes at most 1000 messages and 10 MB, but one of 8 MB timed out at
+a busy emulator. A smaller batch is sent 10 ms after its first message."""
 _CHANNEL = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
@@ -67,7 +70,7 @@ _CHANNEL = (
 
 @dataclass(frozen=True)
 class Names:
-    """The topic that the publisher writes to and the subscription that the monitor reads from."""
+    """The topic of the publisher and the subscription of the monitor."""
 
     project: str
     topic: str
@@ -75,37 +78,37 @@ class Names:
 
     @property
     def topic_path(self) -> str:
-        """The topic's full name."""
+        """Full name of the topic."""
         return f"projects/{self.project}/topics/{self.topic}"
 
     @property
     def subscription_path(self) -> str:
-        """The subscription's full name."""
+        """Full name of the subscription."""
         return f"projects/{self.project}/subscriptions/{self.subscription}"
 
     @property
     def dead_letters(self) -> "Names":
-        """The topic that keeps dead letters, with one subscription of the same name."""
+        """Names of the dead-letter topic and its subscription, which are equal."""
         name = f"{self.subscription}-dead-letters"
         return Names(self.project, name, name)
 
 
 def translated(error: BaseException, what: str) -> TemporaryError | PermanentError:
-    """The error that says what the caller must do about `error`, which happened to `what`."""
+    """Return our error for `error`, which occurred for `what`."""
     text = f"{what}: {first_line(error)}"
     return TemporaryError(text) if isinstance(error, RETRYABLE) else PermanentError(text)
 
 
-# -- clients
+# -- Clients.
 
 
 def emulator() -> str | None:
-    """Address of the emulator, where one is to be used."""
+    """Return the address of the emulator, or None if none is configured."""
     return os.environ.get("PUBSUB_EMULATOR_HOST") or None
 
 
 def publisher_client(seconds: float = CALL_SECONDS) -> Any:
-    """A batching publisher that repeats a failed request for at most `seconds`.
+    """Return a batching publisher that retries a failed request for at most `seconds`.
 
     Raises:
         ContractError: this machine has no credentials for Google Cloud.
@@ -120,13 +123,16 @@ def publisher_client(seconds: float = CALL_SECONDS) -> Any:
 
 
 def subscriber_client() -> Any:
-    """A client that reads and administers subscriptions; errors as `publisher_client`'s."""
+    """Return a client that reads and manages subscriptions.
+
+    Raises the errors of `publisher_client`.
+    """
     return _make_client(pubsub_v1.SubscriberClient, SubscriberGrpcTransport)
 
 
 def _make_client(client: Any, transport: Any, **options: Any) -> Any:
     if address := emulator():
-        # A channel of our own, to reach the emulator past any proxy.
+        # Use a separate channel, which reaches the emulator without the configured proxy.
         return client(transport=transport(channel=grpc.insecure_channel(address, options=_CHANNEL)), **options)
     try:
         return client(**options)
@@ -136,14 +142,14 @@ def _make_client(client: Any, transport: Any, **options: Any) -> Any:
         ) from error
 
 
-# -- topics and subscriptions
+# -- Topics and subscriptions.
 
 
 def create_on_emulator(names: Names) -> None:
-    """Creates what is missing of the log, where there is an emulator, which starts empty.
+    """Create the missing topics and subscriptions on the emulator, which starts empty.
 
     Raises:
-        TemporaryError, PermanentError: The emulator cannot be reached, or refuses.
+        TemporaryError, PermanentError: the emulator is unreachable, or refuses.
     """
     if emulator() is None:
         return
@@ -156,13 +162,14 @@ def create_on_emulator(names: Names) -> None:
 
 
 def check(names: Names, subscriber: Any) -> None:
-    """Checks that the log's subscriptions are there and read the right topics.
+    """Check that the log's subscriptions exist and read the right topics.
 
-    Without the right to look (`pubsub.subscriptions.get`) nothing is checked: reading will show.
+    Without the permission `pubsub.subscriptions.get` nothing is checked, and the first read reports
+    a problem.
 
     Raises:
-        ContractError: one is missing, or reads another topic.
-        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+        ContractError: a subscription is missing, or reads another topic.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
     """
     for log in (names, names.dead_letters):
         try:
@@ -192,16 +199,19 @@ def _create_unless_there(call: Any, request: dict[str, Any]) -> None:
 
 
 class PubsubPublisher:
-    """Publishes to one topic; threads may share one."""
+    """Publisher to one topic. Several threads may share one."""
 
     def __init__(self, names: Names, client: Any) -> None:
-        """Publishes through `client`, a `resources.publisher_client` that is closed with this."""
+        """Use `client` of `resources.publisher_client`, and close it together with this publisher."""
         self._names = names
         self._client = client
         self._closed = False
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """See `event_log.Publisher`; the id goes as an attribute, so it has at most 1024 bytes."""
+        """See `event_log.Publisher`.
+
+        The id is sent as an attribute, so it has at most 1024 bytes.
+        """
         for message_id, payload in messages:
             expect_size(message_id, payload)
             if not 0 < len(message_id.encode()) <= MAX_ATTRIBUTE_BYTES:
@@ -213,7 +223,7 @@ class PubsubPublisher:
         )
 
     def close(self) -> None:
-        """See `event_log.Publisher`; nothing is left to send, since `publish` waits."""
+        """See `event_log.Publisher`. Nothing is pending, because `publish` waits."""
         if not self._closed:
             self._closed = True
             self._client.stop()
@@ -223,23 +233,25 @@ class PubsubPublisher:
 def publish_all(
     client: Any, topic: str, messages: Sequence[tuple[bytes, Mapping[str, str]]], *, seconds: float = 2 * CALL_SECONDS
 ) -> None:
-    """Publishes (data, attributes) messages and waits until Pub/Sub has confirmed all.
+    """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 
     Raises:
-        TemporaryError: at least one was not confirmed within `seconds`; others may be stored.
-        PermanentError: Pub/Sub refuses at least one for ever.
+        TemporaryError: at least one message was not confirmed within `seconds`. Others may be
+            stored.
+        PermanentError: Pub/Sub refuses at least one message permanently.
     """
     deadline = time.monotonic() + seconds
     futures = [client.publish(topic, data, **attributes) for data, attributes in messages]
     failures: dict[int, BaseException] = {}
     for future in futures:
         try:
-            # Bounded: the library's sending thread dies of some errors without ending the futures.
+            # Wait with a timeout, because some errors end the library's sending thread without
+            # ending the futures.
             error = future.exception(timeout=max(deadline - time.monotonic(), 0.0))
         except FutureTimeoutError as too_late:
             error = too_late
         if error is not None:
-            failures[id(error)] = error  # the messages of one request share their error
+            failures[id(error)] = error  # messages of one request share their error
     found = [(translated(error, topic), error) for error in failures.values()]
     for failure, error in sorted(found, key=lambda pair: isinstance(pair[0], TemporaryError)):
         raise failure from error

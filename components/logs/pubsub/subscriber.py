@@ -1,13 +1,14 @@
-"""The reading end on Pub/Sub: a thread asks for messages and fills a bounded queue; `pull` takes from it at once.
+"""The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
-The thread sends one unary pull after another, each of which waits at Pub/Sub until there is a message. It leases what
-comes for `lease_seconds`; what is not acknowledged by then is forgotten here, and Pub/Sub delivers it again. Storing
-before acknowledging is the caller's job; how far the log is read is estimated by `ReadMark`.
+The thread sends one unary pull after another. Each waits at Pub/Sub until there is a message, and
+leases it for `lease_seconds`. A message that is not acknowledged by then is dropped here, and
+Pub/Sub delivers it again. The caller stores a message before it acknowledges it. `ReadMark`
+estimates the watermark.
 
-Dead letters have a topic of their own: put there, listed without being taken, published again. They are the payloads as
-they came, with id, reason and time as attributes. What Pub/Sub itself moved there has no reason of ours, and is
-recognised by that. Pub/Sub has no way to look without pulling: while one list or replay runs, and for `lease_seconds`
-after one that was killed, another sees fewer messages.
+Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
+attributes. A message that Pub/Sub itself moved there has no reason of ours. Pub/Sub cannot list
+messages without pulling them. While one list or replay runs, and for `lease_seconds` after a killed
+one, another one sees fewer messages.
 """
 
 import logging
@@ -35,23 +36,25 @@ from components.runtime.errors import PermanentError, TemporaryError
 
 REASON = "reason"
 DEAD_LETTERED_AT = "dead_lettered_at"
-"""Attribute of a dead letter: seconds since the epoch."""
+"""Attribute of a dead letter: its time in seconds since the epoch."""
 DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
-"""Attribute that Pub/Sub adds to a message it moves away itself."""
+"""Attribute that Pub/Sub adds to a message that it moves itself."""
 _CHUNK = 1000
-"""Most messages in one request."""
+"""Highest number of messages per request."""
 
 
 def message_id(message: Any) -> str:
-    """The id it was published with; one of another publisher, without an id, goes by the name Pub/Sub gave it."""
+    """Return the id from the attributes, or Pub/Sub's own id for a message of another publisher."""
     return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
 
 
 def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any) -> None:
-    """Sends `acknowledge` or `modify_ack_deadline` for all ids, which may be none, and waits for Pub/Sub's answer.
+    """Send `acknowledge` or `modify_ack_deadline` for all ids, and wait for Pub/Sub's answer.
+
+    `ack_ids` may be empty.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
     """
     for start in range(0, len(ack_ids), _CHUNK):
         request = {"subscription": subscription, "ack_ids": ack_ids[start : start + _CHUNK], **more}
@@ -62,10 +65,12 @@ def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list
 
 
 def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: float) -> list[Any]:
-    """At most `count` messages with their acknowledgement ids; waits for the first, and returns none after `seconds`.
+    """Return at most `count` messages with their acknowledgement ids.
+
+    The call waits for the first message, and returns none after `seconds`.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub cannot be reached, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
     """
     request = {"subscription": subscription, "max_messages": min(count, _CHUNK)}
     try:
@@ -77,12 +82,12 @@ def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: fl
 
 
 class PubsubDeadLetters:
-    """The dead letters of one log's reader."""
+    """Dead letters of one log."""
 
     def __init__(self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float) -> None:
-        """Reaches them through two clients.
+        """Use these two clients.
 
-        `wait_seconds` is how long no message must come before all are thought to have come.
+        All dead letters are assumed to have arrived after `wait_seconds` without a message.
         """
         self._names = names
         self._publisher = publisher
@@ -90,7 +95,10 @@ class PubsubDeadLetters:
         self._wait_seconds = wait_seconds
 
     def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
-        """Keeps messages, each with id, payload and reason; confirmed by Pub/Sub when this returns."""
+        """Store messages, each with id, payload and reason.
+
+        Pub/Sub has confirmed them when this returns.
+        """
         kept = [
             (payload, {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)})
             for name, payload, reason in letters
@@ -98,13 +106,13 @@ class PubsubDeadLetters:
         publish_all(self._publisher, self._names.dead_letters.topic_path, kept)
 
     def read(self) -> list[DeadLetter]:
-        """All of them, oldest first."""
+        """Return all dead letters, oldest first."""
         taken = self._take()
         self._give_back(list(taken))
         return sorted((_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time)
 
     def replay(self) -> int:
-        """Publishes all of them to the log again, and only then lets them go; how many."""
+        """Publish all dead letters to the log again, then remove them, and return their number."""
         taken = self._take()
         try:
             again = [(bytes(message.data), {ID: message_id(message)}) for message in taken.values()]
@@ -117,7 +125,10 @@ class PubsubDeadLetters:
         return len(taken)
 
     def _take(self) -> dict[str, Any]:
-        """Everything that comes, leased, until none has come for `wait_seconds`: acknowledgement id to message."""
+        """Pull messages until none arrives for `wait_seconds`.
+
+        Return them by acknowledgement id.
+        """
         subscription = self._names.dead_letters.subscription_path
         taken: dict[str, tuple[str, Any]] = {}
         empty_since = time.monotonic()
@@ -126,7 +137,8 @@ class PubsubDeadLetters:
             received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
-            # What takes longer than its lease comes again, under a new id for its acknowledgement, without end.
+            # A message that is held longer than its lease arrives again under a new acknowledgement
+            # id, without end.
             taken.update(received)
         return dict(taken.values())
 
@@ -136,7 +148,7 @@ class PubsubDeadLetters:
 
 
 def cut_to_attribute(text: str) -> str:
-    """`text` as an attribute takes it: its beginning where it is too long.
+    """Return `text`, truncated to the length of an attribute.
 
     >>> cut_to_attribute("short"), len(cut_to_attribute("é" * 1000).encode()) <= MAX_ATTRIBUTE_BYTES
     ('short', True)
@@ -163,31 +175,32 @@ def _read_dead_letter(message: Any) -> DeadLetter:
 logger = logging.getLogger(__name__)
 
 PULL_SECONDS = 30.0
-"""Longest that one pull waits for a message."""
+"""Longest wait of one pull for a message."""
 STEADY_SECONDS = 1.0
-"""A pull that has waited so long has reached Pub/Sub, which would have refused it far sooner."""
+"""Duration after which a waiting pull has reached Pub/Sub, which refuses far sooner."""
 GRACE_SECONDS = 3.0
-"""An outage that lasts no longer is no problem yet: servers restart."""
+"""Longest outage that is not reported as a problem, because servers restart."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
-"""Pauses after failed pulls double from the first to the second."""
+"""First and longest pause after failed pulls. The pause doubles after each failure."""
 MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
-"""How often the thread looks for room while the queue is full."""
+"""Interval at which the thread looks for room in a full queue."""
 _CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PubsubSettings:
-    """How many messages are in hand, and how long to wait for what."""
+    """Limits and timeouts of a Pub/Sub reader."""
 
     lease_seconds: float = 30.0
-    """How long a killed reader keeps its messages from the next one; Pub/Sub takes 10 to 600."""
+    """Seconds that a killed reader withholds its messages from the next one. Pub/Sub accepts 10 to
+    600."""
     settle_seconds: float = 5.0
-    """How much later than others of its age a message may arrive; see `ReadMark`."""
+    """Seconds that a message may arrive later than others of its age. See `ReadMark`."""
     max_messages: int = 2000
-    """Most messages in hand: queued, or pulled and not acknowledged."""
+    """Highest number of messages that are queued, or pulled and not acknowledged."""
     list_seconds: float = 3.0
-    """How long no message must come before all dead letters are thought to have come."""
+    """Seconds without a message after which all dead letters are assumed to have arrived."""
 
 
 @dataclass(frozen=True)
@@ -200,21 +213,22 @@ class _InHand:
 
 
 class ReadMark:
-    """How far a log has been read whose broker does not say: an estimate from the messages' publish times.
+    """Estimate of the watermark from the messages' publish times, as the broker reports none.
 
-    Pub/Sub does not say what is left nor in which order it comes. What is known is the publish time of every message
-    that came, and how long none came. So:
+    Pub/Sub reports neither the number of messages left nor their order. The estimate uses the
+    publish times of arrived messages, and the time since the last arrival:
 
-    - While messages come, everything published before the oldest one in hand (waiting here, or pulled and not
-      acknowledged), or before the newest one ever seen where none is in hand, has come too;
-    - once none has come for `settle_seconds`, everything published up to now has come;
-    - less `settle_seconds` in both cases: how much later than others of its age a message may arrive. A message that is
-      later still counts as a late one.
-    - For `lease_seconds` after connecting nothing is known: a killed predecessor, or a call of ours that was cut off,
-      may hold messages that come again only then.
+    - While messages arrive, the watermark is the publish time of the oldest message that is queued
+      or not acknowledged. If there is none, it is the newest publish time so far.
+    - After `settle_seconds` without a message, the watermark is the current time.
+    - In both cases `settle_seconds` are subtracted, for a message that arrives later than others of
+      its age. A message that is later still counts as late.
+    - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
+      or an interrupted call may hold messages.
 
-    Publish times are the broker's clock, `now` is ours: their difference adds to the error, so both should keep time.
-    Times called `at` are of a monotonic clock, `published` and `now` are seconds since the epoch.
+    Publish times come from the broker's clock, and `now` from ours. The difference of the clocks
+    adds to the error. Arguments called `at` are times of a monotonic clock. `published` and `now`
+    are seconds since the epoch.
     """
 
     def __init__(self, *, settle_seconds: float, lease_seconds: float) -> None:
@@ -224,18 +238,19 @@ class ReadMark:
         self._mark: float | None = None
 
     def arrived(self, published: float, *, at: float) -> None:
-        """Notes that a message came."""
+        """Record the arrival of a message."""
         self._newest_published = max(published, self._newest_published or published)
         self._last_arrival_at = at
 
     def value(self, *, now: float, at: float, connected_at: float | None, oldest_in_hand: float | None) -> float | None:
-        """Seconds since the epoch up to which all is read; None = unknown as yet.
+        """Return the watermark in seconds since the epoch, or None while it is unknown.
 
         Args:
-            now: The time.
+            now: Current time.
             at: The same moment on the monotonic clock.
-            connected_at: Since when pulls have succeeded; None = they fail, and the mark rests.
-            oldest_in_hand: Smallest publish time of what came and is not acknowledged; None = nothing is.
+            connected_at: Time since when pulls succeed. None if they fail, and then the watermark
+                does not move.
+            oldest_in_hand: Smallest publish time of a message that is not acknowledged, or None.
         """
         if connected_at is not None and at - connected_at >= self._lease_seconds:
             reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
@@ -248,7 +263,7 @@ class ReadMark:
 
 
 class PubsubSubscriber:
-    """Reads one subscription; use from one thread."""
+    """Subscriber of one subscription, for use from one thread."""
 
     def __init__(
         self,
@@ -260,9 +275,10 @@ class PubsubSubscriber:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes no message from another reader before the first `pull`.
+        """Take no message from another reader before the first `pull`.
 
-        `publisher`, for dead letters, and `subscriber` are `resources`' clients, which are closed with this.
+        `publisher`, for dead letters, and `subscriber` are clients of `resources`. They are closed
+        together with this subscriber.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
@@ -274,20 +290,23 @@ class PubsubSubscriber:
         self._lock = threading.Lock()
         self._queue: deque[_InHand] = deque()
         self._pulled: dict[str, _InHand] = {}
-        """By acknowledgement id, which is the delivery's token."""
+        """Pulled messages by acknowledgement id, which is the token of the delivery."""
         self._pulling_client: Any = None
-        """The receiving thread's own: closing it ends the pull under way."""
+        """Client of the receiving thread. Closing it ends a waiting pull."""
         self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
         self._closing = threading.Event()
         self._asked_at: float | None = None
-        """When the pull under way began; None between two."""
+        """Start of the current pull. None between two pulls."""
         self._connected_at: float | None = None
         self._failure: TemporaryError | PermanentError | None = None
-        """Of the newest pull; None = it succeeded."""
+        """Error of the newest pull. None if it succeeded."""
         self._failing_since = 0.0
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """See `event_log.Subscriber`; while Pub/Sub is away there is nothing, and `problem` says so."""
+        """See `event_log.Subscriber`.
+
+        During an outage it returns nothing, and `problem` reports the outage.
+        """
         if self._pulling_client is None:
             self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()
             self._receiver.start()
@@ -304,7 +323,7 @@ class PubsubSubscriber:
         return pulled
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
-        """See `event_log.Subscriber`; what Pub/Sub did not confirm is delivered again."""
+        """See `event_log.Subscriber`. Pub/Sub delivers a message again if it did not confirm."""
         with self._lock:
             self._forget_expired()
             ack_ids = [token for token in dict.fromkeys(tokens) if token in self._pulled]
@@ -314,7 +333,7 @@ class PubsubSubscriber:
                 self._pulled.pop(ack_id, None)
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """See `event_log.Subscriber`; of a reason longer than 1024 bytes the beginning is kept."""
+        """See `event_log.Subscriber`. A reason is truncated to 1024 bytes."""
         with self._lock:
             self._forget_expired()
             held = [(self._pulled[token].message, reason) for token, reason in bad if token in self._pulled]
@@ -323,7 +342,10 @@ class PubsubSubscriber:
         self.acknowledge([token for token, _ in bad])
 
     def list_dead_letters(self) -> list[DeadLetter]:
-        """See `event_log.Subscriber`; what a list beside another one misses, see `dead_letters`."""
+        """See `event_log.Subscriber`.
+
+        Two concurrent lists share the messages, so each misses some.
+        """
         return self._dead_letters.read()
 
     def replay_dead_letters(self) -> int:
@@ -331,7 +353,7 @@ class PubsubSubscriber:
         return self._dead_letters.replay()
 
     def read_up_to(self) -> float | None:
-        """See `event_log.Subscriber`: an estimate, see `ReadMark`."""
+        """See `event_log.Subscriber`. Returns the estimate of `ReadMark`."""
         with self._lock:
             self._note_steady_pull()
             in_hand = [_published(held.message) for held in (*self._queue, *self._pulled.values())]
@@ -351,11 +373,14 @@ class PubsubSubscriber:
             return None if self._failure is None else str(self._failure)
 
     def backlog(self) -> None:
-        """See `event_log.Subscriber`: Pub/Sub does not tell a subscriber, only Cloud Monitoring."""
+        """See `event_log.Subscriber`.
+
+        Returns None, because only Cloud Monitoring knows the backlog.
+        """
         return
 
     def close(self) -> None:
-        """Ends the pull under way and gives back what is in hand, so that the next reader has it at once."""
+        """Stop the current pull, and release all messages in hand for the next reader."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -375,7 +400,7 @@ class PubsubSubscriber:
         self._subscriber.close()
 
     def _receive(self) -> None:
-        """Fills the queue until `close`, through any outage; runs in a thread of its own."""
+        """Fill the queue until `close`, through any outage. Runs in its own thread."""
         subscription = self._names.subscription_path
         pause = FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
@@ -392,7 +417,7 @@ class PubsubSubscriber:
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _room(self) -> int:
-        """How many messages may come now."""
+        """Return how many more messages may arrive now."""
         with self._lock:
             self._forget_expired()
             is_full = sum(len(held.message.data) for held in self._queue) >= MAX_QUEUED_BYTES
@@ -414,7 +439,7 @@ class PubsubSubscriber:
         )
 
     def _forget_expired(self) -> None:
-        """Forgets what Pub/Sub delivers again, to this reader or another."""
+        """Drop messages whose lease has expired, because Pub/Sub delivers them again."""
         now = self._monotonic()
         self._queue = deque(held for held in self._queue if held.lease_ends > now)
         self._pulled = {ack_id: held for ack_id, held in self._pulled.items() if held.lease_ends > now}
