@@ -64,6 +64,7 @@ class SqliteLog:
             lease_seconds: Time after which an unacknowledged message is delivered again.
             keep_ids_seconds: Retention of acknowledged ids, far longer than a publisher repeats a
                 message.
+            busy_timeout_seconds: Longest wait for another process's write.
             clock: Clock in seconds since the epoch. All openers of the file must share it.
 
         Raises:
