@@ -435,7 +435,8 @@ class LakeFiles:
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker that reads files it is told: without the way to fetch another one."""
-        return {"uri": self.uri, "name": self.name, "outcomes": self.outcomes, "_objects": None, "_cache": None}
+        kept = {"uri": self.uri, "name": self.name, "outcomes": self.outcomes}
+        return {**kept, "unfit": {}, "_objects": None, "_cache": None, "_names": {}}
 
     @property
     def days(self) -> list[date]:
