@@ -14,7 +14,7 @@ from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
-from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, ValidationSettings
+from components.validation.rules import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
@@ -318,7 +318,9 @@ def judge_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
     found: list[Finding] = []
     if unread := skew.facts.unread:
         text = f"{len(unread)} files of served rows cannot be read and were not compared; the first: {unread[0]}"
-        found += rules.find("files_quarantined", DATASET, text)
+        # Every run of these days finds them again: no message for each.
+        at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
+        found += rules.find("files_quarantined", DATASET, text, at_most=at_most)
     if not skew.entries:
         text = f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: nothing was compared"
         return found + rules.find("skew", DATASET, text, kind="skew", at_most=INFO)

@@ -221,7 +221,7 @@ def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path)
     skew = compare(training(frame), root, tmp_path)
     assert (skew.facts.num_joined, len(skew.facts.unread)) == (len(frame), 2)
     (finding,) = [each for each in judge_skew(skew, ValidationSettings()) if each.rule == "files_quarantined"]
-    assert finding.action == "notify"
+    assert finding.action == "warn"
     assert finding.description.startswith("2 files of served rows cannot be read and were not compared; the first: ")
     torn, other = sorted(skew.facts.unread, key=lambda reason: "C3" in reason)
     assert re.search("torn.parquet is not a readable Parquet file", torn)
