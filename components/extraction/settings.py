@@ -31,10 +31,10 @@ class ExtractionSettings:
     [0, 1]. Of such rows the newest counts, and the others are left out. A larger share means that request and row do
     not name one row. Copies of equal features do not count."""
     max_quarantined_file_fraction: float = 0.1
-    """Share of the files with rows of the window, and of those with late rows, that may be unfit to read before the
-    step stops; in [0, 1]. Unfit is a file that is damaged, has a column of another type, lacks one, or has too many
-    malformed rows. The step leaves it out and names it; the line of models learns its rows once it is mended. The same
-    share applies to the files of late outcomes, and to those of replayed days."""
+    """Share of the files with rows of the window, late ones included, that may be unfit to read before the step stops,
+    in [0, 1]. A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed
+    rows. The step leaves an unfit file out and names it. A later run learns its rows once it is mended. The same share
+    applies to the files of late outcomes, and to those of replayed days."""
     replay_share: float = 0.0
     """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
     replay_days: int = 7
