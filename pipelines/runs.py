@@ -44,6 +44,8 @@ class RunLine:
     """From the start of its first step to its end."""
     rows: int | None
     """Rows that it learned from."""
+    quarantined_files: int
+    """Files of the lake that it left out, because their rows cannot be read."""
     model_id: str | None
     version: int | None
     auc: float | None
@@ -87,6 +89,7 @@ def read_run(store: Path, run: str) -> RunLine:
         started_at=begun.isoformat(timespec="seconds") if begun else None,
         seconds=(datetime.fromisoformat(outcome.ended_at) - begun).total_seconds() if outcome and begun else None,
         rows=facts.get("train_rows"),
+        quarantined_files=facts.get("quarantined_files", 0),
         model_id=model.model_id if model else None,
         version=outcome.version if outcome else None,
         auc=candidate.auc if candidate else None,
@@ -124,6 +127,8 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
     for line in lines:
         if line.state == "failed":
             show(f"{line.name} failed at {line.step}: {line.reason}")
+        if line.quarantined_files:
+            show(f"{line.name} left out files that cannot be read: {line.quarantined_files}; its validation names them")
     if len(lines) == newest:
         print(f"the newest {newest}; --newest 0 lists all")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components.contracts.manifests import CURRENT
-from components.runtime.errors import ContractError, PermanentError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.flags import whoami
 from components.runtime.kubeflow import (
     EXPERIMENT,
@@ -67,19 +67,52 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
 
 
 def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
-    """Start one run under this name, described by its parameters' reason and recommender, and return its id."""
+    """Start one run under this name, described by its parameters' reason and recommender, and return its id.
+
+    A server may create a run although its answer is lost. So a run of this name that is there afterwards is the one.
+
+    Raises:
+        TemporaryError: the server does not answer, and no such run is there yet.
+    """
     reason = run.parameters.get("trigger_reason") or "no reason given"
     recommender = run.parameters.get("recommender", CURRENT)
-    run_id = server.start_run(
-        server.experiment_id(run.experiment),
-        name,
-        source=run.source,
-        parameters=run.parameters,
-        service_account=run.service_account,
-        description=f"{reason}; asked by {whoami()}; recommender {recommender}",
-    )
+    experiment_id = server.experiment_id(run.experiment)
+    before = {str(each.run_id) for each in server.find_runs(experiment_id, name=name)}
+    try:
+        run_id = server.start_run(
+            experiment_id,
+            name,
+            source=run.source,
+            parameters=run.parameters,
+            service_account=run.service_account,
+            description=f"{reason}; asked by {whoami()}; recommender {recommender}",
+        )
+    except TemporaryError as error:
+        run_id = _created_late(server, experiment_id, name, before=before, error=error)
     logger.info("run %s started as %s", name, run_id)
     return run_id
+
+
+def _created_late(
+    server: KubeflowServer, experiment_id: str, name: str, *, before: set[str], error: TemporaryError
+) -> str:
+    """Return the id of the run that a request created whose answer is lost.
+
+    Raises:
+        TemporaryError: `error`, if there is no such run yet.
+    """
+    try:
+        made = [str(each.run_id) for each in server.find_runs(experiment_id, name=name)]
+    except TemporaryError:
+        made = []
+    new = [run_id for run_id in made if run_id not in before]
+    if not new:
+        raise TemporaryError(
+            f"{error}; the server may create the run later all the same: look for {name!r} there before you submit "
+            "again"
+        ) from error
+    logger.warning("%s; the server created the run all the same", error)
+    return new[0]
 
 
 def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = PIPELINE_NAME) -> str:

@@ -225,6 +225,12 @@ class RawDataset(Manifest):
     """What the line has seen of the lake's days up to the last row learned, and of the 366 days before: bytes by file
     name by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. The first day has an entry
     even without files; a later day without an entry had none, and of earlier days nothing is known."""
+    quarantined_files: list[dict[str, Any]] = field(default_factory=list)
+    """Files of the lake that the run left out because their rows cannot be read. Each: file (relative to the lake),
+    num_rows (by its footer; None = not readable), reason, known (whether an earlier round of the line left it out)."""
+    unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By day and name, the files that the line has left out so and not read since, back-filled versions aside: the
+    time up to which it has learned their rows, ISO 8601; empty = it learned none. They are late once they are fit."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
     were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""
@@ -236,6 +242,11 @@ class RawDataset(Manifest):
     Those of the column that names users are not kept."""
     recommender: Recommender
     """Whose rows they are, with the settings of the run."""
+
+    @property
+    def num_quarantined_files(self) -> int:
+        """How many files the run left out."""
+        return len(self.quarantined_files)
 
     def seen_days(self) -> list[dict[str, Any]]:
         """`days`, then those of which rows are replayed, marked by `replay`: true; these have no digest."""
@@ -327,6 +338,8 @@ class TrainingSet(Manifest):
     """See `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """See `RawDataset.files`."""
+    unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
+    """See `RawDataset.unread_files`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
     recommender: Recommender
@@ -394,6 +407,8 @@ class Model(Manifest):
     """Which version of which day it learned from in its own round; see `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
+    unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
+    """See `RawDataset.unread_files`."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 

@@ -17,6 +17,7 @@ STEP = "extraction"
 COUNTS = (
     *("train_rows", "holdout_rows", "straddling_rows", "replay_rows", "replay_holdout_rows", "late_rows"),
     *("late_clicks", "malformed", "duplicates", "updated", "conflicting", "ahead", "left_files", "left_rows"),
+    "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
 """What the run's note tells of a `RawDataset`: numbers, without their `num_`, and times."""

@@ -11,6 +11,9 @@ The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdou
 schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), `malformed.jsonl` where a row
 was malformed, `ahead.jsonl` where rows are ahead of the clock, and `words.json` where a column holds words. A retried
 task replaces it.
+
+Files that are unfit to read are left out (see `unfit`). A pass over the rows names all that it finds, and the next pass
+does without them, so that the rows are those of the other files.
 """
 
 import hashlib
@@ -31,7 +34,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from components.contracts.manifests import Model, RawDataset
-from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID
+from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
 from components.contracts.recommender import Recommender
 from components.contracts.row_hash import request_hashes
 from components.contracts.words import WordCounts
@@ -48,6 +51,7 @@ from components.extraction.raw_schema import (
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
 from components.extraction.settings import MAX_LATE_DAYS, ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
+from components.extraction.unfit import NUM_NAMED, QuarantinedFile, UnfitFiles, expect_few
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
 from components.runtime import forked
 from components.runtime.durable import sha256_tree, whole_directory
@@ -191,8 +195,34 @@ def extract(
     The workers of the Dask scheduler at that address copy them; empty = processes of this machine.
 
     Raises:
-        ContractError: a setting is wrong, too few rows are there to learn or to judge by, or a file is unfit to read.
+        ContractError: a setting is wrong, too few rows are there to learn or to judge by, or too many files are unfit
+            to read.
         TemporaryError: see `runtime.workers.workers_of`.
+    """
+    while True:
+        try:
+            return _extract_fit(
+                lake, window, folder=folder, recommender=recommender, rivals=rivals, dask_scheduler=dask_scheduler
+            )
+        except UnfitFiles as error:
+            lake = lake.without(error)
+        except ContractError as error:
+            if not (unfit := list(lake.files.unfit.values())):
+                raise
+            names = ", ".join(each.file for each in unfit[:NUM_NAMED])
+            more = f" and {len(unfit) - NUM_NAMED} more" if len(unfit) > NUM_NAMED else ""
+            raise ContractError(f"{error}; unfit files were left out: {names}{more}") from error
+
+
+def _extract_fit(
+    lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals, dask_scheduler: str
+) -> RawDataset:
+    """Do what `extract` does, once.
+
+    Raises:
+        ContractError: as `extract`.
+        TemporaryError: as `extract`.
+        UnfitFiles: files are unfit to read that `lake` does not leave out yet.
     """
     settings = recommender.section("extraction", ExtractionSettings)
     with (
@@ -214,7 +244,8 @@ def _dataset(
 ) -> RawDataset:
     """The manifest of what was written, without words."""
     settings = recommender.section("extraction", ExtractionSettings)
-    count, late, malformed, split, replay = found.copied, found.late, found.malformed, found.split, found.replay
+    count, malformed, split, replay = found.copied, found.malformed, found.split, found.replay
+    seen = lake.seen
     return RawDataset(
         source_uri=lake.files.uri,
         window_start=to_iso(window.start) if window.start is not None else None,
@@ -248,9 +279,14 @@ def _dataset(
         num_late_clicks=found.num_late_clicks,
         outcomes_digest=lake.late.digest(),
         excluded_columns=excluded_columns(settings.columns, recommender.features),
-        days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
-        num_late_rows=late.num_rows,
-        files=_files_seen(lake, found.last_learned),
+        days=found.record.days,
+        num_late_rows=found.late.num_rows,
+        files=found.record.files,
+        quarantined_files=[
+            {**each._asdict(), "known": seen is not None and seen.was_quarantined(each.file)}
+            for _, each in sorted(lake.files.unfit.items())
+        ],
+        unread_files=found.record.unread_files,
         schema_mismatches=malformed.schema_mismatches,
         recommender=recommender,
     )
@@ -269,6 +305,7 @@ class _Written(NamedTuple):
     """Of the window's and late rows; replayed ones have theirs, too."""
     last_learned: int
     split: "_Split"
+    record: "_Record"
     replay: DrawnReplay
     num_straddling: int
 
@@ -279,8 +316,12 @@ def _write_rows(
     """Writes the folders of the module's head into `folder`; errors as `extract`."""
     num_ahead = _note_ahead(lake, folder / AHEAD_FILE)
     _warn_of_left(lake, settings)
-    limit, named = settings.max_malformed_fraction, lake.files.named
-    with MalformedRows(folder / MALFORMED_FILE, max_fraction=limit, named=named) as malformed:
+    limit = settings.max_malformed_fraction
+    if lake.files.unfit:
+        _expect_few_unfit(lake, window, settings=settings)
+    with MalformedRows(
+        folder / MALFORMED_FILE, max_fraction=limit, named=lake.files.named, collects_unfit=True
+    ) as malformed:
         count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
         late = _copy_late(lake, window, malformed, folder=folder)
         malformed.judge()
@@ -289,10 +330,16 @@ def _write_rows(
     _expect_rows(count, window, lake=lake, parent=rivals.parent)
     cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
     split = _split(parts, cut, num_late=late.num_rows, folder=folder)
-    num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
-    replay = draw_replay(lake, count.first, **num_drawn, num_days=settings.replay_days, folder=folder)
-    num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
     last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
+    # Before old rows are drawn: a file that is unfit only in these is seen all the same.
+    record = _Record(
+        days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
+        files=_files_seen(lake, last_learned),
+        unread_files=_files_unread(lake, window, last_learned),
+    )
+    num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
+    replay = draw_replay(lake, count.first, **num_drawn, settings=settings, folder=folder)
+    num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
     return _Written(
         copied=count,
         late=late,
@@ -302,9 +349,31 @@ def _write_rows(
         num_late_clicks=num_late_clicks,
         last_learned=last_learned,
         split=split,
+        record=record,
         replay=replay,
         num_straddling=num_straddling,
     )
+
+
+def _expect_few_unfit(lake: Lake, window: TimeSpan, *, settings: ExtractionSettings) -> None:
+    """Check that most files with rows of the window, or with late ones, can be read, and most of late outcomes.
+
+    Files that an earlier run of the line left out do not count.
+
+    Raises:
+        ContractError: too many are unfit.
+        UnfitFiles: further ones are.
+    """
+    rows, outcomes = list[QuarantinedFile](), list[QuarantinedFile]()
+    for each in lake.files.unfit.values():
+        if not each.file.startswith(DAY_PARTITION.format(day="")):
+            outcomes.append(each)
+        elif lake.seen is None or not lake.seen.was_quarantined(each.file):
+            rows.append(each)
+    limit = settings.max_quarantined_file_fraction
+    expect_few(rows, lake.num_read_files(window), what=f"with rows of window {window}", max_fraction=limit)
+    lake.pieces(window)
+    expect_few(outcomes, lake.late.num_files, what="of late outcomes", max_fraction=limit)
 
 
 def _note_ahead(lake: Lake, path: Path) -> int:
@@ -446,6 +515,23 @@ def _files_seen(lake: Lake, last_learned: int) -> dict[str, dict[str, int]]:
     return {str(day): files for day, files in found.items() if files or day == days[0]}
 
 
+def _files_unread(lake: Lake, window: TimeSpan, last_learned: int) -> dict[str, dict[str, str]]:
+    """See `RawDataset.unread_files`."""
+    found = {day: lake.unread_files_of(day, window) for day in days_asked(last_learned, MAX_LATE_DAYS)}
+    return {str(day): files for day, files in found.items() if files}
+
+
+class _Record(NamedTuple):
+    """What the manifest says of the lake's files."""
+
+    days: list[dict[str, Any]]
+    """See `RawDataset.days`."""
+    files: dict[str, dict[str, int]]
+    """See `RawDataset.files`."""
+    unread_files: dict[str, dict[str, str]]
+    """See `RawDataset.unread_files`."""
+
+
 class _Split(NamedTuple):
     """The two sides of the cut."""
 
@@ -517,7 +603,7 @@ def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: Extra
 def _enough(lake: Lake, learned: int, attribution: int) -> str:
     """Which window's end leaves enough rows newer than `learned`; for messages."""
     newer: list[int] = []
-    with MalformedRows(Path(os.devnull), max_fraction=1.0) as ignored:
+    with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=True) as ignored:
         for table, _ in lake.tables(TimeSpan(learned + 1, None), ignored):
             newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:MIN_ROWS]
             if len(newer) >= MIN_ROWS:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +37,11 @@ from components.contracts.raw_rows import (
 from components.contracts.records import CLICK
 from components.contracts.words import WordCounts
 from components.extraction.copies import KEY, Copies, newest_copies, without_known
-from components.extraction.lake_files import LakeFiles, version_of_folder
+from components.extraction.lake_files import LakeFiles, base_name, version_of_folder
 from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
-from components.extraction.readers.parquet import RawParquet, group_times, within
+from components.extraction.readers.parquet import GroupTimes, RawParquet, group_times, within
 from components.extraction.times import TimeSpan, day_span, to_iso
+from components.extraction.unfit import UnfitFiles, read_each
 from components.extraction.window import SeenFiles
 from components.runtime.durable import sha256_file
 from components.runtime.errors import ContractError
@@ -73,7 +74,7 @@ class LateClicks:
         """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
 
         Raises:
-            ContractError: a file of outcomes is damaged, lacks a column, or lies in a partition that names no day.
+            UnfitFiles: files of outcomes are damaged, or lack a column.
         """
         # A click whose prediction the monitor had forgotten by then lies on its own day, any number of days later.
         late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
@@ -97,6 +98,15 @@ class LateClicks:
         at = table.schema.get_field_index(LABEL)
         return table.set_column(at, table.schema.field(LABEL), pa.array(labels))
 
+    @property
+    def num_files(self) -> int:
+        """Files read so far."""
+        return len(self._hashes)
+
+    def add_files_of(self, other: "LateClicks") -> None:
+        """Count the files that another has read."""
+        self._hashes.update(other._hashes)
+
     def digest(self) -> str | None:
         """SHA-256 over names and bytes of the files looked at: the version of the outcomes; None if there was none."""
         if not self._hashes:
@@ -110,18 +120,18 @@ class LateClicks:
         self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # all at once
         for day in wanted:
             files = self.files.outcomes[day]
-            clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *map(self._read_clicks, files)]))
+            read = read_each(self.files.paths(files), self._read_clicks)
+            clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *read]))
+            self._hashes.update({file.name: sha256_file(path) for file, path in zip(files, self.files.paths(files))})
             earliest = clicks.group_by(KEY).aggregate([(_COUNTS_FROM, "min")]).select([*KEY, f"{_COUNTS_FROM}_min"])
             self._clicks[day] = earliest.rename_columns([*KEY, _COUNTS_FROM])
             logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
         return self._clicks
 
-    def _read_clicks(self, info: ObjectInfo) -> Any:
-        (path,) = self.files.paths([info])
+    def _read_clicks(self, path: Path) -> Any:
         file = open_parquet(path)
         if missing := [name for name in _SCHEMA.names if name not in file.schema_arrow.names]:
             raise ContractError(f"{path} lacks the columns {missing}, expected late outcomes")
-        self._hashes[info.name] = sha256_file(path)
         tables = [_SCHEMA.empty_table()]
         with reading_parquet(path):
             for group in range(file.num_row_groups):
@@ -192,6 +202,11 @@ def newest_time(path: Path, span: TimeSpan) -> int | None:
     return newest
 
 
+def _num_rows(path: Path) -> int:
+    num_rows: int = open_parquet(path).metadata.num_rows
+    return num_rows
+
+
 def count_rows(path: Path, span: TimeSpan) -> int:
     """How many rows of a raw file lie in a span; only where the row groups' statistics leave a choice they are read.
 
@@ -235,21 +250,17 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     that comes in bursts is thus cut where it is, not by the clock.
 
     Raises:
-        ContractError: a file is not whole Parquet.
+        UnfitFiles: files are not whole Parquet.
     """
     assert span.start is not None
     assert span.end is not None
     paths, firsts, lasts, counts = [], [], [], []
-    for path in files:
-        file = open_parquet(path)
-        is_time = EVENT_TIME in file.schema_arrow.names and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
-        for i in range(file.num_row_groups):
-            group = file.metadata.row_group(i)
-            times = group_times(group) if is_time else None
+    for path, groups in zip(files, read_each(files, _groups)):
+        for times, num_rows in groups:
             paths.append(path)
             firsts.append(times.first if times else span.start)
             lasts.append(times.last + 1 if times else span.end)
-            counts.append(group.num_rows)
+            counts.append(num_rows)
     edges = np.unique(np.clip([span.start, span.end, *firsts, *lasts], span.start, span.end))
     # How many rows lie before each edge; microseconds of this epoch are exact in float64.
     before = np.zeros(len(edges))
@@ -270,6 +281,14 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
         own = [path for path in files if path in holding] if pieces else files
         pieces.append(Piece(day, own, part, size))
     return pieces
+
+
+def _groups(path: Path) -> list[tuple[GroupTimes | None, int]]:
+    """Return the event times, None if unknown, and the number of rows of each row group."""
+    file = open_parquet(path)
+    is_time = EVENT_TIME in file.schema_arrow.names and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    return [(group_times(each) if is_time else None, each.num_rows) for each in groups]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +325,16 @@ class Lake:
         part.late._clicks.update(self.late._clicks)
         return part
 
+    def add_part(self, part: "Lake") -> None:
+        """Count the words and the files of late outcomes that a part has read."""
+        self.words.merge(part.words)
+        self.late.add_files_of(part.late)
+
+    def without(self, error: UnfitFiles) -> "Lake":
+        """Return the same lake without unfit files, nothing of it read yet."""
+        self.files.leave_out(error)
+        return replace(self)
+
     def version_of(self, day: date) -> int:
         """The back-filled version of a day; 0 where it was never back-filled."""
         return self.files.of_day(day).version
@@ -316,21 +345,66 @@ class Lake:
         Raises:
             ContractError: a file of the day is damaged.
         """
-        read, late = self.files.of_day(day), self._late_files.get(day, [])
-        span = self._due(day_span(day)).clipped(window)
-        digest = hashlib.sha256()
-        for file, path in zip(read.files, self.files.paths(read.files)):
-            if file in late or (not span.is_empty and may_hold_rows(path, span)):
-                content = read.sha256.get(file.name) or sha256_file(path)
-                digest.update(f"{path.name}\0{file.size}\0{content}\n".encode())
+        hashes, digest = self.files.of_day(day).sha256, hashlib.sha256()
+        for file, path in self._read_files(day, window):
+            content = hashes.get(file.name) or sha256_file(path)
+            digest.update(f"{path.name}\0{file.size}\0{content}\n".encode())
         return digest.hexdigest()
+
+    def num_read_files(self, window: TimeSpan) -> int:
+        """Return how many files may hold a row of the window, or hold late ones.
+
+        Raises:
+            UnfitFiles: footers of such files are damaged.
+        """
+        days = [
+            day
+            for day in self.files.days
+            if day in self._late_files or not self._due(window).clipped(day_span(day)).is_empty
+        ]
+        return sum(len(self._read_files(day, window)) for day in days)
+
+    def _read_files(self, day: date, window: TimeSpan) -> list[tuple[ObjectInfo, Path]]:
+        late, span = self._late_files.get(day, []), self._due(day_span(day)).clipped(window)
+        files = self.files.of_day(day).files if late or not span.is_empty else []
+        paths = self.files.paths(files)
+        holds = read_each(paths, partial(may_hold_rows, span=span)) if not span.is_empty else [False] * len(files)
+        return [(file, path) for file, path, held in zip(files, paths, holds) if held or file in late]
 
     def files_of(self, day: date) -> dict[str, int]:
         """Bytes by name of the files that are version 0 of a day and count as seen from now on, or were seen before."""
-        left = {each.name for each in self.left_files if not each.counts_as_seen}
-        here = {name: file.size for name, file in self.files.own_files(day).items() if file.name not in left}
+        here = {name: file.size for name, file in self.files.own_files(day).items()}
         before = {} if self.seen is None or self.seen.begins_anew else self.seen.record.get(day, {})
-        return dict(sorted({**before, **here}.items()))
+        unread = {base_name(each) for each in self._unread(day)}
+        return {name: size for name, size in sorted({**before, **here}.items()) if name not in unread}
+
+    def unread_files_of(self, day: date, window: TimeSpan) -> dict[str, str]:
+        """Return the files of version 0 of a day that this run or an earlier one of the line left out as unfit.
+
+        Args:
+            day: The day.
+            window: The window of the run.
+
+        Returns:
+            By name, the time up to which the line has learned rows of the file, ISO 8601; empty = it learned none.
+        """
+        continues = self.seen is not None and not self.seen.begins_anew
+        learned = self.seen.learned.get(day, {}) if self.seen is not None and continues else {}
+        record = self.seen.record.get(day, {}) if self.seen is not None and continues else {}
+        settled = window.start - 1 if window.start is not None and not continues else None
+        found = {}
+        for file in self._unread(day):
+            name = base_name(file)
+            if name in learned or file.name in self.files.unfit:
+                seen_until = self.seen.watermark if self.seen is not None and name in record else settled
+                until = learned.get(name, seen_until)
+                found[name] = to_iso(until) if until is not None else ""
+        return found
+
+    def _unread(self, day: date) -> list[ObjectInfo]:
+        """Return the files of version 0 of a day that are unfit, or left for a later round."""
+        names = {each.name for each in self.left_files if not each.counts_as_seen} | set(self.files.unfit)
+        return [file for file in self.files.own_files(day).values() if file.name in names]
 
     @cached_property
     def _late_files(self) -> dict[date, list[ObjectInfo]]:
@@ -354,8 +428,8 @@ class Lake:
             if not (unseen := self.seen.left(day, self.files.own_files(day).values())):
                 continue
             is_read = day_span(day).end > self.seen.left_before  # type: ignore[operator]
-            span = day_span(day).clipped(TimeSpan(None, self.seen.left_before))
             for file in [each for each in self.files.of_day(day).appended if each in unseen]:
+                span = self.seen.not_learned(day, file).clipped(TimeSpan(None, self.seen.left_before))
                 num_rows = self._count(file, span) if is_read or self.files.is_folder else None
                 if num_rows != 0:
                     found.append(LeftFile(day, file.name, num_rows, is_read or self.seen.begins_anew))
@@ -365,7 +439,7 @@ class Lake:
         """The files with rows that are ahead of the clock, by day and name.
 
         Raises:
-            ContractError: such a file is damaged.
+            UnfitFiles: such files are damaged.
         """
         if self.ahead_from is None:
             return []
@@ -377,9 +451,9 @@ class Lake:
             is_all = span == day_span(day)
             reason = f"{f'day {day} is' if is_all else 'rows are'} ahead of {to_iso(self.ahead_from)}"
             files = self.files.of_day(day).files
-            for file, path in zip(files, self.files.paths(files)):
-                num_rows = open_parquet(path).metadata.num_rows if is_all else count_rows(path, span)
-                found += [AheadFile(file.name, num_rows, reason)] if num_rows else []
+            count = _num_rows if is_all else partial(count_rows, span=span)
+            counts = read_each(self.files.paths(files), count)
+            found += [AheadFile(file.name, num_rows, reason) for file, num_rows in zip(files, counts) if num_rows]
         return found
 
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
@@ -448,12 +522,11 @@ class Lake:
             logger.info("reading late rows of day %s: %d files", day, len(files))
             others = self._paths_without_late(day)
             in_window = not window.clipped(day_span(day)).is_empty
-            span = day_span(day).clipped(self.seen.read)
-            for i, piece in enumerate(cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)):
-                found, copies = self._sorted(piece, malformed, with_strays=i == 0 and not in_window)
+            for piece, is_first in self._late_pieces(day, files):
+                found, copies = self._sorted(piece, malformed, with_strays=is_first and not in_window)
                 if not found.num_rows:
                     continue
-                table, known = self._without_known(found, piece._replace(files=others))
+                table, known = self._without_known(found, piece._replace(files=others), malformed)
                 if num_changed := known.num_updated + known.num_conflicting:
                     logger.warning(
                         "%d late rows of day %s came with another label or other features after they had been "
@@ -462,13 +535,33 @@ class Lake:
                 copies.add(known)
                 yield self.late.join(table, day), copies
 
+    def _late_pieces(self, day: date, files: list[ObjectInfo]) -> Iterator[tuple[Piece, bool]]:
+        """Yield the pieces of a day's late rows, each with whether it is the first of its files."""
+        assert self.seen is not None
+        for span in dict.fromkeys(self.seen.not_learned(day, file) for file in files):
+            own = self.files.paths(file for file in files if self.seen.not_learned(day, file) == span)
+            clipped = span.clipped(self.seen.read)
+            for i, piece in enumerate(cut_evenly(day, own, clipped, piece_rows=self.piece_rows)):
+                yield piece, i == 0
+
     def newest(self) -> int | None:
-        """Event time of the newest row not ahead of the clock, microseconds since the epoch; None without one."""
+        """Return the time of the newest row not ahead of the clock, microseconds since the epoch, or None.
+
+        Unfit files are left out from here on.
+        """
+        try:
+            return self._newest()
+        except UnfitFiles as error:
+            self.files.leave_out(error)
+            return self.newest()
+
+    def _newest(self) -> int | None:
         for day in reversed(self.files.days):
             if (span := self._due(day_span(day))).is_empty:
                 continue
             files = self.files.paths(self.files.of_day(day).files)
-            times = [time for time in (newest_time(path, span) for path in files) if time is not None]
+            found = read_each(files, partial(newest_time, span=span))
+            times = [time for time in found if time is not None]
             if times:
                 return max(times)
         return None
@@ -525,7 +618,7 @@ class Lake:
     def _batches(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> Iterator[Any]:
         day = day_span(piece.day)
         for path in piece.files:
-            yield from RawParquet(
+            reader = RawParquet(
                 path=path,
                 features=self.features,
                 weighted=self.weighted,
@@ -534,15 +627,20 @@ class Lake:
                 with_strays=with_strays,
                 unread=self.unread,
                 words=self.words,
-            ).batches(malformed)
+            )
+            try:
+                yield from reader.batches(malformed)
+            except ContractError as error:
+                malformed.add_unfit(path, error)
 
-    def _without_known(self, table: Any, piece: Piece) -> tuple[Any, Copies]:
+    def _without_known(self, table: Any, piece: Piece, malformed: MalformedRows) -> tuple[Any, Copies]:
         """Leave out the rows whose key a valid row of `piece` has, of which one batch is in memory at a time."""
         requests = table.column(REQUEST_ID).combine_chunks()
         # The rounds that read these files judged their malformed rows.
-        with MalformedRows(Path(os.devnull), max_fraction=1.0) as ignored:
+        with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit) as ignored:
             batches = self._batches(piece, ignored, with_strays=False)
             known = [batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests)) for batch in batches]
+        malformed.add_unfit_of(ignored)
         return without_known(table, self._table(known), self.features)
 
 

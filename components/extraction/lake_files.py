@@ -39,6 +39,7 @@ from components.contracts.raw_rows import (
     is_visible,
 )
 from components.extraction.times import parse_day
+from components.extraction.unfit import QuarantinedFile, UnfitFiles
 from components.runtime.durable import sha256_file, write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.objects import Download, ObjectInfo, Objects, download_all, file_crc32c
@@ -427,15 +428,32 @@ class LakeFiles:
         """Files of late outcomes, by day in order."""
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
         """What is read of a day; see `files_of_day`."""
+        self.unfit: dict[str, QuarantinedFile] = {}
+        """The files that are left out, by name."""
+        self._names: dict[Path, str] = {}
+        """Of the files that somebody asked for."""
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker that reads files it is told: without the way to fetch another one."""
-        return {"uri": self.uri, "name": self.name, "outcomes": self.outcomes, "_objects": None, "_cache": None}
+        kept = {"uri": self.uri, "name": self.name, "outcomes": self.outcomes}
+        return {**kept, "unfit": {}, "_objects": None, "_cache": None, "_names": {}}
 
     @property
     def days(self) -> list[date]:
         """Days that have files of rows, in order."""
         return list(self._rows)
+
+    def leave_out(self, error: UnfitFiles) -> None:
+        """Read no more of these files; a warning names each."""
+        for path, reason in error.reasons.items():
+            name = self._names[path]
+            assert name not in self.unfit, "what is left out is not read again"
+            self.unfit[name] = QuarantinedFile.of(path, name, self.named(reason))
+            logger.warning("%s is quarantined, and the run goes on without it: %s", name, self.unfit[name].reason)
+        self.outcomes = {
+            day: [each for each in files if each.name not in self.unfit] for day, files in self.outcomes.items()
+        }
+        self.of_day = functools.cache(self._files_of_day)
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
         """The files of a day's version 0 by name, of the listing alone."""
@@ -454,9 +472,12 @@ class LakeFiles:
         """
         found = list(wanted)
         if self._cache is None:
-            return [path for each in found if (path := self._objects.local(each.name))]
-        self._cache.fill(self._objects, found)
-        return [self._cache.path(each) for each in found]
+            paths = [path for each in found if (path := self._objects.local(each.name))]
+        else:
+            self._cache.fill(self._objects, found)
+            paths = [self._cache.path(each) for each in found]
+        self._names.update(zip(paths, (each.name for each in found)))
+        return paths
 
     def named(self, text: object) -> str:
         """`text`, an error or a path, with objects of the lake in place of the cache's copies of them."""
@@ -476,7 +497,7 @@ class LakeFiles:
                 "%s: %d files came after version %d was back-filled and are read beside it: %s",
                 day, len(found.appended), found.version, [base_name(each) for each in found.appended[:5]],
             )  # fmt: skip
-        return found
+        return replace(found, files=[each for each in found.files if each.name not in self.unfit])
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from components.contracts.values import EXACT_BELOW, NoCategory, is_missing_word
 from components.contracts.workflow import FeatureWorkflow
 from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
+from components.extraction.unfit import UnfitFiles
 from components.runtime.durable import whole_file
 from components.runtime.errors import ContractError
 from components.store import archived_rows
@@ -154,16 +155,25 @@ class MalformedRows:
     """Collects malformed rows into the JSONL file at `path`, which exists only if there is one.
 
     `path` lies in a folder that is published as a whole, or discarded; `named` is what a file is called there: its
-    path, or what it was copied from.
+    path, or what it was copied from. With `collects_unfit` an unfit file is reported by `judge`, together with all
+    others; without it the first one ends the reading.
     """
 
     def __init__(
-        self, path: Path, *, max_fraction: float = ExtractionSettings.max_malformed_fraction, named: Named = str
+        self,
+        path: Path,
+        *,
+        max_fraction: float = ExtractionSettings.max_malformed_fraction,
+        named: Named = str,
+        collects_unfit: bool = False,
     ) -> None:
         self.path = path
         self.num_rows = 0
         """Malformed rows so far, over all files."""
         self._max_fraction, self._named = max_fraction, named
+        self.collects_unfit = collects_unfit
+        """Whether an unfit file is reported at the end, together with all others."""
+        self._unfit: dict[Path, str] = {}
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
@@ -180,7 +190,9 @@ class MalformedRows:
     def of_part(self, number: int) -> "MalformedRows":
         """A collection for a part of the rows that another process may read, to be merged into this one."""
         path = self.path.with_name(f"{self.path.name}.{number}")
-        return MalformedRows(path, max_fraction=self._max_fraction, named=self._named)
+        return MalformedRows(
+            path, max_fraction=self._max_fraction, named=self._named, collects_unfit=self.collects_unfit
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For merging alone: no open file, and no lake's names."""
@@ -199,6 +211,7 @@ class MalformedRows:
             counts.examples = [*counts.examples, *each.examples][:NUM_EXAMPLES]
         self.add_mismatches(part._mismatches.values())
         self._absent |= part._absent
+        self._unfit |= part._unfit
 
     def _opened(self) -> IO[str]:
         if self._file is None:
@@ -214,6 +227,20 @@ class MalformedRows:
         counts.num_malformed += 1
         if len(counts.examples) < NUM_EXAMPLES:
             counts.examples.append(f"line {line}: {reason}")
+
+    def add_unfit(self, path: Path, error: ContractError) -> None:
+        """Record a file whose rows cannot be read.
+
+        Raises:
+            ContractError: `error`, if unfit files are not collected.
+        """
+        if not self.collects_unfit:
+            raise error
+        self._unfit.setdefault(path, str(error))
+
+    def add_unfit_of(self, other: "MalformedRows") -> None:
+        """Record the unfit files of another collection."""
+        self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
         """Records schema mismatches of a file, the first of each column."""
@@ -249,13 +276,28 @@ class MalformedRows:
         Raises:
             ContractError: too many of a file's rows are malformed; names the file, the counts and the first examples.
                 Or a file lacks a feature that it should have.
+            UnfitFiles: such files, if unfit files are collected.
         """
-        for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
-            self._judge_absence(feature)
         for path, counts in self._counts.items():
-            self._judge_file(path, counts)
+            try:
+                self._judge_file(path, counts)
+            except ContractError as error:
+                self.add_unfit(path, error)
             if counts.num_malformed:
                 logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
+        self.report_unfit()
+        for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
+            self._judge_absence(feature)
+        self.report_unfit()
+
+    def report_unfit(self) -> None:
+        """Report the unfit files that were collected.
+
+        Raises:
+            UnfitFiles: there are some.
+        """
+        if self._unfit:
+            raise UnfitFiles(self._unfit)
 
     def _judge_absence(self, feature: str) -> None:
         without = {path: day for path, (day, absent) in self._absent.items() if feature in absent}
@@ -268,10 +310,10 @@ class MalformedRows:
                 "least: ingest rows that have it, or remove it from the recommender's features and accept that"
             )
         if without[last] > min(with_it):
-            raise ContractError(
-                f"{self._named(last)} lacks the column {feature}, which a file of an earlier day has; expected it "
-                "in the files of all later days"
-            )
+            for path in [path for path, day in without.items() if day > min(with_it)]:
+                lacks = f"{self._named(path)} lacks the column {feature}, which a file of an earlier day has; expected"
+                self.add_unfit(path, ContractError(f"{lacks} it in the files of all later days"))
+            return
         logger.warning("%d of %d files lack the column %s", len(without), len(self._absent), feature)
 
     def _judge_file(self, path: Path, counts: _FileCounts) -> None:

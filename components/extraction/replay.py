@@ -23,7 +23,9 @@ from components.contracts.raw_rows import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
 from components.extraction.lake import Lake, Piece
 from components.extraction.raw_schema import BATCH_ROWS, MalformedRows, PartWriter
+from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
+from components.extraction.unfit import QuarantinedFile, UnfitFiles, expect_few
 from components.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
@@ -58,35 +60,56 @@ class DrawnReplay:
 
 
 def draw_replay(
-    lake: Lake, before: int, *, num_rows: int, num_holdout_rows: int, num_days: int, folder: Path
+    lake: Lake, before: int, *, num_rows: int, num_holdout_rows: int, settings: ExtractionSettings, folder: Path
 ) -> DrawnReplay:
     """Draws rows older than `before` into `folder`/replay and `folder`/replay_holdout; a side without rows has none.
 
     Malformed rows are kept in `folder`/replay_malformed_rows.jsonl and stop nothing: the round whose window they lay in
-    has judged them. `before` is the time of the window's first row; the rows are of the newest `num_days` days that
+    has judged them. `before` is the time of the window's first row; the rows are of the newest `replay_days` days that
     have older ones, at most. Where there are fewer than wanted, all are drawn; `MAX_HELD_OUT_ROWS` at most are held
     out. `folder` exists.
 
-    A damaged file stops the step only where rows are to be learned from: a measurement is not worth a round.
+    Unfit files are left out of the lake. Too many of them stop the step only where rows are to be learned from: a
+    measurement is not worth a round.
 
     Raises:
-        ContractError: rows to learn from are wanted of damaged files.
+        ContractError: rows to learn from are wanted, and too many files are unfit.
     """
-    try:
-        wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
-        return _draw(lake, before, wanted, num_days=num_days, folder=folder)
-    except ContractError as error:
-        if num_rows:
-            raise
-        logger.warning("no old rows are held out: %s", error)
-        for side in (REPLAYED, HELD_OUT):
-            shutil.rmtree(folder / side, ignore_errors=True)
-        (folder / MALFORMED_FILE).unlink(missing_ok=True)
-        return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
+    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
+    unfit: list[QuarantinedFile] = []
+    while True:
+        part = lake.of_part()
+        try:
+            drawn = _draw(part, before, wanted, settings=settings, unfit=unfit, folder=folder)
+        except ContractError as error:
+            for side in (REPLAYED, HELD_OUT):
+                shutil.rmtree(folder / side, ignore_errors=True)
+            (folder / MALFORMED_FILE).unlink(missing_ok=True)
+            if isinstance(error, UnfitFiles):
+                before_it = set(lake.files.unfit)
+                lake.files.leave_out(error)
+                unfit += [each for name, each in lake.files.unfit.items() if name not in before_it]
+                continue
+            if num_rows:
+                raise
+            logger.warning("no old rows are held out: %s", error)
+            return DrawnReplay(num_rows=0, num_holdout_rows=0, days=[])
+        lake.add_part(part)
+        return drawn
 
 
-def _draw(lake: Lake, before: int, wanted: dict[str, int], *, num_days: int, folder: Path) -> DrawnReplay:
-    pieces = lake.pieces_before(before, num_days=num_days, piece_rows=BATCH_ROWS)
+def _draw(
+    lake: Lake,
+    before: int,
+    wanted: dict[str, int],
+    *,
+    settings: ExtractionSettings,
+    unfit: list[QuarantinedFile],
+    folder: Path,
+) -> DrawnReplay:
+    pieces = lake.pieces_before(before, num_days=settings.replay_days, piece_rows=BATCH_ROWS)
+    num_fit = len({path for piece in pieces for path in piece.files})
+    expect_few(unfit, num_fit, what="of replayed days", max_fraction=settings.max_quarantined_file_fraction)
     days = _copy_drawn(lake, pieces, wanted, salt=np.uint64(before % 2**64), folder=folder)
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
@@ -112,7 +135,7 @@ def _copy_drawn(
     """Writes the drawn rows and returns their numbers by day and side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
-    kept_aside = MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named)
+    kept_aside = MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True)
     with kept_aside as malformed, ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
@@ -126,6 +149,7 @@ def _copy_drawn(
                 writers[side].write(table.take(pa.array(rows)))
                 taken[side] += len(rows)
                 day[side] += len(rows)
+    malformed.report_unfit()
     return days
 
 

@@ -24,12 +24,17 @@ class ExtractionSettings:
     """Share of the window's rows, the newest ones, kept from training; in (0, 1). Each side gets one at least. Fewer
     are kept where a rival learned some of them."""
     max_malformed_fraction: float = 0.01
-    """Share of a file's rows that may be malformed before the step stops; in [0, 1]. Criteo's own files have none; 1 %
-    tolerates a torn line or a bad concatenation, and stops at a file whose columns have moved."""
+    """Share of a file's rows that may be malformed before the file is unfit to read; in [0, 1]. Criteo's own files have
+    none; 1 % tolerates a torn line or a bad concatenation, and stops at a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
     """Share of the rows that may have the request and row of another row with other features before the step stops; in
     [0, 1]. Of such rows the newest counts, and the others are left out. A larger share means that request and row do
     not name one row. Copies of equal features do not count."""
+    max_quarantined_file_fraction: float = 0.1
+    """Share of the files with rows of the window, late ones included, that may be unfit to read before the step stops,
+    in [0, 1]. A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed
+    rows. The step leaves an unfit file out and names it. A later run learns its rows once it is mended. The same share
+    applies to the files of late outcomes, and to those of replayed days."""
     replay_share: float = 0.0
     """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
     replay_days: int = 7
@@ -54,7 +59,8 @@ class ExtractionSettings:
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
-        expect(self, "0 to 1", lambda value: 0 <= value <= 1, "max_malformed_fraction", "max_conflicting_fraction")
+        shares = ("max_malformed_fraction", "max_conflicting_fraction", "max_quarantined_file_fraction")
+        expect(self, "0 to 1", lambda value: 0 <= value <= 1, *shares)
         expect(self, "at least 0 and less than 1", lambda value: 0 <= value < 1, "replay_share")
         expect(self, "at least 0", lambda value: value >= 0, "replay_days")
         expect(self, f"at most {MAX_REPLAY_DAYS}", lambda value: value <= MAX_REPLAY_DAYS, "replay_days")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from components.contracts.features import Features
 from components.contracts.manifests import Model
+from components.contracts.raw_rows import DAY_PARTITION
 from components.extraction.lake_files import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
 from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
@@ -48,6 +49,9 @@ class SeenFiles:
     """Bytes by name, of all days that were recorded. A day after the first of them that is not here had no files."""
     left_before: int
     """Rows before this time, microseconds since the epoch, are not learned in this round, whichever file has them."""
+    learned: Mapping[date, Mapping[str, int | None]] = field(default_factory=dict)
+    """Files that the line left out as unfit, by day and name: the time up to which it has learned their rows,
+    microseconds since the epoch; None = it learned none."""
     begins_anew: bool = False
     """Whether the lake's files count as seen from this round on, as after a window that somebody asked for."""
 
@@ -55,6 +59,16 @@ class SeenFiles:
     def read(self) -> TimeSpan:
         """The times up to the watermark."""
         return TimeSpan(None, self.watermark + 1)
+
+    def not_learned(self, day: date, file: ObjectInfo) -> TimeSpan:
+        """Return the times of the day of which the line has not learned rows of a file that it has not seen."""
+        learned = self.learned.get(day, {}).get(base_name(file))
+        return day_span(day).clipped(TimeSpan(None if learned is None else learned + 1, None))
+
+    def was_quarantined(self, name: str) -> bool:
+        """Return whether the line left out the lake's file of this name before."""
+        folder, _, base = name.rpartition("/")
+        return any(DAY_PARTITION.format(day=day) == folder and base in names for day, names in self.learned.items())
 
     def left(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Those of a day's files that the line has not seen and this round leaves, all or some of their rows."""
@@ -112,7 +126,12 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
     if parent is None:
         return None
     newest = watermark(parent)
-    known = {parse_day(f"files of model {parent.model_id}", day): files for day, files in parent.files.items()}
+    source = f"files of model {parent.model_id}"
+    known = {parse_day(source, day): files for day, files in parent.files.items()}
+    learned = {
+        parse_day(source, day): {name: parse_time(source, time) if time else None for name, time in files.items()}
+        for day, files in parent.unread_files.items()
+    }
     asked = days_asked(newest, late_days) if late_days and not start else []
     recorded = [day for day in asked if known and day >= min(known)]
     left_before = day_span(asked[0]).start if asked else parse_time("window_start", start) if start else newest + 1
@@ -122,6 +141,7 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
         by_day={day: known.get(day, {}) for day in recorded},
         unknown=tuple(day for day in asked if day not in recorded),
         record=known,
+        learned=learned,
         left_before=left_before,
         begins_anew=bool(start),
     )

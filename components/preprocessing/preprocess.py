@@ -182,6 +182,7 @@ def preprocess(
         negative_rate=settings.negative_rate,
         days=raw.seen_days(),
         files=raw.files,
+        unread_files=raw.unread_files,
         recommender=raw.recommender,
         num_sampled_out=raw.num_train_rows - rows[TRAIN],
     )

@@ -187,6 +187,7 @@ def train(
             excluded_columns=training_set.excluded_columns,
             days=training_set.days,
             files=training_set.files,
+            unread_files=training_set.unread_files,
             recommender=training_set.recommender,
         )
 

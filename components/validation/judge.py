@@ -8,12 +8,13 @@ from typing import Any
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
 from components.contracts import raw_rows
+from components.contracts.manifests import RawDataset
 from components.contracts.words import ShownValues, read_words
 from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
-from components.validation.rules import BLOCK, DATASET, INFO, WARN, Finding, ValidationSettings
+from components.validation.rules import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
@@ -153,6 +154,21 @@ def _judge_structure(measured: Measured, rules: ValidationSettings) -> list[Find
         elif column not in known:
             text = f"column {column} ({found_type}) of {file} is new: it was not agreed on and is not read"
             found += rules.find("column_new", column, text)
+    return found + _judge_files(measured.rows.dataset, rules)
+
+
+def _judge_files(raw: RawDataset, rules: ValidationSettings) -> list[Finding]:
+    """Find the files that extraction left out; those that an earlier run named are only reported."""
+    found = []
+    for known in (False, True):
+        if files := [each for each in raw.quarantined_files if each["known"] is known]:
+            rows = f"{files[0]['num_rows']} rows" if files[0]["num_rows"] is not None else "rows not known"
+            again = " again" if known else ""
+            text = (
+                f"{len(files)} files of the lake were left out{again}, because their rows cannot be read; the first: "
+                f"{files[0]['file']} ({rows}): {files[0]['reason']}"
+            )
+            found += rules.find("files_quarantined", DATASET, text, at_most=INFO if known else None)
     return found
 
 
@@ -299,10 +315,15 @@ def judge_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
     """Findings on features that were not served as they are trained on; those with the largest difference first."""
     if skew is None:
         return []
+    found: list[Finding] = []
+    if unread := skew.facts.unread:
+        text = f"{len(unread)} files of served rows cannot be read and were not compared; the first: {unread[0]}"
+        # Every run of these days finds them again: no message for each.
+        at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
+        found += rules.find("files_quarantined", DATASET, text, at_most=at_most)
     if not skew.entries:
         text = f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: nothing was compared"
-        return rules.find("skew", DATASET, text, kind="skew", at_most=INFO)
-    found: list[Finding] = []
+        return found + rules.find("skew", DATASET, text, kind="skew", at_most=INFO)
     for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
             found += rules.find("skew", entry.feature, _describe_skew(entry), kind="skew")

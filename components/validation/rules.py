@@ -147,6 +147,9 @@ RULES: dict[str, Rule] = {
     "no_rows": Rule(BLOCK, "there are no rows"),
     "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
     "column_new": Rule(WARN, "a file of the lake holds a column that was not agreed on; it is not read"),
+    "files_quarantined": Rule(
+        NOTIFY, "files of the lake, or of served rows, were left out because they cannot be read"
+    ),
     "label_invalid": Rule(BLOCK, "a label other than 0 and 1, or missing in some rows or in all"),
     "label_one_class": Rule(BLOCK, "the label is the same in all rows"),
     "value_type": Rule(BLOCK, "values of another type than the schema's"),

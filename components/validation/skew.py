@@ -10,6 +10,7 @@ Of more than `SAMPLED_ROWS` training rows a part of the requests is compared, ch
 memory does not grow with the window.
 """
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from components.storage.uris import is_bucket_uri, local_path, open_objects
 from components.store.archived_rows import archived_files, arrow_schema, is_alike, parquet_file, reading_parquet
 from components.validation.rows import BATCH_ROWS
 from components.validation.rules import ValidationSettings
+
+logger = logging.getLogger(__name__)
 
 MIN_JOINED = 100
 """Fewest joined rows that are judged."""
@@ -73,6 +76,8 @@ class ServedRowFacts:
     num_joined: int
     num_only_training: int
     num_only_served: int
+    unread: tuple[str, ...] = ()
+    """Why files of served rows were left out: a sentence for each that names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +140,7 @@ def measure_skew(
     value has no row that differs.
 
     Raises:
-        ContractError: a file on either side is damaged, lacks a column or holds it in another type.
+        ContractError: a file of training rows is damaged, lacks a column or holds it in another type.
         TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
     compared = [name for name in features.names if name not in excluded]
@@ -143,12 +148,12 @@ def measure_skew(
     types = {name: raw[name] for name in (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *compared)}
     one_in = max(1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows))
     mine = theirs = _sample_requests(_read_training(training, types), one_in)
-    span = None
+    span, unread = None, list[str]()
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
         words = [name for name in compared if name in features.words]
-        theirs = _sample_requests(read_served(archive, span, types, words=words), one_in)
+        theirs = _sample_requests(read_served(archive, span, types, words=words, unread=unread), one_in)
     joined = join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
     facts = ServedRowFacts(
@@ -159,6 +164,7 @@ def measure_skew(
         num_joined=num_joined,
         num_only_training=mine.num_rows - num_joined,
         num_only_served=theirs.num_rows - num_joined,
+        unread=tuple(unread),
     )
     if joined is None or num_joined < MIN_JOINED:
         return Skew(facts=facts)
@@ -177,21 +183,27 @@ def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[
 
 
 def read_served(
-    archive: Objects, span: EventSpan, types: Mapping[str, str], *, words: Sequence[str] = ()
+    archive: Objects, span: EventSpan, types: Mapping[str, str], *, unread: list[str], words: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
     """The columns `types`, event time among them, of the archived rows of the span, in batches, oldest day first.
 
     A file that holds texts in one of the columns `words` is left out: a person's files brought its rows to the lake.
+    One that is damaged, lacks a column or holds it in another type is left out, too, and `unread` gets the reason: what
+    was served is compared with what there is, and no run ends by it.
     """
     for archived in archived_files(archive, days=span.days()):
-        with archived.opened() as file:
-            texts = (pa.string(), pa.list_(pa.string()))
-            worded = [field.type for field in file.schema_arrow if field.name in words]
-            if any(is_alike(found, text) for found in worded for text in texts):
-                continue
-            for batch in _read_columns(file, archived.uri, types):
-                times = batch.column(raw_rows.EVENT_TIME)
-                yield batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
+        try:
+            with archived.opened() as file:
+                texts = (pa.string(), pa.list_(pa.string()))
+                worded = [field.type for field in file.schema_arrow if field.name in words]
+                if any(is_alike(found, text) for found in worded for text in texts):
+                    continue
+                for batch in _read_columns(file, archived.uri, types):
+                    times = batch.column(raw_rows.EVENT_TIME)
+                    yield batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
+        except ContractError as error:
+            logger.warning("served rows are compared without a file that cannot be read: %s", error)
+            unread.append(str(error))
 
 
 def _read_columns(file: pq.ParquetFile, origin: str, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:

@@ -12,6 +12,9 @@ KFP has no idempotency key and run names are not unique (kubeflow/pipelines issu
 request; the experiment is searched for that name first, then for any active run. Another monitor, started by mistake,
 may create a run between the search and the creation: after creating, each searches again, and of several active runs
 only the one that the server created first stays; whoever sees that its own run is a later one terminates it.
+
+A server may create a run after its client has given up waiting, and after the client has asked again. So whoever looks
+for a request's run terminates all active ones but the first.
 """
 
 import fcntl
@@ -287,17 +290,20 @@ class KubeflowTrigger:
         if not runs:
             missing = "run of this name" if experiment_id else f"experiment {name} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
-        newest = _deciding_run(runs)
-        if _is_active(newest):
+        run = _deciding_run(runs)
+        for other in runs:
+            if other is not run and _is_at_work(other):
+                self._end_later_run(other.run_id, first=run.run_id)
+        if _is_active(run):
             # `reason` is only for people: a paused run is one that somebody has to resume.
-            return RunState(RUNNING, f"it is {newest.state}" if newest.state in ("PAUSED", "CANCELING") else "")
-        outcome = self._find_outcome(store_name(newest.display_name, "", newest.run_id))
+            return RunState(RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else "")
+        outcome = self._find_outcome(store_name(run.display_name, "", run.run_id))
         if outcome is not None:
-            ended = f"{describe_end(newest)}; " if newest.state == "CANCELED" and outcome.state == FAILED else ""
+            ended = f"{describe_end(run)}; " if run.state == "CANCELED" and outcome.state == FAILED else ""
             return RunState(outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version)
-        if newest.state == "SUCCEEDED":
-            return RunState(RELEASED, f"run {newest.run_id} is {newest.state}")
-        return RunState(FAILED, describe_end(newest))
+        if run.state == "SUCCEEDED":
+            return RunState(RELEASED, f"run {run.run_id} is {run.state}")
+        return RunState(FAILED, describe_end(run))
 
     def _description(self, request: RetrainRequest) -> str:
         """Why the run was asked for, by whom and for which recommender; Kubeflow's runs have no labels."""
@@ -310,9 +316,20 @@ class KubeflowTrigger:
         first = min(active, key=_creation_order, default=None)
         if first is None or first.run_id == run_id or run_id not in {run.run_id for run in active}:
             return STARTED
-        logger.warning("run %s was created first, terminating %s", first.run_id, run_id)
-        self._server.terminate_run(run_id)
+        self._end_later_run(run_id, first=first.run_id)
         return ALREADY if first.display_name == name else BUSY
+
+    def _end_later_run(self, run_id: str, *, first: str) -> None:
+        """Terminate a run beside one that was created before it.
+
+        Raises:
+            TemporaryError: the server does not answer.
+        """
+        logger.warning("run %s was created first, terminating %s", first, run_id)
+        try:
+            self._server.terminate_run(run_id)
+        except PermanentError as error:
+            logger.warning("run %s was not terminated, it may have ended: %s", run_id, error)
 
     def _find_outcome(self, run: str) -> RunOutcome | None:
         try:
@@ -338,14 +355,26 @@ def _is_active(run: Any) -> bool:
     return run.state is None or run.state in ACTIVE_STATES
 
 
+def _is_at_work(run: Any) -> bool:
+    return _is_active(run) and run.state != "CANCELING"
+
+
 def _creation_order(run: Any) -> tuple[str, str]:
     """Orders runs by their creation, as the server counts; runs of one second by id, so that all see one order."""
     return str(run.created_at), str(run.run_id)
 
 
 def _deciding_run(runs: list[Any]) -> Any:
-    """The run of a name that decides the request's state: an active one, else one that succeeded, else the newest.
+    """Return the run of a name that decides the request's state.
 
-    A name has several where a dead run was repeated, or where two monitors created it at the same time.
+    That is one that succeeded, else the first that is at work, else one that is being cancelled, else the newest.
+
+    A name has several where a dead run was repeated, where two monitors created it at the same time, or where the
+    server created one after its client had given up.
     """
-    return max(runs, key=lambda run: (_is_active(run), run.state == "SUCCEEDED", _creation_order(run)))
+    if at_work := [run for run in runs if _is_at_work(run)]:
+        first = min(at_work, key=_creation_order)
+    else:
+        first = max(runs, key=lambda run: (_is_active(run), _creation_order(run)))
+    succeeded = [run for run in runs if run.state == "SUCCEEDED"]
+    return max(succeeded, key=_creation_order, default=first)

@@ -27,9 +27,11 @@ NUM_LATE = 400
 
 @pytest.fixture(scope="module")
 def three(chain, tmp_path_factory):
-    """The chain's two rounds; a third, before which the second one's days got files beside theirs."""
+    """The chain's two rounds; a third, before which the second one's days got files beside theirs, one of them torn."""
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
-    later.settings = {**later.settings, "extraction": {**later.settings["extraction"], "replay_share": 0}}
+    changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
+    later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
+    (later.root / "lake" / "day=2026-01-05" / "torn.parquet").write_bytes(b"PAR1 and no more")
     world = World.create(seed=3).drifted(Drift(seed=5))
     write_lake(world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8)
     for path in sorted((later.root / "aside").rglob("*.parquet")):
@@ -54,7 +56,13 @@ def _learned(this, cache):
 
 
 def _lake(chain):
-    table = pa.concat_tables([pq.ParquetFile(path).read() for path in sorted((chain.root / "lake").rglob("*.parquet"))])
+    table = pa.concat_tables(
+        [
+            pq.ParquetFile(path).read()
+            for path in sorted((chain.root / "lake").rglob("*.parquet"))
+            if path.name != "torn.parquet"
+        ]
+    )
     assert set(FEATURES) <= set(table.column_names)
     return dict(zip(zip(table[REQUEST_ID].to_pylist(), table[ROW].to_pylist()), table[EVENT_TIME].to_pylist()))
 
@@ -108,3 +116,10 @@ def test_validation_judges_them_with_the_window_and_lineage_tells_their_days(thr
     told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}
     on_second_day = third.extraction.num_late_rows - NUM_LATE // 2
     assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}
+
+
+def test_model_names_files_whose_rows_it_could_not_learn(three):
+    _, (*_, third) = three
+    assert third.training.unread_files == {"2026-01-05": {"torn.parquet": ""}}
+    assert "torn.parquet" not in third.training.files["2026-01-05"]
+    assert [each["rule"] for each in third.validation.findings if each["rule"] == "files_quarantined"]

@@ -228,6 +228,23 @@ def test_server_that_never_answers_is_given_up_in_time(server, send):
     assert time.monotonic() - begun < 60.0  # not for ever, as kfp's client by itself
 
 
+def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
+    server.add_run("one", "RUNNING", "e1")
+    server.lost.append(("POST", "/runs"))
+    assert send() == server.runs[-1]["run_id"]
+    assert len(server.runs) == 2, "the other one of that name was there before"
+
+
+def test_run_created_after_submit_gave_up_is_announced_and_leaves_nothing_in_other_runs_folder(server, send):
+    server.num_late = 1
+    with pytest.raises(TemporaryError, match="may create the run later all the same: look for 'one' there before you"):
+        send()
+    second = send()
+    (late,) = server.commit_late()
+    names = {store_name("one", "", run_id) for run_id in (second, late["run_id"])}
+    assert len(names) == len(server.named("one")) == 2
+
+
 @pytest.mark.parametrize(("status", "kind"), [(503, TemporaryError), (400, PermanentError)])
 def test_servers_refusal_is_quoted(server, send, status, kind):
     server.failure = status
@@ -327,6 +344,15 @@ def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
     assert len(shown) == 1
     assert (name or "workflow-x7k2p").startswith(shown.pop())
     assert {path.parent for path in (tmp_path / "runs").iterdir()} == {tmp_path / "runs"}
+
+
+def test_listing_says_which_run_left_out_files(tmp_path, capsys):
+    for run, num in (("a", 0), ("b", 2)):
+        with noted(tmp_path, run, "extraction") as note:
+            note.facts = {"quarantined_files": num}
+    print_runs(tmp_path)
+    said = "left out files that cannot be read: 2; its validation names them"
+    assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [f"b {said}"]
 
 
 def test_listing_shows_kubeflows_name_and_the_begin_of_its_id(tmp_path, capsys):

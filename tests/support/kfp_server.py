@@ -6,9 +6,10 @@ and between 1 and 10 runs at a time; several schedules may have one name. `fire`
 are what the server puts in place of the placeholders of a pipeline's tasks, and `end` ends a run.
 
 Faults on request: an answer of any status, to the next few requests or to all; a request that hangs; an answer that is
-lost after the server has acted; a token that must be shown; a moment between looking and creating. What the real server
-does and this does not: who may do what, validation of the pipeline, MySQL's collation. Its answers are compared
-with those of a real server (tests/pipelines/test_kfp_double.py).
+lost after the server has acted; a run that is created only after its client has given up; a token that must be
+shown; a moment between looking and creating. What the real server does and this does not: who may do what, validation
+of the pipeline, MySQL's collation. Its answers are compared with those of a real server
+(tests/pipelines/test_kfp_double.py).
 """
 
 import json
@@ -47,6 +48,10 @@ class ErrorAnswer(Exception):
         return {"code": CODES.get(self.status, 2), "message": str(self)}
 
 
+class Late(Exception):
+    """No answer now: the server acts after its client has given up."""
+
+
 CRON_FIELD = re.compile(r"(\*|\?|[0-9A-Za-z]+)([-/,][0-9A-Za-z*]+)*")
 
 
@@ -61,6 +66,8 @@ class KfpServer(HttpDouble):
         self.failure_text = "as the test says"
         self.failures: list[int] = []  # statuses of the next answers, before any are right again
         self.lost: list[tuple[str, str]] = []  # (method, end of path) of requests that are done and never answered
+        self.num_late = 0  # of the next requests for a run, how many get no answer, and a run only at `commit_late`
+        self.late: list[dict] = []  # their bodies
         self.token: str | None = None  # what `Authorization: Bearer` must show
         self.before_create = lambda body: None  # called outside the lock: another client may create meanwhile
         self.advance: dict[str, str] = {}  # state that a run is in -> state after it was looked at by name
@@ -83,6 +90,8 @@ class KfpServer(HttpDouble):
             status, document = 200, self.reply(method, path, body)
         except ErrorAnswer as refused:
             status, document = refused.status, refused.document(urlsplit(path).path)
+        except Late:
+            return None
         if self.loses(method, urlsplit(path).path):
             return None
         return Reply(json.dumps(document).encode(), status, {"Content-Type": "application/json"})
@@ -103,6 +112,15 @@ class KfpServer(HttpDouble):
         }
         self.runs.append(run)
         return run
+
+    def commit_late(self, created_at: str = "") -> list[dict]:
+        """Create the runs whose clients have given up, by default later than all others; return them."""
+        for body in self.late:
+            self.create_run(body)
+            self.runs[-1]["created_at"] = created_at or self.runs[-1]["created_at"]
+        made = self.runs[len(self.runs) - len(self.late) :]
+        self.late = []
+        return made
 
     def named(self, name: str) -> list[dict]:
         return [run for run in self.runs if run["display_name"] == name]
@@ -206,6 +224,10 @@ class KfpServer(HttpDouble):
                     run["state"] = self.advance.get(run["state"], run["state"])
             return answer
         if (method, path) == ("POST", "runs"):
+            if self.num_late:
+                self.num_late -= 1
+                self.late.append(json.loads(body))
+                raise Late
             return self.create_run(json.loads(body))
         if (method, path) == ("GET", "pipelines"):
             return without_empty({"pipelines": self.select(self.pipelines, query)})

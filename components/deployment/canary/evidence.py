@@ -17,6 +17,7 @@ them. Requests that the response cache answers are among the successful ones. Wh
 `canary.policy`'s.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +34,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from components.contracts import raw_rows
 from components.deployment.canary.policy import ArmCounts, BothCounts, Pairs
-from components.runtime.errors import TemporaryError, first_line
+from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.objects import Objects
 from components.store.archived_rows import ArchivedFile, MovedAway, archived_files, arrow_schema
 from components.store.traffic_plan import CANARY, STABLE, Arm, Baseline
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = (
     raw_rows.REQUEST_ID,
@@ -76,8 +79,9 @@ def read_pairs(
     grows with `most`, not with the lake; of a lake in a bucket the files of these days are fetched one by one. `user`
     is the column of the users; None = the recommender names none.
 
+    A damaged file is no evidence: a warning names it, and the pairs are those of the other files.
+
     Raises:
-        ContractError: a file is damaged.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
     types = {**raw_rows.ROW_TYPES, **raw_rows.SHADOW_TYPES}
@@ -108,13 +112,19 @@ def _oldest(tables: Sequence[Any], most: int) -> Any:
 
 
 def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
-    """The columns of one file; None where it holds no shadow scores, or has moved on. Users may have come later."""
+    """Return the columns of one file, or None if it holds no shadow scores, has moved on or cannot be read.
+
+    Users may have come later.
+    """
     try:
         with archived.opened() as file:
             if raw_rows.SHADOW_SCORE not in file.schema_arrow.names:
                 return None
             rows = file.read(columns=[name for name in schema.names if name in file.schema_arrow.names])
     except MovedAway:
+        return None
+    except ContractError as error:
+        logger.warning("a canary's rows are read without a file that cannot be read: %s", error)
         return None
     columns = [
         rows[each.name].cast(each.type) if each.name in rows.column_names else pa.nulls(len(rows), each.type)

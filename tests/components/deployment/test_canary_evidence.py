@@ -1,6 +1,7 @@
 """Pairs and counters: each row and each request counts once, for the arm that it belongs to."""
 
 import os
+import re
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path)
     (tmp_path / "day=2025-12-31" / "damaged.parquet").write_bytes(b"an earlier day is not even opened")
     (tmp_path / "day=2026-01-01" / ".part.parquet").write_bytes(b"unfinished")
     assert len(read(tmp_path)) == 1
+
+
+def test_damaged_file_is_named_and_no_evidence(tmp_path, caplog):
+    rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
+    write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
+    (tmp_path / "day=2026-01-01" / "torn.parquet").write_bytes(b"PAR1 and no more")
+    assert len(read(tmp_path)) == 10
+    assert re.search(r"without a file that cannot be read: .*torn.parquet is not a readable Parquet file", caplog.text)
 
 
 def test_a_file_that_is_in_the_archive_and_the_lake_counts_once(tmp_path):

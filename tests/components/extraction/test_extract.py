@@ -128,13 +128,13 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     (outcomes := folder / raw_rows.OUTCOME_PARTITION.format(day="2026-03-02")).mkdir(parents=True)
     pq.write_table(pa.table(list(map(list, zip(*late))), schema=OUTCOMES), outcomes / "part-0.parquet")
 
-    def run(processes, scheduler=""):
+    def run(processes, scheduler="", **settings):
         monkeypatch.setattr(forked, "available_cores", lambda: processes)
         dataset = extract_module.extract(
             folder_lake(folder, piece_rows=40),
             TimeSpan(),
             folder=tmp_path / "work",
-            recommender=criteo_with(extraction={"max_malformed_fraction": 0.1}),
+            recommender=criteo_with(extraction={"max_malformed_fraction": 0.1, **settings}),
             dask_scheduler=scheduler,
         )
         files = {path.relative_to(tmp_path): path.read_bytes() for path in (tmp_path / "work").rglob("*.*")}
@@ -142,6 +142,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
 
     rows = [row | {raw_rows.LABEL: 1} if n % 9 == 0 else row for n, row in enumerate(table.to_pylist())]
     run.rows = [row for row in rows if row[raw_rows.LABEL] is not None]
+    run.files = sorted(folder.glob("day=*/*.parquet"))
     run.num_late_clicks = sum(row[raw_rows.LABEL] == 0 for row in table.to_pylist()[::9])
     return run
 
@@ -159,6 +160,22 @@ def test_processes_share_the_rows_and_leave_the_bytes_of_one(extract_lots):
     newer = extract_lots.rows[len(learned) :]
     assert judging == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
     assert len(newer) - len(judging) == dataset.num_straddling_rows
+
+
+def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
+    _, one, *_, other = extract_lots.files
+    for path in (one, other):
+        table = pq.read_table(path, partitioning=None)
+        place = table.column_names.index("I1")
+        pq.write_table(table.set_column(place, "I1", pa.array(["no number"] * len(table))), path)
+    dataset, files = extract_lots(3, max_quarantined_file_fraction=0.5)
+    assert [each["file"] for each in dataset.quarantined_files] == [
+        path.relative_to(path.parents[1]).as_posix() for path in (one, other)
+    ]
+    for path in (one, other):
+        path.unlink()
+    expected, expected_files = extract_lots(1)
+    assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
 def test_a_process_that_is_killed_in_the_middle_leaves_nothing_and_the_next_try_the_same(

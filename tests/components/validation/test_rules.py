@@ -123,6 +123,26 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step,
     assert judged("r3", actions={"column_retyped": "warn"}) == (0, "warn", findings)
 
 
+def test_files_that_extraction_left_out_are_reported_and_notified_once(step, write_rows, raw_table, notes_of):
+    reason = "a.parquet is not a readable Parquet file: Parquet file size is 0 bytes"
+    left_out = {"file": "day=2026-03-01/a.parquet", "num_rows": None, "reason": reason, "known": False}
+    text = (
+        "1 files of the lake were left out{again}, because their rows cannot be read; the first: "
+        f"day=2026-03-01/a.parquet (rows not known): {reason}"
+    )
+
+    def judged(run, **changed):
+        manifest = write_rows(raw_table(300), name=run)
+        dataclasses.replace(RawDataset.read(manifest), quarantined_files=[{**left_out, **changed}]).write(manifest)
+        code, report = step(manifest, run=run)
+        found = [(f["severity"], f["description"]) for f in report.findings if f["rule"] == "files_quarantined"]
+        return code, found, text.format(again="") in report.reasons, notes_of(run).facts.get("notify", [])
+
+    new = text.format(again="")
+    assert judged("r1") == (0, [("warn", new)], True, [new])
+    assert judged("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
+
+
 def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(
     step, write_rows, judged, release_model, tmp_path, store, capsys
 ):

@@ -4,6 +4,7 @@ Google's client is an older one here than where `tests/components/storage` tests
 """
 
 import datetime as dt
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -207,15 +208,24 @@ def test_an_archive_without_the_days_is_reported_and_one_that_is_no_folder_is_re
         compare(training(frame), tmp_path / "nowhere", tmp_path)
 
 
-def test_a_column_of_another_type_is_refused_by_name(training, archive, tmp_path):
+def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path):
     frame = make_frame(20)
     root = archive(frame)
     path = next(root.glob("day=*/*.parquet"))
+    content = path.read_bytes()
     table = pq.read_table(path)
     place = table.column_names.index("C3")
     pq.write_table(table.set_column(place, "C3", table.column("C3").cast(pa.string())), path)
-    with pytest.raises(ContractError, match="column C3 is string in .*, expected int64"):
-        compare(training(frame), root, tmp_path)
+    (path.parent / "whole.parquet").write_bytes(content)
+    (path.parent / "torn.parquet").write_bytes(content[:100])
+    skew = compare(training(frame), root, tmp_path)
+    assert (skew.facts.num_joined, len(skew.facts.unread)) == (len(frame), 2)
+    (finding,) = [each for each in judge_skew(skew, ValidationSettings()) if each.rule == "files_quarantined"]
+    assert finding.action == "warn"
+    assert finding.description.startswith("2 files of served rows cannot be read and were not compared; the first: ")
+    torn, other = sorted(skew.facts.unread, key=lambda reason: "C3" in reason)
+    assert re.search("torn.parquet is not a readable Parquet file", torn)
+    assert re.search("column C3 is string in .*, expected int64", other)
 
 
 URI = "gs://models/a lake"
@@ -277,7 +287,7 @@ def measured(training_rows, archive, tmp_path):
 
 
 def kept_rows(archive, tmp_path):
-    return pa.Table.from_batches(read_served(archive, SPAN, TYPES))
+    return pa.Table.from_batches(read_served(archive, SPAN, TYPES, unread=[]))
 
 
 def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(training_rows, in_both, tmp_path):

@@ -42,6 +42,36 @@ def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(kub
     assert [event["outcome"] for event in b.events if event["kind"] == "run_ended"] == ["released"]
 
 
+@pytest.mark.parametrize("created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"])
+@pytest.mark.parametrize("is_before_retry", [True, False])
+def test_run_created_after_its_request_timed_out_is_one_run_and_counts_once(
+    kubeflow, start, is_before_retry, created_at
+):
+    b = start()
+    kubeflow.num_late = 1
+    traffic(b, "bad", auc="bad")
+    b.turn(1, 1.0)
+    assert (kubeflow.runs, len(kubeflow.late)) == ([], 1)
+    if is_before_retry:
+        kubeflow.commit_late(created_at)
+    b.turn(2, 16.0)
+    (first,) = kubeflow.runs
+    if not is_before_retry:
+        kubeflow.commit_late(created_at)
+        first = min(kubeflow.runs, key=lambda run: run["created_at"])
+        b.turn(1, 16.0)
+        assert [run["state"] for run in kubeflow.runs if run is not first] == ["CANCELING"]
+    b.turn(1, 16.0)
+    for run in kubeflow.runs:
+        run["state"] = "SUCCEEDED" if run is first else "CANCELED"
+    b.turn(2, 16.0)
+    assert [run["state"] for run in kubeflow.runs if run is not first] == ["CANCELED"] * (len(kubeflow.runs) - 1)
+    kinds = b.kinds()
+    assert [kinds.count(each) for each in ("decision", "run_started", "run_ended")] == [1, 1, 1]
+    assert (b.store.counters["request_started"], b.store.counters["request_released"]) == (1, 1)
+    assert len(b.monitor.acting.retraining.memory.requested_at) == 1
+
+
 def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(kubeflow, start):
     """As where a second one is started before the first has ended."""
     benches = start("a"), start("b")
