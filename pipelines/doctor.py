@@ -20,9 +20,9 @@ from typing import Any
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
-from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end
+from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer
 from components.storage.uris import typed_folder
-from components.store.runs import read_notes, store_name
+from components.store.runs import left_anything
 
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
 NAMESPACE, KUBEFLOW = "evergreen", "kubeflow"
@@ -255,16 +255,10 @@ def _look_at_runs(each: Installation) -> Iterator[_Found]:
     if experiment is None:
         yield _unknown(f"experiment {EXPERIMENT} has no run yet")
         return
-    with each.server.requests():
-        listed = each.server.client.list_runs(
-            experiment_id=experiment, page_size=LOOKED_AT_RUNS, sort_by="created_at desc"
-        )
-    lost = 0
-    for run in listed.runs or []:
-        names = [store_name(run.display_name, "", run.run_id), store_name("", run.display_name, run.run_id)]
-        if run.state == "FAILED" and not any(read_notes(each.store, name) for name in names):
-            lost += 1
-            yield _wrong(f"{run.display_name} left nothing: {describe_end(run)}", each.server.link_to(run.run_id))
+    failed = each.server.failed_runs(experiment, among=LOOKED_AT_RUNS)
+    lost = [run for run in failed if not left_anything(each.store, run.run_id)]
+    for run in lost:
+        yield _wrong(f"{run.name} left nothing: {run.text}", run.link)
     if not lost:
         yield _right(f"of the newest {LOOKED_AT_RUNS} runs none failed before its first step")
 
