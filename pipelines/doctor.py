@@ -329,10 +329,10 @@ def _look_at_repository(each: Installation) -> Iterator[_Found]:
 
 
 def _tried(each: Installation, *words: str) -> _Found:
-    """What became of a command in a container, with the rights and settings of its pod.
+    """Return the finding of a command in a container, with the rights and settings of its pod.
 
     Args:
-        each: What is looked at.
+        each: The installation.
         words: Deployment, `-c`, container, `--` and the command.
     """
     try:

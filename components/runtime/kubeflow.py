@@ -63,7 +63,7 @@ class FailedRun:
     """Kubeflow's, which other runs may have too."""
     run_id: str
     text: str
-    """What Kubeflow tells of its end."""
+    """Kubeflow's words for its end: state, failed tasks, message."""
     link: str
     """Address of its page."""
 

@@ -161,7 +161,7 @@ def train_elsewhere(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Trains as the TrainJob that `flags.train_job` describes, and takes over the model's manifest and its note.
+    """Train as the TrainJob that `flags.train_job` describes, and take over the model's manifest and its note.
 
     Raises:
         ContractError: the workers refused their input, or a job of this name is another program's.
@@ -193,7 +193,7 @@ def train_elsewhere(
 
 
 def job_name(run: str) -> str:
-    """The name of a run's TrainJob: the run's own where Kubernetes takes it, else what is left of it and a hash.
+    """Return the name of a run's TrainJob: the run's own if Kubernetes allows it, else its letters and a hash.
 
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
@@ -213,7 +213,7 @@ def build_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable[[float], None]) -> None:
-    """Creates the job, unless one of an earlier try goes on or succeeded; waits until one that ends is gone."""
+    """Create the job, unless one of an earlier try runs or succeeded, and wait until one that ends is gone."""
     job = build_job(name, spec)
     asked = job["metadata"]["annotations"][_ASKED]
     while not jobs.create(job):
@@ -235,13 +235,13 @@ def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable
 
 
 def _owners() -> list[dict[str, Any]]:
-    """The step's own pod: with it, as with a deleted run, the job goes."""
+    """Return the step's own pod as the owner, so that the job is deleted with it and with a deleted run."""
     pod, uid = os.environ.get(POD_NAME), os.environ.get(POD_UID)
     return [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}] if pod and uid else []
 
 
 def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
-    """Returns when the job has succeeded; meanwhile copies its first worker's log to standard error."""
+    """Copy the log of the job's first worker to standard error until the job has succeeded."""
     log, told = _Log(jobs, name, clock), ""
     while True:
         try:
@@ -268,21 +268,21 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock
 
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Those that hold, by type."""
+    """Return the conditions that are true, by type."""
     return {each["type"]: each for each in job["status"].get("conditions", []) if each["status"] == "True"}
 
 
 class _Log:
-    """What the job's first worker writes, each line once, also where another pod takes its place."""
+    """Log of the job's first worker, each line once, also if another pod replaces it."""
 
     def __init__(self, jobs: TrainJobs, name: str, clock: Callable[[], float]) -> None:
         self._jobs, self._name, self._clock = jobs, name, clock
         self._pod, self._last = "", ""
         self._looked = 0.0
-        """When `_last`, the time of the newest line, was read."""
+        """Time of the last read of the log, by `clock`."""
 
     def copy(self) -> None:
-        """Copies what is new to standard error."""
+        """Copy new lines to standard error."""
         ranked = []
         for each in self._jobs.pods(self._name):
             labels, made = each.metadata.labels or {}, each.metadata.creation_timestamp
@@ -305,13 +305,13 @@ class _Log:
 
 
 def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | None:
-    """What the workers left in the store about this step; None where none of them came so far."""
+    """Return the workers' note of this step, or None if no worker wrote one."""
     notes = read_notes(local_path(flags.store), flags.run)
     return next((each for each in notes if each.step == ours.step and each.started_at != ours.started_at), None)
 
 
 def _as_noted(error: PermanentError, note: StepNote | None) -> Exception:
-    """The failure of a job as its workers' step would have raised it: torchrun's exit code tells nothing of theirs."""
+    """Return a job's failure as its workers' step raised it, which torchrun's exit code does not tell."""
     text = f"{error}; the workers' last note is {note.state}: {note.reason}" if note else str(error)
     if note and note.state == "preempted":
         return Preempted(text)
