@@ -175,6 +175,9 @@ def _add_journal(commands: Any) -> None:
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")
     runs.add_argument("--newest", type=int, default=50, metavar="N", help="runs that began last, at most; 0 = all")
+    runs.add_argument("--host", default="", help="address of the KFP API: names failed runs that left nothing, too")
+    runs.add_argument("--namespace", default="", help="of a multi-user installation, for --host")
+    runs.add_argument("--token-file", default="", help="token to show the server of --host")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -368,7 +371,7 @@ def _run_journal(arguments: argparse.Namespace) -> int:
     from components.storage.uris import typed_folder
     from components.store.promotion_journal import JOURNAL_FILE
     from pipelines.models import print_live_at, print_models
-    from pipelines.runs import print_runs
+    from pipelines.runs import print_lost_runs, print_runs
 
     store = typed_folder(arguments.store, "--store")
     known = ("models", "runs", "recommender", JOURNAL_FILE)
@@ -377,7 +380,14 @@ def _run_journal(arguments: argparse.Namespace) -> int:
     if arguments.command == "runs":
         if arguments.newest < 0:
             raise ContractError(f"--newest is {arguments.newest}, expected at least 0")
+        if arguments.host and arguments.json:
+            raise ContractError("--host and --json are given, expected one of them: JSON has the store's runs alone")
         print_runs(store, newest=arguments.newest, as_json=arguments.json)
+        if arguments.host:
+            from components.runtime.kubeflow import KubeflowServer
+
+            server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+            print_lost_runs(store, server, newest=arguments.newest)
     elif arguments.command == "live-at":
         print_live_at(store, arguments.time, as_json=arguments.json)
     else:

@@ -20,12 +20,14 @@ from typing import Any
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
-from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end
+from components.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer
 from components.storage.uris import typed_folder
-from components.store.runs import read_notes, store_name
+from components.store.runs import left_anything
 
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
 NAMESPACE, KUBEFLOW = "evergreen", "kubeflow"
+_MONITOR_ROLE = "evergreen-monitor"
+"""What the monitor may ask of an installation with several users."""
 OLDEST_KUBEFLOW = (2, 16)
 MAX_SKEW_SECONDS = 5.0
 OPEN_BITS = 0o022
@@ -34,15 +36,17 @@ LOOKED_AT_RUNS = 20
 RETRY_PATCH = '{"templateDefaults":{"retryStrategy":{"retryPolicy":"Always","limit":"0"}}}'
 _SET_SERVER = f"kubectl -n {KUBEFLOW} set env deployment/ml-pipeline"
 _OPEN_FILES = (
-    "import os; from pathlib import Path; "
+    "from pathlib import Path; "
     "found = [p for n in ('store', 'work', 'repository') for p in Path('/evergreen', n).rglob('*') "
     f"if not p.is_symlink() and p.lstat().st_mode & {OPEN_BITS}]; "
     "print(len(found), *found[:1])"
 )
-_LIST_LAKE = (
-    "import os; from components.storage.uris import open_objects; "
-    "open_objects(os.environ['EVERGREEN_UPLOADER_LAKE']).list('day=0')"
+_LIST_OBJECTS = (
+    "import os; from components.storage.uris import open_objects; open_objects(os.environ[{variable!r}]).list('day=0')"
 )
+"""Lists a prefix that nothing has, which takes the right to list and no time."""
+_CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
+"""The container in which the whole share is mounted, to be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,10 @@ class Kubectl:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise TemporaryError(f"kubectl does not answer: {error}") from error
         if done.returncode:
-            raise TemporaryError(f"kubectl: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+            lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
+            # The last line of `kubectl exec` has the program's exit code alone.
+            said = [line for line in lines if not line.startswith("command terminated")] or ["it failed"]
+            raise TemporaryError(f"kubectl: {said[-1]}")
         return str(done.stdout)
 
 
@@ -184,9 +191,12 @@ def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
 
 
 def _look_at_rights(each: Installation) -> Iterator[_Found]:
-    for kind in ("serviceaccount", "rolebinding"):
-        what = f"{kind} {each.runs_namespace}/{SERVICE_ACCOUNT}"
-        there = each.cluster.find(f"{kind}/{SERVICE_ACCOUNT}", namespace=each.runs_namespace)
+    wanted = [("serviceaccount", SERVICE_ACCOUNT), ("rolebinding", SERVICE_ACCOUNT)]
+    if each.server.namespace:
+        wanted += [("role", _MONITOR_ROLE), ("rolebinding", _MONITOR_ROLE)]
+    for kind, name in wanted:
+        what = f"{kind} {each.runs_namespace}/{name}"
+        there = each.cluster.find(f"{kind}/{name}", namespace=each.runs_namespace)
         yield _right(what) if there else _wrong(f"{what} is absent", "kubectl apply -k k8s/overlays/$OVERLAY")
 
 
@@ -203,14 +213,14 @@ def _look_at_modes(each: Installation) -> Iterator[_Found]:
         found = [path for path in each.store.rglob("*") if path.lstat().st_mode & OPEN_BITS and not path.is_symlink()]
         count, first = len(found), str(found[0]) if found else ""
     else:
-        words = ("exec", "deploy/monitor", "-c", "monitor", "--", "python", "-c", _OPEN_FILES)
-        number, _, first = each.cluster.call("-n", NAMESPACE, *words).strip().partition(" ")
+        words = ("python", "-c", _OPEN_FILES)
+        number, _, first = each.cluster.call("-n", NAMESPACE, "exec", *_CONTROLLER, *words).strip().partition(" ")
         count = int(number)
     if not count:
         yield _right("nobody but its owner writes the share")
         return
     chmod = "chmod -R go-w /evergreen/store /evergreen/work /evergreen/repository"
-    mend = f"kubectl -n {NAMESPACE} exec deploy/monitor -c monitor -- {chmod}"
+    mend = f"kubectl -n {NAMESPACE} exec {' '.join(_CONTROLLER)} {chmod}"
     yield _wrong(f"others may write {count} files and folders of the share, such as {first}", mend)
 
 
@@ -245,16 +255,10 @@ def _look_at_runs(each: Installation) -> Iterator[_Found]:
     if experiment is None:
         yield _unknown(f"experiment {EXPERIMENT} has no run yet")
         return
-    with each.server.requests():
-        listed = each.server.client.list_runs(
-            experiment_id=experiment, page_size=LOOKED_AT_RUNS, sort_by="created_at desc"
-        )
-    lost = 0
-    for run in listed.runs or []:
-        names = [store_name(run.display_name, "", run.run_id), store_name("", run.display_name, run.run_id)]
-        if run.state == "FAILED" and not any(read_notes(each.store, name) for name in names):
-            lost += 1
-            yield _wrong(f"{run.display_name} left nothing: {describe_end(run)}", each.server.link_to(run.run_id))
+    failed = each.server.failed_runs(experiment, among=LOOKED_AT_RUNS)
+    lost = [run for run in failed if not left_anything(each.store, run.run_id)]
+    for run in lost:
+        yield _wrong(f"{run.name} left nothing: {run.text}", run.link)
     if not lost:
         yield _right(f"of the newest {LOOKED_AT_RUNS} runs none failed before its first step")
 
@@ -294,7 +298,8 @@ def _look_at_scaling(each: Installation) -> Iterator[_Found]:
         if active is None:
             yield _unknown(f"autoscaler {name} has not looked yet")
         elif active["status"] == "True":
-            yield _right(f"autoscaler {name} has its metric")
+            source = "KEDA" if name.startswith("keda-hpa-") else "an adapter"
+            yield _right(f"autoscaler {name} has its metric, by {source}")
         else:
             mend = f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: docs/autoscaling.md)"
             yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", mend)
@@ -310,21 +315,31 @@ def _look_at_prometheus(each: Installation) -> Iterator[_Found]:
 
 
 def _look_at_log(each: Installation) -> Iterator[_Found]:
-    yield _tried(each, "monitor", ["sh", "-c", 'exec python -m components.logs check "$EVERGREEN_MONITOR_LOG"'])
+    check = ("sh", "-c", 'exec python -m components.logs check "$EVERGREEN_MONITOR_LOG"')
+    yield _tried(each, "deploy/monitor", "-c", "monitor", "--", *check)
 
 
 def _look_at_lake(each: Installation) -> Iterator[_Found]:
-    yield _tried(each, "uploader", ["python", "-c", _LIST_LAKE])
+    program = _LIST_OBJECTS.format(variable="EVERGREEN_UPLOADER_LAKE")
+    yield _tried(each, "deploy/monitor", "-c", "uploader", "--", "python", "-c", program)
 
 
-def _tried(each: Installation, container: str, command: list[str]) -> _Found:
-    """What became of a command in a container of the monitor's pod, with that pod's rights and settings."""
-    words = ["exec", "deploy/monitor", "-c", container, "--", *command]
+def _look_at_repository(each: Installation) -> Iterator[_Found]:
+    yield _tried(each, *_CONTROLLER, "python", "-c", _LIST_OBJECTS.format(variable="MODEL_REPOSITORY"))
+
+
+def _tried(each: Installation, *words: str) -> _Found:
+    """Return the finding of a command in a container, with the rights and settings of its pod.
+
+    Args:
+        each: The installation.
+        words: Deployment, `-c`, container, `--` and the command.
+    """
     try:
-        said = each.cluster.call("-n", NAMESPACE, *words).strip().splitlines()
+        said = each.cluster.call("-n", NAMESPACE, "exec", *words).strip().splitlines()
     except TemporaryError as error:
-        return _wrong(str(error), f"kubectl -n {NAMESPACE} {shlex.join(words)}")
-    return _right(f"{container} reaches it" + (f": {said[0]}" if said else ""))
+        return _wrong(str(error), f"kubectl -n {NAMESPACE} exec {shlex.join(words)}")
+    return _right(f"container {words[2]} reaches it" + (f": {said[0]}" if said else ""))
 
 
 _LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
@@ -340,6 +355,7 @@ _LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
     "Prometheus": _look_at_prometheus,
     "record log": _look_at_log,
     "lake": _look_at_lake,
+    "model repository": _look_at_repository,
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from components.contracts.manifests import SCRATCH, Model, Verdict
 from components.runtime.errors import FROM_SCRATCH, flags_to_run_again
+from components.runtime.kubeflow import EXPERIMENT, KubeflowServer
 from components.runtime.plain_text import show
 from components.store.models import stored_model, verdict_paths
 from components.store.runs import (
@@ -22,6 +23,7 @@ from components.store.runs import (
     each_note,
     find_outcome,
     kubeflow_name,
+    left_anything,
     read_notes,
     trained_model,
 )
@@ -131,6 +133,25 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
             show(f"{line.name} left out files that cannot be read: {line.quarantined_files}; its validation names them")
     if len(lines) == newest:
         print(f"the newest {newest}; --newest 0 lists all")
+
+
+def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) -> None:
+    """Print the runs that Kubeflow calls failed and that left nothing in the store, so that nothing else lists them.
+
+    Args:
+        store: The model store.
+        server: Kubeflow's API.
+        newest: Newest runs of Kubeflow that are looked at; None or 0 = 100.
+
+    Raises:
+        TemporaryError: the server does not answer.
+        PermanentError: it refused.
+    """
+    experiment = server.find_experiment(EXPERIMENT)
+    failed = server.failed_runs(experiment, among=newest or 100) if experiment else []
+    for run in failed:
+        if not left_anything(store, run.run_id):
+            show(f"{run.name} failed and left nothing here: {run.text}; see {run.link}")
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:

@@ -1,4 +1,4 @@
-"""One store in Kubeflow's Model Registry: a model version with its graph's URI for each version that answered.
+"""One store in the model registry of Kubeflow Hub: a model version with its graph's URI for each version that answered.
 
 By the registry's own client, which finds a token where pods have theirs. The registry has no aliases: the registered
 model's properties `champion` and `candidate` name the versions, empty where there is none. Graphs stay where they are.
@@ -9,7 +9,7 @@ import logging
 import aiohttp
 from model_registry import ModelRegistry
 from model_registry.exceptions import StoreError
-from mr_openapi.exceptions import OpenApiException
+from mr_openapi.exceptions import NotFoundException, OpenApiException
 
 from components.registries.exported import Exported, metrics_of, tags_of
 from components.runtime.errors import TemporaryError, first_line
@@ -26,9 +26,18 @@ def export(address: str, exported: Exported) -> None:
         TemporaryError: it is away, or refuses.
     """
     try:
-        _export(ModelRegistry(address, author="evergreen", log_level=logging.ERROR), exported)
+        _export(_connected(address), exported)
     except (StoreError, OpenApiException, aiohttp.ClientError, TimeoutError) as error:
         raise TemporaryError(f"Model Registry: {first_line(error)}") from error
+
+
+def _connected(address: str) -> ModelRegistry:
+    """Return the client, which asks the registry for its models at once."""
+    try:
+        return ModelRegistry(address, author="evergreen", log_level=logging.ERROR)
+    except NotFoundException as error:
+        text = f"Model Registry: {address} answers 404 to the API v1, expected a Kubeflow Hub that has it"
+        raise TemporaryError(text) from error
 
 
 def _export(registry: ModelRegistry, exported: Exported) -> None:

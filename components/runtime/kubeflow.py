@@ -55,6 +55,19 @@ class PipelineVersion:
     """For people; empty where only the id is known."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FailedRun:
+    """A run that Kubeflow calls failed."""
+
+    name: str
+    """Kubeflow's, which other runs may have too."""
+    run_id: str
+    text: str
+    """Kubeflow's words for its end: state, failed tasks, message."""
+    link: str
+    """Address of its page."""
+
+
 class KubeflowServer:
     """A connection; the constructor calls nobody.
 
@@ -245,6 +258,16 @@ class KubeflowServer:
             yield
         finally:
             del api.run_service_create_run
+
+    def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
+        """Return the failed runs among the newest of an experiment, newest first."""
+        with self.requests():
+            answer = self.client.list_runs(experiment_id=experiment_id, page_size=among, sort_by="created_at desc")
+        return [
+            FailedRun(name=run.display_name, run_id=run.run_id, text=describe_end(run), link=self.link_to(run.run_id))
+            for run in answer.runs or []
+            if run.state == "FAILED"
+        ]
 
     def get_run(self, run_id: str) -> Any:
         """The run as the server describes it now."""

@@ -122,6 +122,11 @@ def store_name(run: str, resource: str, run_id: str) -> str:
     return f"{escaped.encode()[:_LONGEST_NAME].decode(errors='ignore')}~{run_id[:8]}"
 
 
+def left_anything(store: Path, run_id: str) -> bool:
+    """Return whether the run of this id of Kubeflow left a file in the store."""
+    return any((store / "runs").glob(f"*~{run_id[:8]}/*"))
+
+
 def kubeflow_name(run: str) -> tuple[str, str]:
     """Return Kubeflow's name and the begin of its id from the store's name of a run; no id in a local run.
 

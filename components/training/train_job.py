@@ -5,28 +5,26 @@ processes work together is the engine's. Each step's job has a name of its own, 
 job of the try before: a running one is followed further, an ended one replaced. Workers that are lost are started again
 by the runtime of `k8s/components/kubeflow-trainer`, and go on from the fit's last save.
 
-The API server is asked by the standard library. Kubeflow's SDK (0.5) sends Python functions, which this is not, and
-with pydantic, its API packages and the `kubernetes` client would bring some twenty packages into an image that has none
-of them; that client alone, fifteen, for the six requests below.
+Kubernetes is asked by its own client. Kubeflow's SDK (0.5) sends Python functions, which this is not.
 """
 
 import argparse
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
-import ssl
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from components.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
 from components.runtime.flags import run_flags
@@ -36,11 +34,14 @@ from components.store.runs import StepNote, Stopped, read_notes
 
 logger = logging.getLogger(__name__)
 
-API_VERSION = "trainer.kubeflow.org/v1alpha1"
+_GROUP, _VERSION = "trainer.kubeflow.org", "v1alpha1"
 POLL_SECONDS = 10.0
 _ASKED = "evergreen/asked"
 """Annotation with the hash of what was asked for."""
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""The client reads token and certificates beside it, but not the namespace."""
+_LOG_OVERLAP_SECONDS = 60
+"""How far a look at a log goes back before the last one, longer than a request takes."""
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
 """Beside those from 500 on: a token is rotated, and a conflict is over at the next attempt."""
 _LONGEST_NAME = 45
@@ -55,74 +56,101 @@ class TrainJobs:
         PermanentError: it refused.
     """
 
-    def __init__(self, url: str, namespace: str, *, account: Path = _ACCOUNT, timeout_seconds: float = 30.0) -> None:
-        """`account` is the folder of a pod's token, read anew at each request, and of the server's certificates."""
-        self.namespace, self._url, self._account, self._timeout = namespace, url, account, timeout_seconds
-        authority = account / "ca.crt"
-        tls = ssl.create_default_context(cafile=str(authority)) if authority.exists() else None
+    def __init__(
+        self,
+        configuration: client.Configuration,
+        namespace: str,
+        *,
+        timeout_seconds: tuple[float, float] = (5.0, 30.0),
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            configuration: Address, token and certificates of the API server.
+            namespace: Namespace of the jobs.
+            timeout_seconds: To connect and to read, of each request.
+        """
         # The server is in this cluster, never beyond the proxy that the environment may name.
-        handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
-        self._open = urllib.request.build_opener(*handlers).open
-        self._jobs = f"/apis/{API_VERSION}/namespaces/{namespace}/trainjobs"
+        configuration.proxy = None
+        # A request that failed is repeated by the caller, which waits in between.
+        configuration.retries = 0
+        configuration.client_side_validation = False
+        connection = client.ApiClient(configuration)
+        self._core, self._custom = client.CoreV1Api(connection), client.CustomObjectsApi(connection)
+        self.namespace, self._host, self._timeout = namespace, configuration.host, timeout_seconds
+        self._jobs = {"group": _GROUP, "version": _VERSION, "namespace": namespace, "plural": "trainjobs"}
 
     @classmethod
     def of_this_pod(cls) -> "TrainJobs":
-        """Those of the namespace that this process's pod is in.
+        """Return those of the namespace that this process's pod is in.
 
         Raises:
             ContractError: this process is in no pod, or its pod has no token.
         """
+        configuration = client.Configuration()
         try:
-            return cls("https://kubernetes.default.svc", (_ACCOUNT / "namespace").read_text().strip())
-        except OSError as error:
+            config.load_incluster_config(configuration)
+            return cls(configuration, _NAMESPACE_FILE.read_text().strip())
+        except (config.ConfigException, OSError) as error:
             raise ContractError(f"no namespace to create a TrainJob in, expected to run in a pod: {error}") from error
 
     def create(self, job: dict[str, Any]) -> bool:
-        """Creates the job; False where there is one of its name."""
-        return self._request("POST", self._jobs, job, unless=409) is not None
+        """Create the job, or return False if there is one of its name."""
+        create = self._custom.create_namespaced_custom_object
+        return self._request(create, **self._jobs, body=job, unless=409) is not None
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """The job; None where there is none."""
-        found = self._request("GET", f"{self._jobs}/{name}", unless=404)
-        return None if found is None else {"status": {}, **json.loads(found)}
+        """Return the job, or None if there is none."""
+        found = self._request(self._custom.get_namespaced_custom_object, **self._jobs, name=name, unless=404)
+        return None if found is None else {"status": {}, **found}
 
     def own(self, name: str, owners: list[dict[str, Any]]) -> None:
-        """Gives the job, where it is still there, these owners."""
-        self._request("PATCH", f"{self._jobs}/{name}", {"metadata": {"ownerReferences": owners}}, unless=404)
+        """Give the job these owners, if it is still there."""
+        change = {"metadata": {"ownerReferences": owners}}
+        patch = self._custom.patch_namespaced_custom_object
+        self._request(patch, **self._jobs, name=name, body=change, unless=404)
 
     def delete(self, name: str) -> None:
-        """Ends the job's pods and then removes it."""
-        self._request("DELETE", f"{self._jobs}/{name}", {"propagationPolicy": "Foreground"}, unless=404)
+        """End the job's pods and then remove it."""
+        delete = self._custom.delete_namespaced_custom_object
+        self._request(delete, **self._jobs, name=name, propagation_policy="Foreground", unless=404)
 
-    def pods(self, name: str) -> list[dict[str, Any]]:
-        """The job's pods."""
-        selector = urlencode({"labelSelector": f"jobset.sigs.k8s.io/jobset-name={name}"})
-        found = self._request("GET", f"/api/v1/namespaces/{self.namespace}/pods?{selector}")
-        return list(json.loads(found or b"{}").get("items", []))
+    def pods(self, name: str) -> list[Any]:
+        """Return the job's pods, as the client's `V1Pod`."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={name}"
+        listed = self._core.list_namespaced_pod
+        return list(self._request(listed, namespace=self.namespace, label_selector=selector).items)
 
-    def log(self, pod: str, since: str | None) -> list[str]:
-        """The lines that a pod's workers wrote since this time, each behind its own."""
-        query = {"container": "node", "timestamps": "true", **({"sinceTime": since} if since else {})}
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log?{urlencode(query)}"
-        return (self._request("GET", path, unless=404) or b"").decode(errors="replace").splitlines()
+    def log(self, pod: str, since_seconds: int | None) -> list[str]:
+        """Return the lines that a pod's workers wrote in the last seconds, each behind its time.
 
-    def _request(self, method: str, path: str, body: Any = None, *, unless: int | None = None) -> bytes | None:
-        """The answer's content; None where the status is `unless`."""
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Authorization": f"Bearer {(self._account / 'token').read_text().strip()}", "Content-Type": kind}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        Args:
+            pod: Name of the pod.
+            since_seconds: How far to go back, at least 1; None = all lines.
+        """
+        asked = {"name": pod, "namespace": self.namespace, "container": "node", "timestamps": True}
+        since = {"since_seconds": since_seconds} if since_seconds else {}
+
+        def read(**given: Any) -> bytes:
+            # As bytes: the client fails on a log that is not UTF-8.
+            return bytes(self._core.read_namespaced_pod_log(**given, _preload_content=False).data)
+
+        return (self._request(read, **asked, **since, unless=404) or b"").decode(errors="replace").splitlines()
+
+    def _request(self, call: Callable[..., Any], *, unless: int | None = None, **given: Any) -> Any:
+        """Return what the client's method returns, or None if the answer's status is `unless`."""
+        action = f"{call.__name__} {given.get('name', '')}".strip()
         try:
-            with self._open(request, timeout=self._timeout) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            if error.code == unless:
+            return call(**given, _request_timeout=self._timeout)
+        except ApiException as error:
+            if error.status == unless:
                 return None
-            temporary = error.code >= 500 or error.code in _TEMPORARY_STATUSES
-            text = f"Kubernetes answered {error.code} to {method} {path}: {error.read(500).decode(errors='replace')}"
+            # The client reports a failed TLS handshake as status 0.
+            temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            text = f"Kubernetes answered {error.status} {error.reason} to {action}: {str(error.body)[:500]}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
-        except (OSError, HTTPException) as error:
-            raise TemporaryError(f"Kubernetes at {self._url} does not answer {method} {path}: {error}") from error
+        except (HTTPError, OSError) as error:
+            raise TemporaryError(f"Kubernetes at {self._host} does not answer {action}: {error}") from error
 
 
 def train_elsewhere(
@@ -131,8 +159,9 @@ def train_elsewhere(
     jobs: TrainJobs,
     *,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Trains as the TrainJob that `flags.train_job` describes, and takes over the model's manifest and its note.
+    """Train as the TrainJob that `flags.train_job` describes, and take over the model's manifest and its note.
 
     Raises:
         ContractError: the workers refused their input, or a job of this name is another program's.
@@ -150,7 +179,7 @@ def train_elsewhere(
     name = job_name(flags.run)
     try:
         _ensure(jobs, name, spec, sleep=sleep)
-        _follow(jobs, name, sleep=sleep)
+        _follow(jobs, name, sleep=sleep, clock=clock)
     except (Preempted, Stopped, KeyboardInterrupt):
         jobs.delete(name)
         raise
@@ -164,7 +193,7 @@ def train_elsewhere(
 
 
 def job_name(run: str) -> str:
-    """The name of a run's TrainJob: the run's own where Kubernetes takes it, else what is left of it and a hash.
+    """Return the name of a run's TrainJob: the run's own if Kubernetes allows it, else its letters and a hash.
 
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
@@ -175,12 +204,18 @@ def job_name(run: str) -> str:
     return f"{words or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
-def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable[[float], None]) -> None:
-    """Creates the job, unless one of an earlier try goes on or succeeded; waits until one that ends is gone."""
+def build_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the TrainJob that is created."""
     asked = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": "training"}
     metadata = {"name": name, "labels": labels, "annotations": {_ASKED: asked}, "ownerReferences": _owners()}
-    job = {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": metadata, "spec": spec}
+    return {"apiVersion": f"{_GROUP}/{_VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+
+
+def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable[[float], None]) -> None:
+    """Create the job, unless one of an earlier try runs or succeeded, and wait until one that ends is gone."""
+    job = build_job(name, spec)
+    asked = job["metadata"]["annotations"][_ASKED]
     while not jobs.create(job):
         found = jobs.find(name)
         if found is None:
@@ -200,14 +235,14 @@ def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable
 
 
 def _owners() -> list[dict[str, Any]]:
-    """The step's own pod: with it, as with a deleted run, the job goes."""
+    """Return the step's own pod as the owner, so that the job is deleted with it and with a deleted run."""
     pod, uid = os.environ.get(POD_NAME), os.environ.get(POD_UID)
     return [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}] if pod and uid else []
 
 
-def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None]) -> None:
-    """Returns when the job has succeeded; meanwhile copies its first worker's log to standard error."""
-    log, told = _Log(jobs, name), ""
+def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
+    """Copy the log of the job's first worker to standard error until the job has succeeded."""
+    log, told = _Log(jobs, name, clock), ""
     while True:
         try:
             job = jobs.find(name)
@@ -233,45 +268,50 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None]) -> No
 
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Those that hold, by type."""
+    """Return the conditions that are true, by type."""
     return {each["type"]: each for each in job["status"].get("conditions", []) if each["status"] == "True"}
 
 
 class _Log:
-    """What the job's first worker writes, each line once, also where another pod takes its place."""
+    """Log of the job's first worker, each line once, also if another pod replaces it."""
 
-    def __init__(self, jobs: TrainJobs, name: str) -> None:
-        self._jobs, self._name = jobs, name
+    def __init__(self, jobs: TrainJobs, name: str, clock: Callable[[], float]) -> None:
+        self._jobs, self._name, self._clock = jobs, name, clock
         self._pod, self._last = "", ""
+        self._looked = 0.0
+        """Time of the last read of the log, by `clock`."""
 
     def copy(self) -> None:
-        """Copies what is new to standard error."""
+        """Copy new lines to standard error."""
         ranked = []
         for each in self._jobs.pods(self._name):
-            labels = each["metadata"].get("labels", {})
+            labels, made = each.metadata.labels or {}, each.metadata.creation_timestamp
             part = labels.get("jobset.sigs.k8s.io/replicatedjob-name")  # by MPI the launcher has what all write
-            if labels.get("batch.kubernetes.io/job-completion-index") == "0" and each["status"]["phase"] != "Pending":
-                ranked.append((part == "launcher", each["metadata"]["creationTimestamp"], each["metadata"]["name"]))
+            if labels.get("batch.kubernetes.io/job-completion-index") == "0" and each.status.phase != "Pending":
+                ranked.append((part == "launcher", made, each.metadata.name))
         if not ranked:
             return
         if (pod := max(ranked)[2]) != self._pod:
             logger.info("the log of TrainJob %s is that of pod %s", self._name, pod)
             self._pod, self._last = pod, ""
-        for line in self._jobs.log(pod, self._last or None):
+        now = self._clock()
+        since = math.ceil(now - self._looked) + _LOG_OVERLAP_SECONDS if self._last else None
+        for line in self._jobs.log(pod, since):
             moment, _, text = line.partition(" ")
-            if moment > self._last:  # `since` is of whole seconds
+            if moment > self._last:
                 self._last = moment
                 print(text, file=sys.stderr, flush=True)
+        self._looked = now
 
 
 def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | None:
-    """What the workers left in the store about this step; None where none of them came so far."""
+    """Return the workers' note of this step, or None if no worker wrote one."""
     notes = read_notes(local_path(flags.store), flags.run)
     return next((each for each in notes if each.step == ours.step and each.started_at != ours.started_at), None)
 
 
 def _as_noted(error: PermanentError, note: StepNote | None) -> Exception:
-    """The failure of a job as its workers' step would have raised it: torchrun's exit code tells nothing of theirs."""
+    """Return a job's failure as its workers' step raised it, which torchrun's exit code does not tell."""
     text = f"{error}; the workers' last note is {note.state}: {note.reason}" if note else str(error)
     if note and note.state == "preempted":
         return Preempted(text)

@@ -85,6 +85,8 @@ def story(chain, tmp_path_factory):
         export("canary")
         append_promotion(store, replace(line, action=ROLLBACK))
         export("back")
+        kubeflow.is_old = True
+        export("old")
     yield told
     kubeflow.close()
 
@@ -95,6 +97,13 @@ def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story)
     assert "MLflow: " in line
     assert "Traceback" not in story.away.said
     assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
+
+
+def test_registry_without_the_api_v1_is_named(story):
+    (line,) = (line for line in story.old.said.splitlines() if "evergreen.export" in line)
+    assert story.old.code == 3
+    assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub that has it" in line
+    assert story.old.kubeflow == story.back.kubeflow
 
 
 def test_every_judged_round_is_a_run_with_its_verdict_and_numbers_once(chain, story):

@@ -1,17 +1,21 @@
 """Training as a TrainJob: what placement writes, the step creates and follows, and the component's manifests allow."""
 
+import ast
 import json
+import ssl
 from argparse import Namespace
 from functools import partial
 
 import pytest
 import yaml
+from kubernetes.config import incluster_config
 
 from components.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
 from components.runtime.exit_codes import ExitCode
 from components.store.runs import StepNote, noted, read_notes
 from components.training import __main__ as step
-from components.training.train_job import API_VERSION, TrainJobs, train_elsewhere
+from components.training import train_job
+from components.training.train_job import TrainJobs, build_job, train_elsewhere
 from pipelines.placement import (
     TRAINING_RUNTIME,
     Nodes,
@@ -21,6 +25,7 @@ from pipelines.placement import (
     train_job_spec,
 )
 from tests.k8s.crds import validate_crd
+from tests.support.certificates import Authority
 from tests.support.rendering import K8S, find, render_variant
 from tests.support.train_job_api import NAMESPACE, TrainJobApi
 
@@ -38,10 +43,10 @@ SMALLEST = Placement(trainer="kubeflow", accelerator="")
 
 
 @pytest.fixture
-def api(tmp_path, monkeypatch):
+def api(monkeypatch):
     monkeypatch.setenv("EVERGREEN_POD_NAME", "the-step")
     monkeypatch.setenv("EVERGREEN_POD_UID", "uid-1")
-    double = TrainJobApi(tmp_path / "account", validate_crd)
+    double = TrainJobApi(validate_crd)
     yield double
     double.close()
 
@@ -66,8 +71,8 @@ def flags(tmp_path):
 def follow(api, flags, *events):
     """The note of the step; `events` happen one after another, one at each wait."""
     waiting = iter(events)
-    jobs, note = TrainJobs(api.url, NAMESPACE, account=api.account), StepNote(step="training", started_at="of the step")
-    train_elsewhere(flags, note, jobs, sleep=lambda _: next(waiting)())
+    jobs, note = TrainJobs(api.configuration(), NAMESPACE), StepNote(step="training", started_at="of the step")
+    train_elsewhere(flags, note, jobs, sleep=lambda _: next(waiting)(), clock=lambda: api.now)
     assert next(waiting, None) is None
     return note
 
@@ -122,6 +127,29 @@ def test_a_job_is_created_followed_and_its_model_taken_over(api, flags, do, caps
     workers = step.build_parser().parse_args(arguments)
     assert (workers.run, workers.store, workers.work, workers.train_job) == (RUN, flags.store, flags.work, "")
     assert workers.training_set == tmp_path / "work" / RUN / "train-job/training_set.json"
+
+
+def test_lines_come_once_however_long_the_server_did_not_answer(api, flags, do, capsys):
+    def later(seconds, *lines, failures=()):
+        def pass_time():
+            api.now += seconds
+            api.write("worker-a", *lines)
+            api.failures.extend(failures)
+
+        return pass_time
+
+    follow(
+        api,
+        flags,
+        do.start("one"),
+        later(10.0, "two"),
+        later(5.0, "three", failures=[503]),
+        later(3600.0, "caf\xe9"),
+        later(10.0),
+        do.succeed,
+    )
+    printed = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert printed == ["one", "two", "three", "caf\N{REPLACEMENT CHARACTER}"]
 
 
 def test_workers_that_are_lost_are_followed_in_the_pods_that_take_their_place(api, flags, do, capsys):
@@ -201,26 +229,60 @@ def test_a_control_plane_in_trouble_is_waited_for_and_a_refusal_is_told(api, fla
     follow(api, flags, lambda: api.failures.extend(trouble), *[lambda: None] * 3, do.succeed)
     assert [record.levelname for record in caplog.records].count("WARNING") == 3
     api.failures.append(403)
-    with pytest.raises(PermanentError, match="answered 403 to POST .*/trainjobs"):
+    with pytest.raises(PermanentError, match="answered 403 Forbidden to create_namespaced_custom_object"):
         follow(api, flags)
     api.close()
-    with pytest.raises(TemporaryError, match="does not answer POST"):
+    with pytest.raises(TemporaryError, match="does not answer create_namespaced_custom_object"):
         follow(api, flags)
 
 
 def test_the_command_ends_by_the_jobs_end_and_notes_its_numbers(api, flags, do, monkeypatch, tmp_path):
-    monkeypatch.setattr(TrainJobs, "of_this_pod", lambda: TrainJobs(api.url, NAMESPACE, account=api.account))
+    monkeypatch.setattr(TrainJobs, "of_this_pod", lambda: TrainJobs(api.configuration(), NAMESPACE))
     waits = iter([do.start(), do.succeed])
-    monkeypatch.setattr(step, "train_elsewhere", partial(train_elsewhere, sleep=lambda _: next(waits)()))
+    monkeypatch.setattr(train_job, "train_elsewhere", partial(train_elsewhere, sleep=lambda _: next(waits)()))
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in vars(flags).items()]
     assert step.main(arguments) == ExitCode.DONE
     (note,) = read_notes(tmp_path / "store", RUN)
     assert (note.state, note.facts) == ("done", {"auc": 0.7})
 
 
+def test_server_that_accepts_and_never_answers_is_trouble_that_passes(api):
+    api.silence.set()
+    with pytest.raises(TemporaryError, match="does not answer list_namespaced_pod"):
+        TrainJobs(api.configuration(), NAMESPACE, timeout_seconds=(2.0, 0.2)).pods(RUN)
+
+
+def test_step_outside_of_a_pod_is_refused(monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ContractError, match="expected to run in a pod"):
+        TrainJobs.of_this_pod()
+
+
+def test_pod_says_address_token_authority_and_namespace(api, monkeypatch, tmp_path):
+    authority = Authority()
+    for name, content in zip(("key", "certificate"), authority.certificate("localhost", address="127.0.0.1")):
+        (tmp_path / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    api.server.socket = context.wrap_socket(api.server.socket, server_side=True)
+    for name, text in (("token", "the token"), ("ca.crt", authority.pem.decode()), ("namespace", NAMESPACE)):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(train_job, "_NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.server.server_port))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    jobs = TrainJobs.of_this_pod()
+    assert (jobs.namespace, jobs.find(RUN)) == (NAMESPACE, None)
+    (tmp_path / "ca.crt").write_bytes(Authority().pem)
+    with pytest.raises(TemporaryError, match="certificate verify failed"):
+        TrainJobs.of_this_pod().find(RUN)
+
+
 def test_rights_are_exactly_what_the_step_asks_for(api, flags, do, tmp_path):
     follow(api, flags, do.start(), do.succeed)
-    TrainJobs(api.url, NAMESPACE, account=api.account).own(RUN, [])
+    TrainJobs(api.configuration(), NAMESPACE).own(RUN, [])
     granted = set()
     manifests = list(yaml.safe_load_all((K8S / "components/kubeflow-trainer/rights.yaml").read_text()))
     for rule in find(manifests, "Role", "evergreen-train-jobs")["rules"]:
@@ -231,8 +293,7 @@ def test_rights_are_exactly_what_the_step_asks_for(api, flags, do, tmp_path):
 @pytest.mark.parametrize("placement", [PLACEMENT, SMALLEST], ids=["all of it", "smallest"])
 def test_the_jobs_spec_is_valid_and_places_its_pods_as_the_step_was(placement):
     spec = json.loads(train_job_spec(placement))
-    metadata = {"name": "any"}
-    validate_crd({"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": metadata, "spec": spec})
+    validate_crd(build_job(RUN, spec))
     assert spec["runtimeRef"]["name"] == TRAINING_RUNTIME
     limits = spec["trainer"]["resourcesPerNode"]["limits"]
     assert (limits.get("nvidia.com/gpu"), limits["cpu"]) == ("1" if placement.accelerator else None, "8")
@@ -242,6 +303,24 @@ def test_the_jobs_spec_is_valid_and_places_its_pods_as_the_step_was(placement):
     assert pod["nodeSelector"] == nodes.selector
     assert [each["key"] for each in pod["tolerations"]] == [each.key for each in nodes.tolerations]
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": placement.volume}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("'numNodes'", "'nodes'", "nodes"),
+        ("'numProcPerNode': 1", "'numProcPerNode': 'auto'", "auto"),
+        ("'trainingRuntimeSpec'", "'podSpecOverrides'", "podSpecOverrides"),
+        ("'claimName'", "'claim'", "claim"),
+        ("'ownerReferences'", "'owners'", "owners"),
+    ],
+)
+def test_field_that_trainer_does_not_know_is_refused(old, new, words):
+    job = build_job(RUN, json.loads(train_job_spec(PLACEMENT)))
+    changed = ast.literal_eval(repr(job).replace(old, new))
+    assert changed != job
+    with pytest.raises(AssertionError, match=words):
+        validate_crd(changed)
 
 
 def test_the_component_brings_the_runtime_and_the_rights_in_the_pipelines_namespace(tmp_path):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from components.runtime.errors import TemporaryError
 from components.runtime.kubeflow import EXPERIMENT, KubeflowServer
 from components.store.runs import noted, store_name
 from pipelines import doctor, submit
@@ -51,7 +52,8 @@ WHOLE = {
     "monitoring pods -l app.kubernetes.io/name=prometheus": {"items": [{"status": {"phase": "Running"}}]},
     "exec monitor components.logs": "connected",
     "exec uploader open_objects": "",
-    "exec monitor st_mode": "0",
+    "exec release-controller MODEL_REPOSITORY": "",
+    "exec release-controller st_mode": "0",
 }
 """What kubectl answers of an installation in which all is right."""
 
@@ -133,11 +135,12 @@ SERVER = "kubeflow deployment/ml-pipeline"
         ({SERVER: None}, "Kubeflow's settings", "docs/gke.md"),
         ({"kubeflow serviceaccount/evergreen-pipeline": None}, "rights of the steps", "kubectl apply"),
         ({"kubeflow pvc/evergreen": {"status": {"phase": "Pending"}}}, "share", "describe pvc"),
-        ({"exec monitor st_mode": "7 /evergreen/store/journal.jsonl"}, "modes of files", "chmod -R go-w"),
+        ({"exec release-controller st_mode": "7 /evergreen/store/journal.jsonl"}, "modes of files", "chmod -R go-w"),
         ({"evergreen deployment/monitor": deployment("m:9c13f2a")}, "pipeline", "compile --tag 9c13f2a"),
         ({"evergreen deployment/triton": deployment("t:1", ready=0)}, "programs", "once a model is released"),
         ({"exec monitor components.logs": OSError("topic is absent")}, "record log", "components.logs check"),
         ({"exec uploader open_objects": OSError("403")}, "lake", "open_objects"),
+        ({"exec release-controller MODEL_REPOSITORY": OSError("403")}, "model repository", "MODEL_REPOSITORY"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_mends_it(look, changed, part, mend):
@@ -164,6 +167,21 @@ def test_clocks_that_differ_and_a_server_of_several_users_are_told(look):
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=-60.0))
     (wrong,) = [each for each in look(namespace="team-a") if each.mend == "leave out --namespace"]
     assert "an installation of one user" in wrong.text
+
+
+def test_installation_of_several_users_needs_the_monitors_role_in_the_profile(look):
+    texts = {each.text for each in look(namespace="team-a") if each.state == WRONG}
+    assert {"role team-a/evergreen-monitor is absent", "rolebinding team-a/evergreen-monitor is absent"} <= texts
+
+
+def test_reason_of_a_program_in_a_pod_is_told_and_not_its_exit_code_alone():
+    def kubectl(command, **_):
+        return subprocess.CompletedProcess(
+            command, 1, "problem: topic is gone\n", "command terminated with exit code 1\n"
+        )
+
+    with pytest.raises(TemporaryError, match="^kubectl: problem: topic is gone$"):
+        Kubectl(run=kubectl).call("exec", "deploy/monitor")
 
 
 def test_server_that_does_not_answer_is_wrong_and_the_rest_is_looked_at(look, server):

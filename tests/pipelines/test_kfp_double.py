@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kfp_server import KfpServer
+from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 ANSWERS = json.loads((REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text())
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
+NAMED = ("state", "storage_state", "status", "mode", "multi_user", "code")
+"""Fields whose values the client reads as names."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PIPELINE, VERSION = "1e8ee6d8-6ebd-4144-b74a-34442b31cbfe", "40e53d70-9e4e-4bb4-9719-87410144386e"
 ENDED, NEVER = "ba6d12df-9927-4382-a9c6-0c030e8c8ff3", "00000000-0000-0000-0000-000000000000"
@@ -54,14 +56,77 @@ def server():
 
 
 def fields(value) -> object:
-    """The form of an answer: its fields and the kinds of their values; a compiled pipeline is one value."""
+    """The form of an answer: its fields and the kinds of their values, and the names of states themselves.
+
+    A compiled pipeline is one value.
+    """
     if isinstance(value, dict):
-        return {key: "a pipeline" if key == "pipeline_spec" else fields(each) for key, each in sorted(value.items())}
+        plain = {"pipeline_spec": lambda _: "a pipeline"} | dict.fromkeys(NAMED, lambda each: each)
+        return {key: plain.get(key, fields)(each) for key, each in sorted(value.items())}
     return [fields(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+
+def refuse(status: int, text: str):
+    def raises(*_):
+        raise ErrorAnswer(status, text)
+
+    return raises
+
+
+def changed(**values):
+    return lambda answer, *given: {**answer(*given), **values}
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_double_answers_as_the_real_server(server, name):
+    compare(server, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "otherwise"),
+    [
+        ("create_bad_version", "check_version", refuse(404, "version not found")),
+        ("create_bad_version", "check_version", refuse(500, "internal server error")),
+        ("create_bad_version", "check_version", lambda *_: None),
+        ("create_bad_account", "create_run", refuse(400, "account nobody does not exist")),
+        ("create_bad_account", "create_run", changed(state="FAILED")),
+        ("create_bad_account", "create_run", changed(state="Pending")),
+        ("create_bad_account", "create_run", changed(error={"message": "no such account"})),
+        ("create_empty_name", "create_run", refuse(400, "Run name cannot be empty")),
+        ("create_unknown_parameter", "check_parameters", lambda *_: None),
+        ("terminate_ended", "change_run", lambda *_: {}),
+        ("run_absent", "change_run", refuse(404, "no run")),
+        ("recurring_five_fields", "create_schedule", refuse(400, "six fields are expected")),
+        ("runs_filter", "page", lambda *_: {"runs": [], "total_size": 0}),
+        ("versions", "list_versions", lambda *_: {}),
+    ],
+)
+def test_double_that_answered_otherwise_would_be_found(server, monkeypatch, name, method, otherwise):
+    answer = getattr(server, method)
+    monkeypatch.setattr(server, method, lambda *given: otherwise(answer, *given))
+    with pytest.raises(AssertionError):
+        compare(server, name)
+
+
+def test_run_that_ended_has_the_fields_and_states_of_a_real_one(server):
+    recorded = ANSWERS["run_failed"]["body"]
+    asked = {"display_name": "weekly", "service_account": "evergreen-pipeline"}
+    asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
+    made = call(f"{server.api}/runs", "POST", json.dumps(asked).encode())[1]
+    (run,) = server.named("weekly")
+    server.end(run, "FAILED", deployment="FAILED", root="FAILED", training="SUCCEEDED", executor="FAILED")
+    shown = call(f"{server.api}/runs/{made['run_id']}")[1]
+    assert [each["state"] for each in shown["state_history"]] == [each["state"] for each in recorded["state_history"]]
+    tasks = {each["display_name"]: each["state"] for each in shown.pop("run_details")["task_details"]}
+    there = {each.partition(": ")[0]: each.rpartition(" ")[2] for each in recorded["run_details"]["task_details"]}
+    assert {name: there[name] for name in tasks if name != "executor"} == {
+        name: state for name, state in tasks.items() if name != "executor"
+    }
+    assert fields(shown) == fields({key: value for key, value in recorded.items() if key != "run_details"})
+
+
+def compare(server, name: str) -> None:
+    """Ask the double what the real server was asked; AssertionError where the answer is another."""
     recorded = ANSWERS[name]
     text = recorded["request"].replace(PIPELINE, "p1").replace(VERSION, "v2")
     if "uploadfile=@" in text:
@@ -96,7 +161,8 @@ def test_double_lists_schedules_and_runs_as_the_real_server(server):
     server.end(run, "FAILED")
     (shown,) = call(f"{server.api}/runs?sort_by=created_at desc&page_size=3")[1]["runs"]
     expected = ANSWERS["runs_list"]["body"]["runs"][0]
-    assert {key: fields(value) for key, value in shown.items() if key != "run_details"} == fields(expected)
+    assert fields({key: value for key, value in shown.items() if key != "run_details"}) == fields(expected)
+    assert [each["state"] for each in shown["state_history"]] == [each["state"] for each in expected["state_history"]]
     for each in (shown, expected):
         assert re.fullmatch(r"evergreen-retraining\w+-1-\d+", each["display_name"])
 

@@ -312,6 +312,24 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     assert expected in capsys.readouterr().err
 
 
+def test_listing_names_failed_runs_that_left_nothing_in_the_store(server, command, tmp_path, capsys):
+    """Kubeflow starts the handler of no run whose root driver fails, nor of a schedule whose account is gone."""
+    assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
+    lost, kept = server.fire("s1"), server.fire("s1")
+    server.end(lost, "FAILED", root_driver="FAILED")
+    server.end(kept, "FAILED", extraction="FAILED", executor="FAILED")
+    leave_end(tmp_path, store_name("", kept["display_name"], kept["run_id"]), "failed", "extraction", "disk is full")
+    capsys.readouterr()
+    assert main(["runs", "--store", str(tmp_path), "--host", server.url]) == 0
+    failed, last = capsys.readouterr().out.splitlines()[-2:]
+    assert failed == f"{kept['display_name']} failed at extraction: disk is full"
+    assert last.startswith(
+        f"{lost['display_name']} failed and left nothing here: run {lost['run_id']} ended FAILED: no step ran"
+    )
+    assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
+    assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2
+
+
 @pytest.mark.parametrize("source", ["uploaded", "compiled"])
 def test_run_of_a_schedule_has_kubeflows_name_in_the_store(server, command, tmp_path, source):
     """Kubeflow fills a schedule's template before its runs have names; the page makes schedules of an upload."""

@@ -168,6 +168,9 @@ class KfpServer(HttpDouble):
     def end(self, run: dict, state: str, **tasks: str) -> None:
         """Ends a run; `tasks` are the states of its tasks by name, with `_` for `-`."""
         run["state"] = state
+        run["finished_at"] = run["created_at"]
+        before = ("RUNNING",) if "recurring_run_id" in run else ("PENDING", "RUNNING")
+        run["state_history"] = [{"update_time": run["created_at"], "state": each} for each in (*before, state)]
         details = [{"display_name": name.replace("_", "-"), "state": each} for name, each in tasks.items()]
         run["run_details"] = {"task_details": details}
 

@@ -14,7 +14,7 @@ from tests.support.http_double import HttpDouble, Reply
 from tests.support.paths import REPOSITORY
 
 API = json.loads((REPOSITORY / "tests" / "support" / "model_registry_api.json").read_text())
-ROOT = "/api/model_registry/v1alpha3/"
+ROOT = "/api/model_registry/v1/"
 
 
 def _told_apart(schema):
@@ -54,9 +54,13 @@ class ModelRegistry(HttpDouble):
         self.items: dict[str, list[dict]] = {"registered_models": [], "model_versions": [], "artifacts": []}
         self.version_of: dict[str, str] = {}  # an artifact's id -> its version's
         self.faults: list[str] = []
+        self.is_old = False
+        """Whether it has the API v1alpha3 alone."""
         super().__init__()
 
     def answer(self, method, path, body, headers) -> Reply:
+        if self.is_old and not path.startswith("/api/model_registry/v1alpha3/"):
+            return Reply(b"404 page not found\n", 404, {"Content-Type": "text/plain; charset=utf-8"})
         status, found = self._judged(method.lower(), urlparse(path), json.loads(body or "null"))
         return Reply(json.dumps(found).encode(), status, {"Content-Type": "application/json"})
 

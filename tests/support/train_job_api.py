@@ -1,38 +1,53 @@
 """The part of a Kubernetes API server that the training step asks: TrainJobs, their pods and logs, over real HTTP.
 
 It keeps the real server's rules: a name is taken once, a deletion with dependents leaves the object with a time of
-deletion until they are gone, log lines carry their time and `sinceTime` is cut to whole seconds. It runs no controller:
-what happens to a job is the test's to do, by `start_pod`, `write`, `end` and `remove`.
+deletion until they are gone, a custom resource takes a JSON or merge patch and no strategic one, log lines carry their
+time and `sinceSeconds` counts back from now. Refusals are `Status` objects. It runs no controller: what happens to a
+job is the test's to do, by `start_pod`, `write`, `end` and `remove`.
 """
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs, urlsplit
+
+from kubernetes.client import Configuration
+
+from tests.support.http_double import HttpDouble, Reply
 
 NAMESPACE = "kubeflow"
 JOBS = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{NAMESPACE}/trainjobs"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+JOB_OF = "jobset.sigs.k8s.io/jobset-name"
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "AlreadyExists",
+    415: "UnsupportedMediaType",
+    429: "TooManyRequests",
+    503: "ServiceUnavailable",
+}
 
 
 class Answer(Exception):
-    """Another answer than 200."""
+    """Another answer than 200 or 201."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
 
 
-class TrainJobApi:
-    """`account` becomes the folder of a pod's token; `validate` judges each object that is created."""
+class TrainJobApi(HttpDouble):
+    """A running API server; `validate` is given each object that is created."""
 
-    def __init__(self, account, validate) -> None:
-        account.mkdir()
-        (account / "token").write_text("the token\n")
-        self.account, self.validate = account, validate
+    def __init__(self, validate=lambda job: None) -> None:
+        self.validate = validate
         self.jobs: dict[str, dict] = {}
         self.pods: dict[str, dict] = {}
-        self.logs: dict[str, list[str]] = {}
+        self.logs: dict[str, list[tuple[datetime, str]]] = {}
         self.asked: set[tuple[str, str]] = set()
         """Verbs and resources, as rights name them."""
         self.failures: list[int] = []
@@ -40,59 +55,70 @@ class TrainJobApi:
         self.lingers = False
         """Whether a deleted job stays until the test removes it."""
         self.made = 0
-        self._seconds = 0
-        double = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                try:
-                    if self.headers["Authorization"] != "Bearer the token":
-                        raise Answer(401)
-                    if double.failures:
-                        raise Answer(double.failures.pop(0))
-                    status, content = 200, double.reply(self.command, self.path, json.loads(body or b"null"))
-                except Answer as other:
-                    status, content = other.status, json.dumps({"message": "as the test says"})
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content.encode())))
-                self.end_headers()
-                self.wfile.write(content.encode())
-
-            do_GET = do_POST = do_PATCH = do_DELETE = answer
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.now = 0.0
+        """Seconds since `START`."""
+        self.silence, self.release = threading.Event(), threading.Event()
+        """Set: accept and never answer, until the end."""
+        super().__init__()
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self.release.set()
+        super().close()
 
-    def reply(self, method, path, body) -> str:
+    def configuration(self, token: str = "the token") -> Configuration:
+        """What a client of this server is made of."""
+        made = Configuration()
+        made.host, made.api_key = self.url, {"authorization": f"bearer {token}"}
+        return made
+
+    def answer(self, method, path, body, headers) -> Reply | None:
+        if self.silence.is_set():
+            self.release.wait(30)
+            return None
+        try:
+            if headers.get("Authorization", "").lower() != "bearer the token":
+                raise Answer(401)
+            if self.failures:
+                raise Answer(self.failures.pop(0))
+            return self.reply(method, path, json.loads(body or b"null"), headers.get("Content-Type"))
+        except Answer as other:
+            status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": other.status}
+            status |= {"reason": REASONS[other.status], "message": "as the test says"}
+            return as_json(status, other.status)
+
+    def reply(self, method, path, body, kind) -> Reply:
         url = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
         if url.path.startswith(JOBS):
             verb = {"POST": "create", "GET": "get", "PATCH": "patch", "DELETE": "delete"}[method]
             self.asked.add((verb, "trainjobs"))
-            return json.dumps(self._job(verb, url.path.removeprefix(JOBS).lstrip("/"), body))
-        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+            if verb == "patch" and kind not in ("application/merge-patch+json", "application/json-patch+json"):
+                raise Answer(415)
+            job = self._job(verb, url.path.removeprefix(JOBS).lstrip("/"), body, query)
+            return as_json(job, 201 if verb == "create" else 200)
+        assert (method, url.path[: len(PODS)]) == ("GET", PODS)
         name = url.path.removeprefix(PODS).removesuffix("/log").lstrip("/")
         self.asked.add(("get", "pods/log") if name else ("list", "pods"))
         if not name:
-            job = query["labelSelector"].removeprefix("jobset.sigs.k8s.io/jobset-name=")
+            job = query["labelSelector"].removeprefix(f"{JOB_OF}=")
             mine = [pod for pod in self.pods.values() if pod["metadata"]["labels"][JOB_OF] == job]
-            return json.dumps({"items": mine})
+            return as_json({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": mine})
+        if name not in self.pods:
+            raise Answer(404)
         if self.pods[name]["status"]["phase"] == "Pending":
             raise Answer(400)
-        assert (query["timestamps"], query["container"]) == ("true", "node")
-        since = query.get("sinceTime", "")[:19]
-        return "".join(f"{line}\n" for line in self.logs[name] if line[:19] >= since)
+        assert (query["timestamps"], query["container"]) == ("True", "node")
+        if int(query.get("sinceSeconds", 1)) < 1:
+            raise Answer(400)
+        first = START + timedelta(seconds=self.now - int(query.get("sinceSeconds", 10**9)))
+        lines = [
+            f"{moment:%Y-%m-%dT%H:%M:%S}.{i:09}Z {line}\n"
+            for i, (moment, line) in enumerate(self.logs[name])
+            if moment >= first
+        ]
+        return Reply("".join(lines).encode("latin-1"), headers={"Content-Type": "text/plain"})
 
-    def _job(self, verb, name, body):
+    def _job(self, verb, name, body, query):
         if verb == "create":
             self.validate(body)
             name = body["metadata"]["name"]
@@ -106,27 +132,25 @@ class TrainJobApi:
         if verb == "patch":
             job["metadata"] |= body["metadata"]
         if verb == "delete":
-            assert body == {"propagationPolicy": "Foreground"}
+            assert query == {"propagationPolicy": "Foreground"}
             job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             if not self.lingers:
                 del self.jobs[name]
         return job
 
     def start_pod(self, job, name, *, part="node", index="0", phase="Running") -> None:
-        self._seconds += 1
         labels = {JOB_OF: job, "jobset.sigs.k8s.io/replicatedjob-name": part}
         labels["batch.kubernetes.io/job-completion-index"] = index
-        metadata = {"name": name, "labels": labels, "creationTimestamp": f"2026-01-01T00:00:{self._seconds:02}Z"}
-        self.pods[name] = {"metadata": metadata, "status": {"phase": phase}}
+        metadata = {"name": name, "labels": labels, "creationTimestamp": f"2026-01-01T00:00:{len(self.pods):02}Z"}
+        spec = {"containers": [{"name": "node", "image": "evergreen-training"}]}
+        self.pods[name] = {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
         self.logs[name] = []
         counts = {"name": part, "ready": 0, "succeeded": 0, "failed": 0, "active": 1, "suspended": 0}
         self.jobs[job]["status"] = {"jobsStatus": [counts]}
 
     def write(self, pod, *lines) -> None:
-        """Lets the pod write lines, all in one second."""
-        written = self.logs[pod]
-        for line in lines:
-            written.append(f"2026-01-01T00:01:00.{len(written):09}Z {line}")
+        """Let the pod write lines now."""
+        self.logs[pod] += [(START + timedelta(seconds=self.now), line) for line in lines]
 
     def end(self, job, kind, reason="JobsCompleted", message="") -> None:
         """Ends the job as `Complete` or `Failed`."""
@@ -134,4 +158,5 @@ class TrainJobApi:
         self.jobs[job].setdefault("status", {})["conditions"] = [condition]
 
 
-JOB_OF = "jobset.sigs.k8s.io/jobset-name"
+def as_json(document, status=200) -> Reply:
+    return Reply(json.dumps(document).encode(), status, {"Content-Type": "application/json"})
