@@ -1,8 +1,9 @@
-"""The seam between a fit and what does its arithmetic: `Engine`, one network with its optimizer.
+"""Interface between a fit and the engine that computes it.
 
-Which rows, in which order, how often, when to stop and what to keep is `fit`'s, the same for every engine; how a step
-is computed is the engine's. Weights cross this seam as a folder (`components.models.files`), so no engine needs
-another's library, and no copy of a large table is held in memory for saving.
+An `Engine` is one network with its optimizer. `fit` decides which rows are used, in which order,
+how often, when to stop and what to save, in the same way for every engine. The engine only computes
+the steps. Weights are exchanged as a folder (`components.models.files`). Therefore no engine needs
+another's library, and saving needs no second copy of a large table in memory.
 """
 
 from collections import defaultdict
@@ -20,7 +21,8 @@ from components.training.config import TrainingSettings
 from components.training.rows import RowFolder, Rows
 
 Rate = Callable[[int], float]
-"""The learning rate of an optimizer step, by its number; the first step of a model from scratch is number 1."""
+"""Learning rate as a function of the optimizer step. The first step of a model trained from scratch
+is number 1."""
 
 BACKENDS = ("pytorch", "hugectr", "torchrec")
 """Values of `Model.backend`."""
@@ -32,62 +34,85 @@ class Engine(Protocol):
     backend: str
     """Value of `Model.backend`."""
     num_steps: int
-    """Optimizer steps taken, over all rounds."""
+    """Optimizer steps taken over all runs."""
 
     def restore(self, weights: Path) -> None:
-        """Takes over the model in folder `weights`, its optimizer state and step count (zero where it has none).
+        """Load the model in folder `weights`, with its optimizer state and step count.
+
+        Without optimizer state both are zero.
 
         Raises:
-            ContractError: a file is absent, damaged or of another network.
+            ContractError: a file is absent, corrupt or of another network.
         """
 
     def save(self, folder: Path) -> None:
-        """Writes weights and optimizer state into `folder`, which is empty.
+        """Write weights and optimizer state into the empty `folder`.
 
         Raises:
-            PermanentError: what was written is not what was meant to be.
+            PermanentError: the written files are not what the engine meant to write.
         """
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
-        """The rows that a fit learns from these folders, see `rows.open_rows`."""
+        """Return the training rows of these folders, see `rows.open_rows`."""
 
     def segment_batches(self, batch_size: int) -> int:
-        """Batches that one call of `learn` should get; between calls a fit checks the loss and may save."""
+        """Return the number of batches that one call of `learn` should get.
+
+        Between two calls a fit checks the loss and may save.
+        """
 
     def learn(
         self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
     ) -> float:
-        """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
+        """Train on the rows `order`, `batch_size` rows at a time. The last batch may be smaller.
 
-        Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was. Rows
-        with weights count by them in the mean of their batch; a batch that has no weight takes no step and does not
-        count, and without any other the mean is 0. The rows are perhaps mapped from a file, so only those of a batch
-        are copied. `seed` decides dropout within this call; `rate` is the learning rate of each step, None = the
-        settings' at all of them.
+        The loss of a batch is the mean of its rows' log losses, weighted if rows have weights. A
+        batch whose weights are all 0 takes no step and has no loss.
+
+        Args:
+            rows: The rows, perhaps mapped from a file. Only the rows of a batch are copied.
+            order: Row numbers in training order.
+            batch_size: Rows of an optimizer step.
+            seed: Seed of the dropout in this call.
+            rate: Learning rate of each step. None for the constant rate of the settings.
+
+        Returns:
+            Mean of the batches' losses in nats. It is NaN or infinite if the loss of a batch is. It
+            is 0 if no batch has a loss.
         """
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Click probabilities of `rows`, [n], without dropout; ids outside their slot have a zero vector."""
+        """Return click probabilities of `rows`, [n], without dropout.
+
+        An id outside its slot has a zero vector.
+        """
 
     def close(self) -> None:
-        """Releases memory and devices; the engine is of no use afterwards."""
+        """Release memory and devices. The engine cannot be used afterwards."""
 
 
 def require_backend(
     backend: str, config: NetworkConfig, features: Features | None = None, *, weight: str | None = None
 ) -> None:
-    """Refuses what no engine supports, before anything is read.
+    """Check that a backend supports the network and the data, before anything is read.
+
+    Args:
+        backend: Name of the backend.
+        config: Configuration of the network.
+        features: The recommender's features. None skips the checks of list features.
+        weight: Column with sample weights, or None.
 
     Raises:
-        ContractError: no backend has this name, or it lacks the network, a kind of feature or weights.
+        ContractError: there is no such backend, or it does not support the network, a kind of
+            feature or weights.
     """
     if backend not in BACKENDS:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "hugectr" and config.network != "dcn":
-        raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
+        raise ContractError(f"network is {config.network!r}, expected dcn, the only network of backend hugectr")
     if backend != "pytorch" and not config.num_categorical:
-        needs = {"hugectr": "reads no rows without keys", "torchrec": "shares out tables of vectors"}[backend]
-        raise ContractError(f"num_categorical is 0, expected at least 1: backend {backend} {needs}")
+        reason = {"hugectr": "reads only rows with keys", "torchrec": "shards embedding tables"}[backend]
+        raise ContractError(f"num_categorical is 0, expected at least 1: backend {backend} {reason}")
     if backend == "hugectr" and features:
         pools: dict[str, dict[str, str]] = defaultdict(dict)
         for name in features.lists:
@@ -96,13 +121,13 @@ def require_backend(
         for table, by_pool in pools.items():
             if len(by_pool) > 1:
                 raise ContractError(
-                    f"lists that look up the vectors of {table} are pooled by sum ({by_pool['sum']}) and by mean "
-                    f"({by_pool['mean']}), expected one of both with backend hugectr: its embeddings pool one way"
+                    f"lists with the vectors of {table} are pooled by sum ({by_pool['sum']}) and by mean "
+                    f"({by_pool['mean']}), expected only one of the two with backend hugectr, whose embeddings "
+                    "have one way of pooling"
                 )
     if backend == "hugectr" and weight is not None:
         raise ContractError(
-            f"data.weight is {weight!r}, expected none with backend hugectr: its readers take a label, dense values "
-            "and keys of a row, and its losses no weight"
+            f"data.weight is {weight!r}, expected none: backend hugectr does not support sample weights"
         )
 
 
@@ -116,14 +141,19 @@ def make_engine(
     num_gpus: int = 1,
     features: Features | None = None,
 ) -> Engine:
-    """A new engine of that name, with a network that waits for its weights.
+    """Return a new engine, whose network has no weights until `restore` is called.
 
-    `scratch` is a folder for files that an engine needs while it works; it is not created where it needs none.
-    `num_gpus` of each node share a batch; PyTorch takes one. `features` say what a row looks up; without them it is
-    every slot once.
+    Args:
+        backend: Name of the backend.
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        settings: Settings of the fit.
+        scratch: Folder for temporary files. It is only created by an engine that needs it.
+        num_gpus: GPUs of each node that share a batch. PyTorch uses one.
+        features: Features that a row looks up. None to look up every slot once.
 
     Raises:
-        ContractError: no backend has this name, or it refuses the network or a setting.
+        ContractError: there is no such backend, or it does not support the network or a setting.
         PermanentError: the backend's library is not installed, or its device is too small.
     """
     require_backend(backend, config, features)
@@ -131,7 +161,7 @@ def make_engine(
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
     places = features.id_places if features else None
-    # Both libraries take seconds to import; a misuse is answered without them.
+    # The libraries take seconds to import, so wrong arguments are reported first.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 

@@ -10,13 +10,13 @@ from components.training.preemption import stop_on_sigterm
 
 
 def test_sigterm_outside_a_fit_ends_the_step_at_once():
-    with pytest.raises(Preempted, match="SIGTERM came while no fit was under way"), stop_on_sigterm():
+    with pytest.raises(Preempted, match="SIGTERM arrived while no fit was running"), stop_on_sigterm():
         signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_second_sigterm_does_not_disturb_the_end_that_the_first_began():
     done = []
-    with pytest.raises(Preempted, match="while no fit was under way"), stop_on_sigterm():  # noqa: PT012
+    with pytest.raises(Preempted, match="while no fit was running"), stop_on_sigterm():  # noqa: PT012
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
