@@ -1,18 +1,19 @@
-"""The PyTorch engine: what `engine` promises, for any network behind the seam, on the device that is there.
+"""The PyTorch engine, for any network, on the available device.
 
-Dense gradients are autograd's. The table's are summed per row here, since autograd would build a gradient for all rows
-of a table of which a batch touches a few thousand. On a CPU equal input gives equal bits. Batches are
-gathered and indexed by NumPy in a thread of their own, while the step before computes; which rows are learned, in which
-order and how often is `fit`'s.
+Autograd computes the dense gradients. Gradients of the tables are summed for each row here, because
+autograd would build a gradient for all rows of a table, and a batch touches only a few thousand. On
+a CPU equal input gives equal bits. NumPy gathers and indexes the next batch in a separate thread
+during the current step. `fit` decides which rows are used, in which order and how often.
 
-Both optimizers are Adam as HugeCTR computes it: with t the number of steps taken and g the gradient of the mean loss,
-m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam
-divides sqrt(v) by sqrt(1 - b2^t) before it adds its epsilon, so it is this one when its epsilon is
-eps / sqrt(1 - b2^t) in step t. Rows of the table that a batch does not touch keep weights and moments: HugeCTR's
-`Update_t.Local`, and torch.optim.SparseAdam.
+Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
+gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
+step is w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam divides sqrt(v) by
+sqrt(1 - b2^t) before it adds its epsilon. It gives the same result if its epsilon in step t is eps
+/ sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as with
+HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
-Shape suffixes: as in `components.models.network`; P places of a table (`components.models.files.Table`), L look-ups
-that a batch makes there, U distinct rows of it among them.
+Shape suffixes are as in `components.models.network`, and P places of a table
+(`components.models.files.Table`), L look-ups of a batch in it, U distinct rows among them.
 """
 
 from collections import deque
@@ -58,19 +59,19 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows of one step, and which rows of the tables they look up. B rows."""
+    """Rows of one step, B of them, and the table rows that they look up."""
 
     labels: Tensor
     """0 or 1, float32 [B]."""
     dense: Tensor
-    """Float32 [B, D]."""
+    """Dense values, float32 [B, D]."""
     lookups: "tuple[Lookups, ...]"
-    """Of each table."""
+    """Look-ups in each table."""
     weights: Tensor | None = None
-    """Each row's share of the batch's loss, float32 [B]; None where all are equal."""
+    """Share of each row in the batch's loss, float32 [B], or None if all are equal."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with `function` applied to each tensor."""
+        """Apply `function` to each tensor of the batch."""
 
         def mapped(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else function(tensor)
@@ -84,33 +85,38 @@ class Batch:
 
 
 class Lookups(NamedTuple):
-    """Which rows of one table a batch looks up, and into which of its B * F vectors each goes."""
+    """Rows of one table that a batch looks up, and the B * F vectors that they become."""
 
     table_rows: Tensor
     """Distinct rows of the table, ascending, int64 [U]."""
     taken: Tensor
-    """Which of `table_rows` each look-up takes, int32 [L]; look-ups of the first vector first."""
+    """Index in `table_rows` of each look-up, int32 [L], ordered by vector."""
     order: Tensor
-    """The vector of each look-up, int32 [L]; look-ups of the first of `table_rows` first."""
+    """Number of the vector of each look-up, int32 [L], ordered by table row."""
     starts: Tensor
-    """Where in `order` the look-ups of each of `table_rows` begin, int32 [U]."""
+    """Start of each table row's look-ups in `order`, int32 [U]."""
     bags: Tensor | None = None
-    """Where in `taken` the look-ups of each vector begin, int32 [B * F]; None = each vector is one look-up."""
+    """Start of each vector's look-ups in `taken`, int32 [B * F]. None if each vector is one
+    look-up."""
     shares: Tensor | None = None
-    """By what the sum of its look-ups is multiplied for each vector, float32 [B * F, 1]."""
+    """Factor of the sum of each vector's look-ups, float32 [B * F, 1]. None if all factors are
+    1."""
 
 
 class TablePlaces(NamedTuple):
-    """The places that look up in one table."""
+    """Places that look up in one table."""
 
     columns: Columns
-    """Of ids."""
+    """Id columns of the table."""
     offsets: NDArray[np.int64]
-    """The first row of the slot of each, which is that of padding, [P]."""
+    """First table row of the slot of each place, which is the padding row, [P]."""
     places: Places
 
     def lookups(self, ids: NDArray[np.int32]) -> Lookups:
-        """What a batch of `ids` [B, P] looks up; an element that a list does not have is not looked up."""
+        """Return the look-ups of a batch of `ids`, [B, P].
+
+        Padding of a list is not looked up.
+        """
         keys = ids + self.offsets
         if not self.places.lists:
             return lookups_of(keys.ravel())
@@ -130,8 +136,14 @@ class TablePlaces(NamedTuple):
 
 
 def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[TablePlaces]) -> Batch:
-    """The batch of the rows `numbers`, not all of weight 0, which look up in `tables`."""
-    # ndarray.take copies whole rows: 0.07 ms for 2048 of them, where indexing took 0.27.
+    """Return the batch of some rows.
+
+    Args:
+        rows: All rows.
+        numbers: Row numbers of the batch. At least one of these rows has a weight above 0.
+        tables: Places of each table.
+    """
+    # ndarray.take copies whole rows. It takes 0.07 ms for 2048 rows, and indexing takes 0.27 ms.
     ids = rows.ids.take(numbers, axis=0)
     weights = None if rows.weights is None else rows.weights.take(numbers)
     return Batch(
@@ -143,9 +155,9 @@ def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[TablePlace
 
 
 def lookups_of(keys: NDArray[np.int64]) -> Lookups:
-    """The look-ups of the rows `keys` of one table, which this changes."""
-    # A key and its position in one integer sort together: np.sort of int64 took 0.2 ms for 2048 x 26 keys, torch.sort
-    # with positions 0.8 ms, np.argsort 2.4 ms.
+    """Return the look-ups of the table rows `keys`, one for each vector. `keys` is modified."""
+    # Each key and its position are packed into one integer to sort them together. For 2048 x 26
+    # keys np.sort of int64 takes 0.2 ms, torch.sort with positions 0.8 ms and np.argsort 2.4 ms.
     position_bits = max(1, int(len(keys) - 1).bit_length())
     keys <<= position_bits
     keys |= np.arange(len(keys))
@@ -168,15 +180,15 @@ def lookups_of(keys: NDArray[np.int64]) -> Lookups:
 
 @dataclass(frozen=True)
 class Adam:
-    """One step of the optimizer; see the module."""
+    """One step of the optimizer. The module's docstring has the formula."""
 
     settings: TrainingSettings
     number: int
-    """Of the step, from 1."""
+    """Number of the step, from 1."""
     rate: float
 
     def step(self, weights: list[Tensor], gradients: list[Tensor], *, m: list[Tensor], v: list[Tensor]) -> None:
-        """Moves `weights`, `m` and `v`, in place."""
+        """Update `weights`, `m` and `v` in place."""
         settings = self.settings
         adam(
             weights,
@@ -184,7 +196,7 @@ class Adam:
             m,
             v,
             max_exp_avg_sqs=[],
-            # torch counts a step itself before it takes it.
+            # torch increments the step number before it computes the step.
             state_steps=[torch.tensor(float(self.number - 1), device=each.device) for each in weights],
             foreach=False,
             capturable=False,
@@ -201,47 +213,51 @@ class Adam:
 
 
 class DensePart:
-    """A network's parameters and the two moments of each."""
+    """Parameters of a network, and the two moments of each."""
 
     def __init__(self, network: Network) -> None:
-        """The moments are zero."""
+        """Start with moments of zero."""
         self._network = network
         self.weights = dict(network.named_parameters())
         self._moments = [[torch.zeros_like(each) for each in self.weights.values()] for _ in range(2)]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each parameter."""
+        """Shape of each parameter by name."""
         return {name: tuple(each.shape) for name, each in self.weights.items()}
 
     def restore(self, stored: StoredModel) -> None:
-        """Takes over what is stored; without moments there they are zero."""
+        """Load the stored parameters and moments. Moments that are not stored become zero."""
         load_dense(self._network, stored.weights.dense)
         for number, into in enumerate(self._moments):
             for name, target in zip(self.weights, into):
                 target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
 
     def save(self, stored: StoredModel) -> None:
-        """Writes all of it."""
+        """Write the parameters and moments into `stored`."""
         for tensors, values in zip(stored.parts, [[each.detach() for each in self.weights.values()], *self._moments]):
             for name, each in zip(self.weights, values):
                 tensors.dense[name][:] = each.cpu().numpy()
 
     def step(self, adam: Adam, gradients: list[Tensor]) -> None:
-        """Moves all of it, in place."""
+        """Update the parameters and moments in place."""
         adam.step(list(self.weights.values()), gradients, m=self._moments[0], v=self._moments[1])
 
 
 def require_tables(stored: StoredModel, shapes: Sequence[tuple[int, int]], folder: Path) -> None:
-    """Raises ContractError where the tables in `folder` have others than these `shapes`."""
+    """Check the shapes of the tables in `folder`.
+
+    Raises:
+        ContractError: they differ from `shapes`.
+    """
     if (found := [each.shape for each in stored.weights.tables]) != shapes:
         raise ContractError(f"tables in {folder} have shapes {found}, expected {shapes}")
 
 
 def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None]:
-    """The items of `source` in their order, up to `depth` of them made by a thread before they are asked for.
+    """Yield the items of `source` in order, while a thread prepares up to `depth` further items.
 
-    Closing this iterator ends the thread; what `source` raises is raised here, in place of its next item.
+    Closing this iterator ends the thread. An error in `source` is raised here in place of the item.
     """
     pool = ThreadPoolExecutor(1, "prefetch")
     try:
@@ -254,12 +270,13 @@ def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None
 
 
 SEGMENT_ROWS = {"cpu": 32_768, "cuda": 4_194_304}
-"""Rows of one call of `learn`: on two cores 0.1 s with the default network, 1 s with NVIDIA's sample."""
+"""Rows of one call of `learn`. On two cores it takes 0.1 s with the default network, and 1 s with
+that of NVIDIA's sample."""
 _BATCHES_AHEAD = {"cpu": 1, "cuda": 3}
 
 
 class PytorchEngine:
-    """Engine of `components.training.engine`, in PyTorch."""
+    """Implementation of `components.training.engine.Engine` with PyTorch."""
 
     backend = "pytorch"
     open_rows = staticmethod(open_rows)
@@ -273,13 +290,19 @@ class PytorchEngine:
         device: str | None = None,
         places: Places | None = None,
     ) -> None:
-        """Makes an engine whose tables are zero everywhere; `restore` gives it weights.
+        """Create an engine whose tables are all zero. `restore` loads weights.
 
-        `device` is torch's name of it; None = the GPU where there is one. Without `places` a row looks every slot up.
+        Args:
+            config: Configuration of the network.
+            slot_sizes: Number of ids of each slot.
+            settings: Settings of the fit.
+            device: torch's name of the device. None for the GPU, or the CPU if there is no GPU.
+            places: Places that a row looks up. None to look up each slot once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # For the whole process, which has one engine; otherwise a float32 product is exact.
+        # This flag applies to the whole process, which has one engine. If it is off, float32
+        # products are exact.
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
         self._dense = DensePart(self._network)
@@ -288,8 +311,9 @@ class PytorchEngine:
             _zeros((count, 3, width), self._device)
             for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)
         ]
-        """Vector, m and v of each row of each table. Side by side they are fetched and stored at once: 1.6 ms of one
-        core for the 34,000 distinct rows of a batch from 10 million, where three tables took 3.2."""
+        """Vector, m and v of each row of each table. They are adjacent so that one operation reads
+        or writes them. For the 34,000 distinct rows of a batch out of 10 million, this takes 1.6 ms
+        on one core. Three separate tables take 3.2 ms."""
         self._places = [
             TablePlaces(columns, table.offsets(slot_sizes), table.places)
             for table, columns in zip(self._tables, columns_of(self._tables))
@@ -341,7 +365,8 @@ class PytorchEngine:
             parts = (part for part in parts if weights[part].any())
         batches = (self._on_device(assemble(rows, part, self._places)) for part in parts)
         self._network.train()
-        # Dropout draws from torch's generators, which are the caller's again afterwards.
+        # Dropout draws from torch's generators. Their state is restored afterwards, because they
+        # belong to the caller.
         with (
             torch.random.fork_rng([self._device] if self._device.type == "cuda" else []),
             closing(made_ahead(batches, _BATCHES_AHEAD[self._device.type])) as assembled,
@@ -365,7 +390,7 @@ class PytorchEngine:
         return batch.map(lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
 
     def _step(self, batch: Batch) -> Tensor:
-        """The batch's mean loss in nats (binary cross entropy), after a step against its gradient."""
+        """Take an optimizer step and return the batch's mean loss before it, in nats."""
         taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
         sums = [_summed_lookups(taken_U3E[:, 0], of).requires_grad_() for taken_U3E, of in zip(taken, batch.lookups)]
         vectors_BFE = side_by_side(
@@ -390,8 +415,8 @@ class PytorchEngine:
             for rows, of, taken_U3E, to_sums_VE in zip(self._rows, batch.lookups, taken, to_sums):
                 if not len(of.table_rows):  # no categorical columns
                     continue
-                # Look-ups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16,
-                # where index_add_ took 0.3.
+                # The look-ups are sorted by row, so the gradients of each row are one bag. This
+                # takes 0.06 ms for 2048 x 26 look-ups of width 16, and index_add_ takes 0.3 ms.
                 gradient_UE = embedding_bag(of.order, to_sums_VE, of.starts, mode="sum")
                 vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
                 adam.step([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
@@ -400,14 +425,17 @@ class PytorchEngine:
 
 
 def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
-    """The sum of each vector's look-ups, [B * F, E]."""
+    """Return the sum of each vector's look-ups, [B * F, E]."""
     if of.bags is None:
         return vectors_UE.index_select(0, of.taken)
     return embedding_bag(of.taken, vectors_UE, of.bags, mode="sum")
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros, which on a CPU take memory only when they are written: rows are decoded before an engine is restored."""
+    """Return zeros. On a CPU they take no memory until they are written.
+
+    Rows are decoded before an engine is restored, so the memory is needed later.
+    """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, np.float32))
     return torch.zeros(shape, device=device)
