@@ -244,7 +244,8 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
         places: Places that a row looks up.
         widths: Width of each of the row's vectors. Empty if all have the same width.
 
-    >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))  # user, item, the last two items
+    >>> # A user, an item, and a list of the last two items.
+    >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))
     >>> for table in tables_of(places, [8, 4, 4]):
     ...     print(table.slots, table.columns, table.places.slots, table.vectors)
     (1,) (1, 2, 3) (0, 0, 0) (1, 2)

@@ -40,7 +40,8 @@ def served_tables(recommender: Recommender) -> str:
     """Return the number type in which a model of this recommender is served.
 
     >>> from components.contracts.features import Features
-    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+    >>> features = Features(numeric=("price",), categorical=("item",))
+    >>> shop = Recommender(name="shop", features=features)
     >>> served_tables(shop), served_tables(shop.with_settings({"release.tables": "int8"}))
     ('float32', 'int8')
     """
@@ -79,8 +80,7 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
         return RoundedTable(table)
     values = np.empty(table.shape, numbers)
     scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
-    # A value that is not finite spoils its vector, as it does in float32. The gate reports this,
-    # not this function.
+    # A value that is not finite spoils its vector, as it does in float32. The gate reports it.
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(0, len(table)):
             part = table[rows]

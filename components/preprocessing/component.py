@@ -34,7 +34,8 @@ def preprocessing(
     from components.store.runs import store_name
 
     flags = run_flags(
-        run=store_name(run, run_resource, run_id), store=store, work=work, dask_scheduler=dask_scheduler,
-        raw_dataset=raw_dataset.path, output=training_set.path)  # fmt: skip
+        run=store_name(run, run_resource, run_id), store=store, work=work,
+        dask_scheduler=dask_scheduler, raw_dataset=raw_dataset.path,
+        output=training_set.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

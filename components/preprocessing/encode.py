@@ -163,8 +163,9 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             difference = float(np.maximum(difference, relative.max()))
     if wrong_ids or not difference <= TOLERANCE:
         raise PermanentError(
-            f"{path.parent.name}/{path.name} and the feature workflow differ over {rows.num_rows} rows in "
-            f"{wrong_ids} ids, expected none, and by {difference} in dense values, expected at most {TOLERANCE}"
+            f"{path.parent.name}/{path.name} and the feature workflow differ over {rows.num_rows} "
+            f"rows in {wrong_ids} ids, expected none, and by {difference} in dense values, "
+            f"expected at most {TOLERANCE}"
         )
 
 

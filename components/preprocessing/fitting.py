@@ -39,8 +39,8 @@ def statistics_of_all(
         unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
             if there are none.
         workers: Processes that share the tasks.
-        scratch: Folder that is created and removed. Workers exchange counts of millions of
-            categories by files in it.
+        scratch: Temporary folder, which this function creates and removes. Workers exchange counts
+            of millions of categories by files in it.
     """
     scratch.mkdir()
     tasks = [(share, scratch / str(number)) for number, share in enumerate(shares)]
@@ -87,9 +87,9 @@ def next_workflow(
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Return the workflow of this run, and the columns that the next run continues.
 
-    Without a parent the workflow is fitted on these rows alone. With a parent its arithmetic on
-    dense columns stays, because the parent's weights were trained with it. Only columns that the
-    parent lacks are fitted on these rows.
+    Without a parent the workflow is fitted on these rows alone. With a parent, the parent's
+    arithmetic on dense columns is used, because the parent's weights were trained with it. Only
+    columns that the parent lacks are fitted on these rows.
 
     Args:
         statistics: Statistics of the training rows.

@@ -247,7 +247,7 @@ def _clipped(part: Any, options: NumericOptions) -> Any:
 
 
 def _input_schema(features: Features, *, weighted: bool) -> Any:
-    """State the schema of the input, because NVTabular would read a partition to find it out."""
+    """Return the input schema. Without one, NVTabular would read a partition to infer it."""
     types = read_types(features, weighted=weighted)
     return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 

@@ -107,9 +107,10 @@ def expect_parents_columns(features: Features, excluded_columns: list[str], pare
     excluded, excluded_before = kept.intersection(excluded_columns), kept.intersection(parent.features.excluded)
     if excluded != excluded_before:
         raise ContractError(
-            f"this run excludes the columns {sorted(excluded) or 'none'}, expected the columns that its parent "
-            f"{parent.model.model_id} excludes: {sorted(excluded_before) or 'none'}. Exclude those, or, to train "
-            "from scratch, " + run_again("-p parent=none")
+            f"this run excludes the columns {sorted(excluded) or 'none'}, expected the columns "
+            f"that its parent {parent.model.model_id} excludes: "
+            f"{sorted(excluded_before) or 'none'}. Exclude those, or, to train from scratch, "
+            + run_again("-p parent=none")
         )
 
 

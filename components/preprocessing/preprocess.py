@@ -48,8 +48,8 @@ from components.store.promotion_journal import moment_of
 logger = logging.getLogger(__name__)
 
 SALT = 0x5EED0F7415
-"""Salt of the random choice. It differs from replay's salt, so that replayed rows are downsampled
-at the same rate."""
+"""Salt of the random choice. Replay uses another salt. With the same one, replayed rows would not
+be downsampled at `negative_rate`."""
 GROUP_ROWS = 65_536
 THINNED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""

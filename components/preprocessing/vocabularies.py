@@ -66,9 +66,12 @@ def next_column(
 
     >>> parent = unseen_column(np.array([7, -2, 8]))
     >>> rules = PreprocessingSettings(frequency_threshold=2)
-    >>> column = next_column(parent, np.array([4, 5, 8, 9]), np.array([1, 2, 1, 3]), now=1000, rules=rules)
-    >>> column.vocabulary, column.last_seen, column.candidates.categories, column.candidates.sightings
-    (array([7, 9, 8, 5]), array([   0, 1000, 1000, 1000]), array([4]), array([1]))
+    >>> seen, counts = np.array([4, 5, 8, 9]), np.array([1, 2, 1, 3])
+    >>> column = next_column(parent, seen, counts, now=1000, rules=rules)
+    >>> column.vocabulary, column.last_seen
+    (array([7, 9, 8, 5]), array([   0, 1000, 1000, 1000]))
+    >>> column.candidates.categories, column.candidates.sightings
+    (array([4]), array([1]))
     """
     is_live, was_seen = np.isin(seen, parent.vocabulary), np.isin(parent.vocabulary, seen)
     vocabulary = parent.vocabulary.copy()

@@ -50,7 +50,7 @@ Moments = dict[str, Moment]
 """Moments by column name."""
 
 Statistics = tuple[dict[str, Counts], Moments]
-"""Counts and moments. Counts are by slot. A bucketed column is a slot of its clipped values. All
+"""Counts by slot, and moments by column. For a bucketed column the clipped values are counted. All
 other fitted columns have moments."""
 
 

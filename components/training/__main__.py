@@ -34,8 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="python -m components.training",
         description=__doc__,
-        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed (for example, the loss is not finite, the "
-        "disk is full or a worker was killed); 75 preempted by SIGTERM (saved, the same command continues).",
+        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed (for example, the loss is "
+        "not finite, the disk is full or a worker was killed); 75 preempted by SIGTERM (saved, "
+        "the same command continues).",
     )
     add = parser.add_argument
     add(

@@ -111,7 +111,8 @@ def _total(values: NDArray[np.floating], weights: NDArray[np.floating] | None) -
 def corrected(probabilities: NDArray[np.float32], shift: float) -> NDArray[np.float32]:
     """Return the probabilities after adding `shift` to every logit, [n].
 
-    >>> corrected(np.array([0.2, 0.5], np.float32), math.log(4)).tolist()  # odds of 1/4 and 1 become 1 and 4
+    >>> # Odds of 1/4 and 1 become 1 and 4.
+    >>> corrected(np.array([0.2, 0.5], np.float32), math.log(4)).tolist()
     [0.5, 0.800000011920929]
     """
     return (1 / (1 + np.exp(-_logits(probabilities) - shift))).astype(np.float32)

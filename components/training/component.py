@@ -46,7 +46,8 @@ def training(
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
-        training_set=training_set.path, validation_report=validation_report.path, output=model.path)  # fmt: skip
+        run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes,
+        train_job=train_job, training_set=training_set.path,
+        validation_report=validation_report.path, output=model.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

@@ -121,9 +121,9 @@ def require_backend(
         for table, by_pool in pools.items():
             if len(by_pool) > 1:
                 raise ContractError(
-                    f"lists with the vectors of {table} are pooled by sum ({by_pool['sum']}) and by mean "
-                    f"({by_pool['mean']}), expected only one of the two with backend hugectr, whose embeddings "
-                    "have one way of pooling"
+                    f"lists with the vectors of {table} are pooled by sum ({by_pool['sum']}) and "
+                    f"by mean ({by_pool['mean']}), expected only one of the two with backend "
+                    "hugectr, whose embeddings have one way of pooling"
                 )
     if backend == "hugectr" and weight is not None:
         raise ContractError(

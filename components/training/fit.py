@@ -399,8 +399,8 @@ class _Fit:
         probabilities = self._engine.score(rows)
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
             raise _DivergedError(
-                f"{num_wrong} of {len(probabilities)} scores are not finite after step {self._engine.num_steps}, "
-                "expected probabilities; try a smaller learning rate"
+                f"{num_wrong} of {len(probabilities)} scores are not finite after step "
+                f"{self._engine.num_steps}, expected probabilities; try a smaller learning rate"
             )
         return probabilities
 
@@ -440,8 +440,9 @@ class _Fit:
             loss = self._learn_segment(numbers, now, rate)
             if not math.isfinite(loss):
                 raise _DivergedError(
-                    f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to {stop} of "
-                    f"{num_batches}, expected a finite number; look for outliers, or try a smaller learning rate"
+                    f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to "
+                    f"{stop} of {num_batches}, expected a finite number; look for outliers, or "
+                    "try a smaller learning rate"
                 )
             loss_sum = now.loss_sum + loss * (stop - now.batches)
             now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)

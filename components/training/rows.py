@@ -110,8 +110,9 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path, 
 
     Raises:
         ContractError: a file is absent or corrupt, it has other columns or types than expected, or
-            nulls, or its number of rows differs from the manifest. Also if a value is not finite, a
-            label is not 0 or 1, a weight is below 0, or an id is outside its slot.
+            nulls, or its number of rows differs from the manifest. Another cause is a wrong value:
+            one that is not finite, a label other than 0 or 1, a weight below 0, or an id outside
+            its slot.
         PermanentError: the flat files cannot be written, for example because the disk is full.
     """
     cache.mkdir(parents=True, exist_ok=True)

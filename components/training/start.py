@@ -147,8 +147,8 @@ def continue_from(
     for name, now in zip(features.slots, training_set.slot_sizes):
         if now < (before := sizes_before.get(name, 0)):
             raise ContractError(
-                f"slot size of {name} is {now} in the training set and {before} in the parent {parent.model_id}, "
-                "expected at least the parent's"
+                f"slot size of {name} is {now} in the training set and {before} in the parent "
+                f"{parent.model_id}, expected at least the parent's"
             )
     old = _workflow(verified_part(parent, Model.WORKFLOW), parent.slot_sizes)
     new = _workflow(local_path(training_set.workflow_uri), training_set.slot_sizes)
@@ -244,9 +244,9 @@ def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
     for name in now.lists:
         if name not in before.lists and (table := now.list_options_of(name).table) in before.categorical:
             raise ContractError(
-                f"list {name} is new and shares the vectors of {table}, expected vectors of its own: this network "
-                "has no weights that could keep the parent's logits unchanged. Give the list its own vectors, or, to "
-                "train from scratch, " + run_again("-p parent=none")
+                f"list {name} is new and shares the vectors of {table}, expected vectors of its "
+                "own: this network has no weights that could keep the parent's logits unchanged. "
+                "Give the list its own vectors, or, to train from scratch, " + run_again("-p parent=none")
             )
 
 

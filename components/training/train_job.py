@@ -115,7 +115,7 @@ class TrainJobs:
         self._request(patch, **self._jobs, name=name, body=change, unless=404)
 
     def delete(self, name: str) -> None:
-        """End the job's pods and then remove it."""
+        """Delete the job after its pods have ended."""
         delete = self._custom.delete_namespaced_custom_object
         self._request(delete, **self._jobs, name=name, propagation_policy="Foreground", unless=404)
 
@@ -126,11 +126,11 @@ class TrainJobs:
         return list(self._request(listed, namespace=self.namespace, label_selector=selector).items)
 
     def log(self, pod: str, since_seconds: int | None) -> list[str]:
-        """Return the lines that a pod's workers wrote recently, each after its time.
+        """Return the lines that a pod's workers wrote recently, each prefixed with its time.
 
         Args:
             pod: Name of the pod.
-            since_seconds: How far to go back, at least 1. None for all lines.
+            since_seconds: Seconds to go back, at least 1. None for all lines.
         """
         requested = {"name": pod, "namespace": self.namespace, "container": "node", "timestamps": True}
         since = {"since_seconds": since_seconds} if since_seconds else {}
@@ -151,7 +151,8 @@ class TrainJobs:
                 return None
             # The client reports a failed TLS handshake as status 0.
             temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
-            text = f"Kubernetes answered {error.status} {error.reason} to {action}: {str(error.body)[:500]}"
+            answer = f"{error.status} {error.reason}: {str(error.body)[:500]}"
+            text = f"Kubernetes answered {action} with {answer}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
         except (HTTPError, OSError) as error:
             raise TemporaryError(f"Kubernetes at {self._host} does not answer {action}: {error}") from error
@@ -283,7 +284,7 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock
 
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the conditions that are true, by type."""
+    """Return the job's true conditions by type."""
     return {each["type"]: each for each in job["status"].get("conditions", []) if each["status"] == "True"}
 
 

@@ -80,7 +80,8 @@ def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) 
     >>> config = DcnConfig(num_dense=0, num_categorical=3, embedding_dim=4)
     >>> places = Places((0, 1, 1, 2, 2), (PooledPlaces(1, 3, "mean"), PooledPlaces(3, 5, "sum")))
     >>> for each in embeddings_of(config, [10, 20, 30], places):
-    ...     print(each.combiner, each.ranges, [(slot.vector, slot.columns, slot.first_key) for slot in each.slots])
+    ...     slots = [(slot.vector, slot.columns, slot.first_key) for slot in each.slots]
+    ...     print(each.combiner, each.ranges, slots)
     sum ((0, 10), (30, 60)) [(0, (0,), 0), (2, (3, 4), 10)]
     mean ((10, 30),) [(1, (1, 2), 0)]
     """
@@ -134,8 +135,8 @@ def smallest_workspace_mb(num_rows: int, dim: int, *, num_gpus: int) -> int:
         dim: Width of its vectors.
         num_gpus: GPUs that share the table.
 
-    >>> smallest_workspace_mb(1_457_152, 16, num_gpus=1), smallest_workspace_mb(1_457_153, 16, num_gpus=1)
-    (267, 268)
+    >>> [smallest_workspace_mb(rows, 16, num_gpus=1) for rows in (1_457_152, 1_457_153)]
+    [267, 268]
     """
     rows_per_gpu = -(-num_rows // num_gpus) + _MARGIN_ROWS
     return -(-rows_per_gpu * _FLOATS_PER_ROW * 4 * dim >> 20)

@@ -341,8 +341,8 @@ def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
         names += ["the embeddings"] * (not all(map(np.array_equal, mine.tables, its.tables)))
         if names:
             raise PermanentError(
-                f"{kind} of {', '.join(names)} in HugeCTR differ from the loaded ones, expected equal ones; "
-                "its log names what it skipped"
+                f"{kind} of {', '.join(names)} in HugeCTR differ from the loaded ones, expected "
+                "equal ones; its log names what it skipped"
             )
 
 

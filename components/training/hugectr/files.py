@@ -96,9 +96,9 @@ def import_model(
         step: Number of optimizer steps taken, which HugeCTR's files do not contain.
 
     Raises:
-        ContractError: a file is absent or has another size, or a key is missing or unknown. Also if
-            the optimizer state has values in a row without a key, because the moments are then not
-            at the expected rows.
+        ContractError: a file is absent or has another size, or a key is missing or unknown. Another
+            cause is a value of the optimizer state in a row without a key, because the moments are
+            then not at the expected rows.
         PermanentError: the disk has no room for the model.
     """
     _require_dense_sizes(folder, config)
@@ -141,10 +141,13 @@ def _import_embedding(folder: Path, embedding: Embedding, *, num_gpus: int, stor
 def flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
     """Return the dense parameters, or their moments, as one array in the order of HugeCTR's file.
 
-    >>> config = DcnConfig(num_dense=1, num_categorical=1, embedding_dim=1, num_cross_layers=1, tower=(1,))
-    >>> names = {"cross_weight": [[1, 2]], "cross_bias": [[3, 4]], "tower.0.weight": [[5, 6]], "tower.0.bias": [7],
-    ...     "final_tower": [[8]], "final_cross": [[9, 10]], "bias": [11]}
-    >>> flatten(config, {name: np.array(values, np.float32) for name, values in names.items()}).tolist()
+    >>> config = DcnConfig(
+    ...     num_dense=1, num_categorical=1, embedding_dim=1, num_cross_layers=1, tower=(1,)
+    ... )
+    >>> values = {"cross_weight": [[1, 2]], "cross_bias": [[3, 4]], "tower.0.weight": [[5, 6]],
+    ...     "tower.0.bias": [7], "final_tower": [[8]], "final_cross": [[9, 10]], "bias": [11]}
+    >>> dense = {name: np.array(each, np.float32) for name, each in values.items()}
+    >>> flatten(config, dense).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
     """
     flat = np.concatenate([view.ravel() for view in _in_file_order(config, dense)])

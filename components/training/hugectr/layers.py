@@ -38,7 +38,9 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 
     >>> from components.models.files import one_each
     >>> from components.training.hugectr.embeddings import embeddings_of
-    >>> config = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,))
+    >>> config = DcnConfig(
+    ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)
+    ... )
     >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
     ...     print(*layer)
     Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}

@@ -53,8 +53,8 @@ class Stage:
 def full_batches(order: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
     """Return `order` with its last batch filled with rows from its start.
 
-    HugeCTR trains only on complete batches. This uses at most one batch of rows twice. Without it,
-    the last rows of the pass would not be used at all.
+    HugeCTR trains only on complete batches. The filling uses at most one batch of rows twice.
+    Dropping the incomplete batch would leave out the last rows of the pass.
 
     >>> full_batches(np.arange(5), 3).tolist(), full_batches(np.arange(2), 5).tolist()
     ([0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0])

@@ -109,7 +109,7 @@ class TablePlaces(NamedTuple):
     columns: Columns
     """Id columns of the table."""
     offsets: NDArray[np.int64]
-    """First table row of the slot of each place, which is the padding row, [P]."""
+    """Table row of id 0 (padding) of each place's slot, [P]."""
     places: Places
 
     def lookups(self, ids: NDArray[np.int32]) -> Lookups:

@@ -69,8 +69,9 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
         for rank, failure in sorted(error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM):
             if failure.exitcode < 0:
                 raise TemporaryError(
-                    f"worker {rank} of {processes} was killed by {failure.signal_name()}, and the others were "
-                    "stopped; the same command continues from the last save, with any number of processes"
+                    f"worker {rank} of {processes} was killed by {failure.signal_name()}, and the "
+                    "others were stopped; the same command continues from the last save, with "
+                    "any number of processes"
                 ) from error
         return int(min(error.failures.items())[1].exitcode)
     finally:

@@ -2,8 +2,8 @@
 
 A slot's vectors are one table in TorchRec. Each vector of a row is a feature, which is one look-up,
 or a list whose weighted sum is the pooled vector. TorchRec's planner assigns tables, or some of
-their columns, to workers. In each step the ids are sent there and the pooled vectors are sent back,
-once each. The gradients take the same way.
+their columns, to workers. Each step sends the ids to these workers once and the pooled vectors back
+once. The gradients take the same way.
 
 `AdamRows` computes the look-ups. It is a custom kernel of TorchRec. FBGEMM's fused Adam cannot be
 used: it has no CPU build, and it adds epsilon after the bias correction, where all engines here add
