@@ -1,4 +1,4 @@
-"""The workflow of the parent model, which this run continues, and the counts that its run recorded.
+"""The parent model's feature workflow and category counts, which this run continues.
 
 A stored workflow is refused unless the model was trained with it. If ids had moved, every embedding
 would silently belong to another category. `admission.npz` is used only by the preprocessing of the

@@ -1,6 +1,6 @@
 """The training step as a plain command.
 
-Reads TrainingSet and ValidationReport manifests, and writes a Model manifest.
+It reads TrainingSet and ValidationReport manifests, and writes a Model manifest.
 """
 
 import argparse

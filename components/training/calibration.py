@@ -18,10 +18,10 @@ _PRIOR_DEVIATION = 0.1
 """Standard deviation of the shift, measured in fits without the correction. A few dozen clicks
 determine the click rate only to about ten percent. This prior keeps them from moving a parent that
 was calibrated on many more."""
-_CLIPPED = 1e-7
+_MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """Rows that can set the bias: all rows, the newest third, or the newest tenth."""
-_CONTRADICTED = 3.0
+_MAX_STANDARD_ERRORS = 3.0
 """Largest difference between the newest tenth's clicks and the expected clicks, in standard errors.
 If it is larger, fewer rows are used."""
 
@@ -53,7 +53,7 @@ def newest_bias_shift(
         shift = bias_shift(labels[rows], probabilities[rows], None if weights is None else weights[rows])
         expected = 1 / (1 + np.exp(-logits - shift))
         error = math.sqrt(_total(expected * (1 - expected), evidence))
-        if abs(_total(expected, evidence) - clicks) <= _CONTRADICTED * error:
+        if abs(_total(expected, evidence) - clicks) <= _MAX_STANDARD_ERRORS * error:
             break
     return shift
 
@@ -119,5 +119,5 @@ def corrected(probabilities: NDArray[np.float32], shift: float) -> NDArray[np.fl
 
 
 def _logits(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:
-    clipped = np.clip(probabilities.astype(np.float64), _CLIPPED, 1 - _CLIPPED)
+    clipped = np.clip(probabilities.astype(np.float64), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
     return np.log(clipped / (1 - clipped))

@@ -81,10 +81,10 @@ def best_of(judged: Sequence[Judgement]) -> int:
     (1, 0)
     """
     best = 0
-    for number, judgement in enumerate(judged):
-        if not len(judgement.row_losses):
+    for number, evaluation in enumerate(judged):
+        if not len(evaluation.row_losses):
             continue
-        gains = judged[best].row_losses - judgement.row_losses
+        gains = judged[best].row_losses - evaluation.row_losses
         deviation = grouped_deviation((gains, time_blocks(len(gains))))
         if deviation and float(gains.mean()) > deviation.standard_error:
             best = number
@@ -139,11 +139,11 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Make `checkpoint` the current one, and remove files that it does not name."""
-        for number, judgement in enumerate(checkpoint.judged):
-            if judgement is not self._losses_on_disk.get(number):
+        for number, evaluation in enumerate(checkpoint.judged):
+            if evaluation is not self._losses_on_disk.get(number):
                 with whole_file(self.path / _LOSSES.format(number)) as file:
-                    np.save(file, judgement.row_losses)
-                self._losses_on_disk[number] = judgement
+                    np.save(file, evaluation.row_losses)
+                self._losses_on_disk[number] = evaluation
         described = {
             "now": asdict(checkpoint.now),
             "best": asdict(checkpoint.best) if checkpoint.best else None,

@@ -199,7 +199,7 @@ class _Fit:
             except _TrialLost:
                 self._leave_trial()
             except _DivergedError as error:
-                self._give_up_trial(error)
+                self._abandon_trial(error)
         self._finish()
         return self._result()
 
@@ -271,7 +271,7 @@ class _Fit:
             self._state = replace(self._state, best=self._state.now)
         self._leave_trial()
 
-    def _give_up_trial(self, error: _DivergedError) -> None:
+    def _abandon_trial(self, error: _DivergedError) -> None:
         """Abandon a diverged trial if an earlier one has ended. Otherwise raise its error."""
         trial = self._state.now.trial
         if self._state.best is None:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _GROUP, _VERSION = "trainer.kubeflow.org", "v1alpha1"
 POLL_SECONDS = 10.0
-_ASKED = "evergreen/asked"
+_SPEC_HASH = "evergreen/asked"
 """Annotation with the hash of the requested spec."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """File with the pod's namespace, which the client does not read. The token and the certificates are
@@ -47,7 +47,7 @@ _LOG_OVERLAP_SECONDS = 60
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
 """HTTP statuses worth a retry besides 5xx: a token is being rotated, or a conflict ends with the
 next try."""
-_LONGEST_NAME = 45
+_MAX_NAME_LENGTH = 45
 """Kubernetes allows 63 characters, and JobSet names its pods `<job>-launcher-0-0-abcde`."""
 
 
@@ -190,7 +190,7 @@ def train_elsewhere(
         jobs.delete(name)
         raise
     except PermanentError as error:
-        raise _as_noted(error, _note_of_workers(flags, note)) from error
+        raise _as_reported(error, _note_of_workers(flags, note)) from error
     if workers := _note_of_workers(flags, note):
         note.facts = workers.facts
     shutil.copyfile(shared["output"], flags.output)
@@ -207,9 +207,9 @@ def job_name(run: str) -> str:
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
     """
-    if len(run) <= _LONGEST_NAME and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", run):
+    if len(run) <= _MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", run):
         return run
-    words = re.sub("[^a-z0-9]+", "-", run.lower()).lstrip("0123456789-")[: _LONGEST_NAME - 9].rstrip("-")
+    words = re.sub("[^a-z0-9]+", "-", run.lower()).lstrip("0123456789-")[: _MAX_NAME_LENGTH - 9].rstrip("-")
     return f"{words or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
@@ -217,7 +217,7 @@ def build_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the TrainJob to create."""
     requested = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": "training"}
-    metadata = {"name": name, "labels": labels, "annotations": {_ASKED: requested}, "ownerReferences": _owners()}
+    metadata = {"name": name, "labels": labels, "annotations": {_SPEC_HASH: requested}, "ownerReferences": _owners()}
     return {"apiVersion": f"{_GROUP}/{_VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
@@ -227,12 +227,12 @@ def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable
     A failed job, or one with another spec, is deleted first. The function waits until it is gone.
     """
     job = build_job(name, spec)
-    requested = job["metadata"]["annotations"][_ASKED]
+    requested = job["metadata"]["annotations"][_SPEC_HASH]
     while not jobs.create(job):
         found = jobs.find(name)
         if found is None:
             continue
-        theirs = found["metadata"].get("annotations", {}).get(_ASKED)
+        theirs = found["metadata"].get("annotations", {}).get(_SPEC_HASH)
         if theirs is None:
             raise ContractError(
                 f"TrainJob {name} exists and was not created by this step, expected no job with the run's name"
@@ -297,7 +297,7 @@ class _Log:
     def __init__(self, jobs: TrainJobs, name: str, clock: Callable[[], float]) -> None:
         self._jobs, self._name, self._clock = jobs, name, clock
         self._pod, self._last = "", ""
-        self._looked = 0.0
+        self._read_at = 0.0
         """Time of the last read of the log, from `clock`."""
 
     def copy(self) -> None:
@@ -315,13 +315,13 @@ class _Log:
             logger.info("following the log of pod %s of TrainJob %s", pod, self._name)
             self._pod, self._last = pod, ""
         now = self._clock()
-        since = math.ceil(now - self._looked) + _LOG_OVERLAP_SECONDS if self._last else None
+        since = math.ceil(now - self._read_at) + _LOG_OVERLAP_SECONDS if self._last else None
         for line in self._jobs.log(pod, since):
             moment, _, text = line.partition(" ")
             if moment > self._last:
                 self._last = moment
                 print(text, file=sys.stderr, flush=True)
-        self._looked = now
+        self._read_at = now
 
 
 def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | None:
@@ -330,7 +330,7 @@ def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | No
     return next((each for each in notes if each.step == ours.step and each.started_at != ours.started_at), None)
 
 
-def _as_noted(error: PermanentError, note: StepNote | None) -> Exception:
+def _as_reported(error: PermanentError, note: StepNote | None) -> Exception:
     """Return a job's failure as the error that the workers' step raised.
 
     The exit code of torchrun does not contain it.

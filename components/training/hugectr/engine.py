@@ -130,7 +130,7 @@ class HugectrEngine:
         # here.
         load_scorer(weights, self._config, self._slot_sizes, places=self._places)
         self._end_model()
-        self._renew_current(lambda folder: shutil.copytree(weights, folder))
+        self._replace_current(lambda folder: shutil.copytree(weights, folder))
         self.num_steps = stored.step
 
     def save(self, folder: Path) -> None:
@@ -175,7 +175,7 @@ class HugectrEngine:
                 if not math.isfinite(loss):
                     return loss
                 losses.append(loss)
-            self._forget(stage)
+            self._delete_stage(stage)
         return float(np.mean(losses))
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
@@ -221,7 +221,7 @@ class HugectrEngine:
         except RuntimeError as error:
             raise PermanentError(f"HugeCTR stopped at step {self.num_steps + 1}: {error}") from error
 
-    def _forget(self, stage: Stage) -> None:
+    def _delete_stage(self, stage: Stage) -> None:
         """Delete a stage after training, unless the model's reader was created for its folder."""
         if self._running is None or stage is not self._running.stage:
             shutil.rmtree(stage.file_list.parent, ignore_errors=True)
@@ -275,7 +275,7 @@ class HugectrEngine:
         if not self._is_current:
             if self._running is None:
                 raise PermanentError("engine has no weights, expected a call of restore first")
-            self._renew_current(self._save_to)
+            self._replace_current(self._save_to)
 
     def _load(self, model: Any) -> None:
         """Load the current weights into a compiled model, with the optimizer state if there is one."""
@@ -325,7 +325,7 @@ class HugectrEngine:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _renew_current(self, write: Callable[[Path], object]) -> None:
+    def _replace_current(self, write: Callable[[Path], object]) -> None:
         fresh = self._scratch / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
         write(fresh)

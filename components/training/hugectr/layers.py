@@ -113,8 +113,8 @@ class Blueprint:
     num_nodes: int = 1
     batch_size: int
     file_list: str
-    """`_file_list.txt` of staged rows, for training and for evaluation. It is used until another
-    source is set."""
+    """`_file_list.txt` of staged rows, for training and for evaluation, until another source is
+    set."""
 
     @property
     def gpus_of_node(self) -> int:

@@ -22,7 +22,7 @@ def communicator() -> Any | None:
     return importlib.import_module("mpi4py.MPI").COMM_WORLD
 
 
-class _Everywhere:
+class _OnAllNodes:
     """Proxy of a model or its reader that calls each method on all nodes."""
 
     def __init__(self, nodes: Any, part: str, own: Any) -> None:
@@ -50,7 +50,7 @@ def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, A
     reader = model.get_data_reader_train()
     if nodes is None:
         return model, reader
-    return _Everywhere(nodes, "model", model), _Everywhere(nodes, "reader", reader)
+    return _OnAllNodes(nodes, "model", model), _OnAllNodes(nodes, "reader", reader)
 
 
 def follow(hugectr: Any, nodes: Any) -> None:

@@ -45,7 +45,7 @@ _MIN_COLUMNS = 4
 def table_collection(slot_sizes: Sequence[int], places: Places, config: NetworkConfig) -> EmbeddingBagCollection:
     """Return the tables without memory, one for each slot.
 
-    The feature names of a table are the numbers of its vectors among a row's vectors.
+    The feature names of a table are the positions of its vectors in a row.
     """
     slots = [places.slots[start] for start, _, _ in spans_of(places)]
     widths = dict(zip(slots, config.widths or [config.embedding_dim] * len(slots)))
