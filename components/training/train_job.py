@@ -151,8 +151,8 @@ class TrainJobs:
                 return None
             # The client reports a failed TLS handshake as status 0.
             temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
-            answer = f"{error.status} {error.reason}: {str(error.body)[:500]}"
-            text = f"Kubernetes answered {action} with {answer}"
+            answer = f"{error.status} {error.reason} to {action}: {str(error.body)[:500]}"
+            text = f"Kubernetes answered {answer}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
         except (HTTPError, OSError) as error:
             raise TemporaryError(f"Kubernetes at {self._host} does not answer {action}: {error}") from error
@@ -335,7 +335,7 @@ def _as_reported(error: PermanentError, note: StepNote | None) -> Exception:
 
     The exit code of torchrun does not contain it.
     """
-    text = f"{error}; the workers' step is {note.state}: {note.reason}" if note else str(error)
+    text = f"{error}; last note of the workers: {note.state} {note.reason}".rstrip() if note else str(error)
     if note and note.state == "preempted":
         return Preempted(text)
     return ContractError(text) if note and note.reason.startswith(ContractError.__name__) else PermanentError(text)

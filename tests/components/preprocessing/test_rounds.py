@@ -149,7 +149,7 @@ def test_a_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_
     other = reading.change(rows[2], excluded_columns=["I2", "I13", "C3", "C4"])
     run_step(other, run="third", parent="parent", expect=2)
     assert (
-        "excludes the columns ['C4'], expected the columns that its parent parent excludes: ['C26']"
+        "['C3', 'C4', 'I13', 'I2'], expected the columns that its parent parent excludes: ['C26', 'C3', 'I13', 'I2']"
         in capsys.readouterr().err
     )
 

@@ -139,7 +139,7 @@ def test_an_answer_other_than_success_is_an_error(double, make_engine, initial, 
     engine = make_engine(methods=failing, prove_restores=False)
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
-    with pytest.raises(PermanentError, match=r"OutOfMemory to saving .*expected Error_t\.Success"):
+    with pytest.raises(PermanentError, match=r"returned Error_t\.OutOfMemory, expected Error_t\.Success"):
         engine.save(tmp_path / "saved")
 
 

@@ -350,7 +350,7 @@ def test_a_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could
     stored = open_model(
         write_random(tmp_path, before.workflow.slot_sizes, config=before.network), before.workflow.slot_sizes
     )
-    with pytest.raises(ContractError, match="list last is new and uses the vectors of item, .* parent=none"):
+    with pytest.raises(ContractError, match="list last is new and shares the vectors of item, .* parent=none"):
         grow(stored, before, now, into=tmp_path / "now")
 
 
