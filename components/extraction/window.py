@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.manifests import Model
 from components.extraction.lake_files import base_name
 from components.extraction.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso

@@ -4,8 +4,10 @@ Ids, names and reasons come from whoever publishes records or starts runs. A ter
 break begins what looks like another line of the log. What JSON carries needs nothing of this.
 """
 
+import json
 import logging
 import unicodedata
+from datetime import datetime, timezone
 from typing import TextIO
 
 _DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
@@ -58,3 +60,30 @@ def log_as_text(style: str = TIMED, *, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(style))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: `time` (ISO 8601 UTC), `severity`, `logger`, `message`, `exception` if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "severity": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure_logging(style: str) -> None:
+    """Send everything from INFO up to standard error in `style`, one of `FORMATS`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if style == JSON else LineFormatter(TIMED))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

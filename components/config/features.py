@@ -268,7 +268,7 @@ def _float32(number: float, what: str) -> float:
 
 
 def _plain(clip: re.Match[str]) -> str:
-    bounds = [_float32(float(bound), "a bound of clip") for bound in clip.groups() if bound]
+    bounds = [_float32(float(bound), "transform: bound of clip") for bound in clip.groups() if bound]
     return f"clip({'..'.join(repr(bound).removesuffix('.0') for bound in bounds)})"
 
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, ClassVar
 
-from components.contracts.features import MAX_WIDTH
-from components.contracts.recommender import Recommender, settings_of
+from components.config.features import MAX_WIDTH
+from components.config.reader import read_mapping
+from components.config.spec import Recommender
 from components.runtime.errors import ContractError
 
 MAX_LAYERS = 100
@@ -176,7 +177,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
         ContractError: no network has this name, the network has no such setting, a value is out of range, or the
             network cannot be built from so few features.
 
-    >>> from components.contracts.features import Features
+    >>> from components.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))
     >>> shop = Recommender(name="shop", features=features, settings={"model": {"embedding_dim": 8}})
     >>> network_config(shop).input_width
@@ -188,7 +189,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     counts = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
     if stated := settings.keys() & {*counts, "widths"}:
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
-    usual = settings_of(kind, {**counts, **settings}, path="model")
+    usual = read_mapping(kind, {**counts, **settings}, path="model")
     embeds = {name: features.embed_of(name) for name in features.vector_names}
     widths = {name: embed or usual.embedding_dim for name, embed in embeds.items()}
     if len(set(widths.values())) > 1:

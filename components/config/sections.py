@@ -1,22 +1,21 @@
-"""Whether every room can read its section of a recommender: asked before a run, so that nobody waits for a wrong word.
+"""All sections of a recommender: their classes, and the check of a description before a run.
 
-The classes of the sections are their rooms'; which run has which description is `store.recommenders`'.
+A wrong setting is found before the first step starts, not in the step that reads it.
 """
 
-from pathlib import Path
 from typing import Any
 
-from components.contracts.features import Features
-from components.contracts.recommender import Recommender, parse_settings
-from components.deployment.settings import RolloutSettings
-from components.evaluation.settings import GateSettings
-from components.extraction.settings import ExtractionSettings
-from components.models.configs import NETWORKS, network_config
-from components.preprocessing.settings import PreprocessingSettings
-from components.store.recommenders import accepted
-from components.training.config import TrainingSettings
-from components.validation.rules import ValidationSettings
-from monitoring.backtest.settings import judging_settings, own_parts
+from components.config.extraction import ExtractionSettings
+from components.config.features import Features
+from components.config.gate import GateSettings
+from components.config.model import NETWORKS, network_config
+from components.config.monitor import judging_settings, own_parts
+from components.config.preprocessing import PreprocessingSettings
+from components.config.reader import parse_settings
+from components.config.release import RolloutSettings
+from components.config.spec import Recommender
+from components.config.training import TrainingSettings
+from components.config.validation import ValidationSettings
 
 SECTION_CLASSES: dict[str, type[Any]] = {
     "extraction": ExtractionSettings,
@@ -26,8 +25,8 @@ SECTION_CLASSES: dict[str, type[Any]] = {
     "gate": GateSettings,
     "release": RolloutSettings,
 }
-"""Of the sections that one dataclass reads. `model` is read by the class of its `kind` (`components.models.configs`),
-`monitor` by `monitoring.backtest.settings.own_parts`."""
+"""Of the sections that one dataclass reads. `model` is read by the class of its `kind` (`config.model`),
+`monitor` by those of `config.monitor.own_parts`."""
 
 
 def section_classes(section: str) -> list[type[Any]]:
@@ -67,14 +66,3 @@ def check_changes(settings: str) -> None:
     if "model.kind" not in changes:
         changes = {path: value for path, value in changes.items() if not path.startswith("model.")}
     check_settings(_ANY.with_settings(changes))
-
-
-def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
-    """The description by which a run with these two parameters would work, checked.
-
-    Raises:
-        ContractError: there is no such description, or a room cannot read its section.
-    """
-    recommender = accepted(store, reference).with_settings(parse_settings(settings))
-    check_settings(recommender)
-    return recommender

@@ -1,6 +1,6 @@
 """How a model is fitted: optimizer, batches, passes, precision, saves. A recommender's section `training`.
 
-The network's shape is `components.models.configs`'; which rows and which parent is the step's business. Defaults suit
+The network's shape is `config.model`'; which rows and which parent is the step's business. Defaults suit
 both a first model and an incremental round on some ten thousand rows.
 """
 
