@@ -1,6 +1,6 @@
-"""The section `data`: what a user's files call the columns that every row has.
+"""The section `data`: the names of the columns that every row has.
 
-The default names are those of the lake (`contracts.raw_rows`, which has their types).
+The default names are those of the lake. `contracts.raw_rows` has their types.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ TIME_FORMATS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """What a user's files call the columns that every raw row has; features have their own names there.
+    """Names that a user's files give to the columns of every raw row.
 
-    A column with a name of its own must be in the files. One that has its default name may be absent from them, the
-    label aside: without `row` the rows of a request are numbered in file order, without `request_id` each row is a
-    request of its own, and without `event_time` rows have no time until they are given one.
+    A column with a name of its own must be in the files. A column with its default name may be absent, except the
+    label. Without `row`, the rows of a request are numbered in file order. Without `request_id`, each row is a request
+    of its own. Without `event_time`, rows have no time until they are given one.
 
     Raises:
         ContractError: a name is empty, or stands for two columns.
@@ -71,5 +71,5 @@ class ColumnNames:
 
     @property
     def has_weights(self) -> bool:
-        """Whether rows have sample weights."""
+        """Return whether rows have sample weights."""
         return self.weight is not None

@@ -20,7 +20,7 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """Which rows are judged, and how often."""
+    """Which rows the policies evaluate, and how often."""
 
     window_rows: int = 20_000
     """Newest matured rows of each model version that the KPIs are computed over."""
@@ -40,7 +40,7 @@ class JudgeSettings:
 
 
 def policy_names(text: str) -> list[str]:
-    """The names in a comma-separated list.
+    """Return the policies in a comma-separated list.
 
     Raises:
         ContractError: a name is unknown or given twice, or there is none.
@@ -55,13 +55,16 @@ def policy_names(text: str) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """The names in a comma-separated list, known or not."""
+    """Return the names in a comma-separated list, without a check."""
     return [name.strip() for name in text.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """Which policies decide, and by what; settings of policies that are not named have no effect."""
+    """Which policies decide, and their thresholds.
+
+    Settings of policies that are not named have no effect.
+    """
 
     policies: str = "sequential"
     """Names by commas, of threshold, sequential, data_drift, schedule: any that says retrain wins,
@@ -142,7 +145,7 @@ class RecipeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftSettings:
-    """Buckets and thresholds of the drift watch."""
+    """Buckets and thresholds of drift detection."""
 
     drift_bucket_seconds: float = 3600.0
     """Event time that predictions are compared over with the training rows; 0 = drift is not watched."""
@@ -168,7 +171,7 @@ class DriftSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingSettings:
-    """All that decides when a run is requested, given the records."""
+    """All settings that decide when a run is requested."""
 
     judge: JudgeSettings = JudgeSettings()
     policies: PolicySettings = PolicySettings()
@@ -179,7 +182,7 @@ class JudgingSettings:
     """Of the section `release`: what takes a new version back."""
 
     def __post_init__(self) -> None:
-        """Refuses a window that is never judged, and a grace of more buckets than a replay could hold open at once."""
+        """Refuse a window that is too small to evaluate, and a grace period of too many buckets."""
         window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
             needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"
@@ -193,12 +196,12 @@ class JudgingSettings:
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """The parts of `JudgingSettings` that the section `monitor` sets, by name."""
+    """Return the classes of the section `monitor` by their field of `JudgingSettings`."""
     return {part: kind for part, kind in get_type_hints(JudgingSettings).items() if kind is not BakingSettings}
 
 
 def judging_settings(recommender: Recommender) -> JudgingSettings:
-    """The section `monitor` of a recommender, one flat list of its parts' settings, and limits of its `release`.
+    """Return the settings of a recommender's section `monitor`, and the baking limits of its `release`.
 
     Raises:
         ContractError: a setting is unknown, of another type, or out of range; the message has its path.

@@ -19,7 +19,7 @@ MAX_QUEUED = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """How a version is served, whatever serves it.
+    """Settings of a served version that do not depend on the server.
 
     Raises:
         ContractError: a value that no server takes.
@@ -53,7 +53,7 @@ class ServingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
-    """In what numbers tables are served.
+    """Number format of the served tables.
 
     Raises:
         ContractError: no such numbers.
@@ -69,7 +69,7 @@ class TableSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BakingSettings:
-    """How long a new version is watched after its release, and what takes it back.
+    """How long a new version is watched after its release, and what rolls it back.
 
     Raises:
         ContractError: a limit that no version, or every version, would pass.
@@ -108,7 +108,7 @@ class BakingSettings:
 
     @property
     def bakes(self) -> bool:
-        """Whether versions bake at all."""
+        """Return whether versions bake at all."""
         return self.bake_seconds > 0 or self.bake_rows > 0
 
 
@@ -129,7 +129,7 @@ _BOUNDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
-    """How an accepted model becomes the one that is served, how it is served then, and what takes it back.
+    """How a model is rolled out and served, and what rolls it back.
 
     Raises:
         ContractError: no such rollout, or a value that no server takes.
@@ -147,7 +147,7 @@ class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
 
 
 def served_tables(recommender: Recommender) -> str:
-    """The numbers in which a model of this recommender is served.
+    """Return the number format of the tables that a recommender serves.
 
     >>> from components.config.features import Features
     >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))

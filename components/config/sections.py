@@ -30,7 +30,10 @@ SECTION_CLASSES: dict[str, type[Any]] = {
 
 
 def section_classes(section: str) -> list[type[Any]]:
-    """The dataclasses whose fields are the section's settings: of `model` one per network, of `monitor` its parts."""
+    """Return the dataclasses whose fields are the settings of a section.
+
+    The section `model` has one for each network, `monitor` one for each concern.
+    """
     if section == "model":
         return list(NETWORKS.values())
     if section == "monitor":
@@ -43,7 +46,7 @@ _ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=(
 
 
 def check_settings(recommender: Recommender) -> None:
-    """Returns if every room can read its section.
+    """Check every section of a recommender.
 
     Raises:
         ContractError: a setting is unknown, of another type or out of range; the message has its path.
@@ -55,9 +58,9 @@ def check_settings(recommender: Recommender) -> None:
 
 
 def check_changes(settings: str) -> None:
-    """Returns if the settings of a run can be read, where its store, and so its recommender, is not at hand.
+    """Check the settings of a run without its model registry, and so without its recommender.
 
-    Each section is judged by its defaults. `model` is left out where the settings do not name its kind.
+    Each section is checked with its defaults. `model` is not checked unless the settings name its kind.
 
     Raises:
         ContractError: a setting is unknown, of another type or out of range; the message has its path.

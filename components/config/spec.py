@@ -1,8 +1,7 @@
-"""One recommender, as its file describes it: its name, its features, and the settings that differ from the defaults.
+"""A recommender as its file describes it: name, features, and the settings that differ from the defaults.
 
-Joins all rooms: the description enters a run at extraction and travels in the manifests, so each step reads its own
-section from what it is given. The class of a section is its room's, as are its defaults; reading and keeping files is
-left to others.
+The description enters a run at extraction and travels in the manifests, so each step reads its section from its input.
+Reading the file is `pipelines.recommender_file`'s task, keeping accepted descriptions is `store.recommenders`'.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Recommender:
-    """What one file says of one recommender.
+    """Content of the file of one recommender.
 
     Raises:
         ContractError: the name is none, a feature is the label or named as a column of every row, or a section is
@@ -74,12 +73,12 @@ class Recommender:
                 raise ContractError(f"section {section} is {values!r}, expected settings by name")
 
     def dumps(self) -> bytes:
-        """The description as JSON, in one form whatever the order in which its file names things that have none."""
+        """Return the description as canonical JSON: equal for equal content, whatever the order of keys in the file."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
     def loads(cls, content: bytes, *, source: str) -> "Recommender":
-        """What `dumps` wrote; `source` is named in errors.
+        """Return what `dumps` wrote; `source` is named in errors.
 
         Raises:
             ContractError: the content is no description of a recommender.
@@ -94,7 +93,7 @@ class Recommender:
 
     @property
     def columns_of_users(self) -> tuple[str, ...]:
-        """The feature that says who saw a row, and the lists of such; none where no feature does."""
+        """Return the feature that identifies the user, and the lists of its values; empty if there is none."""
         if self.data.user is None:
             return ()
         features = self.features
@@ -103,23 +102,23 @@ class Recommender:
 
     @property
     def user_place(self) -> int | None:
-        """The place of the user on the categorical axis of tensors; None where no feature says who saw a row."""
+        """Return the user's position on the categorical axis of tensors; None without such a feature."""
         return None if self.data.user is None else self.features.categorical.index(self.data.user)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `dumps`."""
+        """Return the SHA-256 of `dumps`."""
         return hashlib.sha256(self.dumps()).hexdigest()
 
     @property
     def named_settings(self) -> dict[str, Any]:
-        """The settings by path, such as `training.learning_rate`, as `with_settings` takes them."""
+        """Return the settings by path, such as `training.learning_rate`, for `with_settings`."""
         return {
             f"{section}.{name}": value for section, values in self.settings.items() for name, value in values.items()
         }
 
     def section(self, name: str, kind: type[T]) -> T:
-        """The settings of a section as its room's dataclass, with that class's defaults for what is not named.
+        """Return a section as its dataclass. Settings that are not named have the defaults of the class.
 
         Raises:
             ContractError: a setting is unknown, of another type, or refused by the class; the message has its path.
@@ -127,7 +126,7 @@ class Recommender:
         return read_mapping(kind, self.settings.get(name, {}), path=name)
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
-        """The same with single settings changed, each by its path, such as `training.learning_rate`.
+        """Return the recommender with some settings changed, each by its path.
 
         Raises:
             ContractError: a path does not name a section and a setting. The setting's own room checks the rest.
