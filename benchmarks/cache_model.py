@@ -13,8 +13,8 @@ import tritonclient.grpc as grpc_client
 
 from benchmarks.initial_model import write_initial_model
 from benchmarks.serving_model import CONFIG, NUM_FITTED, drawn_features
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CRITEO
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.serving import INPUT_TYPES, named_inputs
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import read_network, write_graph

@@ -9,8 +9,8 @@ pools of its elements' weights; it has any number of elements up to its most, an
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO, NUM_DENSE
-from components.contracts.features import Features
 from components.contracts.workflow import PADDING_ID
 from components.training.rows import Rows
 

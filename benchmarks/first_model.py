@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, NumericOptions
+from components.config.features import MISSING_CATEGORY, NumericOptions
+from components.config.model import network_config
+from components.config.preprocessing import PreprocessingSettings
+from components.config.spec import Recommender
+from components.config.training import TrainingSettings
 from components.contracts.hugectr_folder import write_file_list
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.raw_rows import LABEL
-from components.contracts.recommender import Recommender
 from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import network_config
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
 from components.training.calibration import corrected
-from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.fit import FitJob, fit
 from components.training.rows import Rows as EncodedRows

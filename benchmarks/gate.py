@@ -16,10 +16,10 @@ from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread
+from components.config.gate import GateSettings
 from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from components.drift_statistics import wilson_interval
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
-from components.evaluation.settings import GateSettings
 from tests.support.planted_models import (
     PlantedRows,
     draw,

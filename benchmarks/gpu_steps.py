@@ -24,10 +24,10 @@ from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_
 from benchmarks.peers import PlainNetwork
 from benchmarks.speed import products_of_row, products_per_second
 from benchmarks.spread import Figure, Spread, short, spread
+from components.config.model import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
+from components.config.training import PRECISIONS, TrainingSettings
 from components.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
-from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
 from components.models.network import build_network
-from components.training.config import PRECISIONS, TrainingSettings
 from components.training.pytorch.engine import Batch, Lookups, PytorchEngine, assemble
 from components.training.rows import Rows
 from components.training.start import write_initial

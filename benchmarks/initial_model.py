@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.command import run_to_end
-from components.models.configs import NetworkConfig, config_from_document
+from components.config.model import NetworkConfig, config_from_document
 from components.models.files import NETWORK_FILE, Tensors, open_model
 from pipelines.local.environments import python_of
 

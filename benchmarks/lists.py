@@ -19,12 +19,12 @@ from onnxruntime import InferenceSession
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, spread
-from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
+from components.config.features import MISSING_CATEGORY, Features, ListOptions
+from components.config.model import DcnConfig
 from components.contracts.serving import named_inputs
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.export import write_graph
 from components.deployment.graph.parity import open_graph
-from components.models.configs import DcnConfig
 from components.models.network import build_network, export_onnx
 from components.store.models import GRAPH_FILE
 

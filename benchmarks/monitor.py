@@ -34,6 +34,7 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Figure, spread
+from components.config.reader import make_settings
 from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from components.contracts.manifests import Model
 from components.contracts.record_format import RecordFormat
@@ -43,7 +44,6 @@ from components.logs.sqlite import SqliteLog
 from components.store.models import model_folder
 from components.validation.windows import ReferenceCounter
 from inference_client.simulation.world import World
-from monitoring.flags import make_settings
 from monitoring.memory.archive import build_row_table
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor

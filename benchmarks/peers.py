@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from components.config.features import Features
+from components.config.model import DcnConfig, DeepFmConfig, NetworkConfig
+from components.config.training import TrainingSettings
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.workflow import PADDING_ID
-from components.models.configs import DcnConfig, DeepFmConfig, NetworkConfig
 from components.models.files import Tensors, open_model
 from components.models.network import build_network, load_dense
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
 

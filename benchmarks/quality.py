@@ -29,15 +29,15 @@ from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
 from benchmarks.first_model import FirstModel
 from benchmarks.peers import DeepCtr
 from benchmarks.spread import Figure, Spread, spread
+from components.config.features import MISSING_CATEGORY, Features
+from components.config.model import DcnConfig, network_config
+from components.config.spec import Recommender
+from components.config.training import TrainingSettings
 from components.contracts.criteo import CRITEO_RECOMMENDER, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
 from components.contracts.raw_rows import category_matrix, feature_matrix
-from components.contracts.recommender import Recommender
 from components.contracts.workflow import PADDING_ID
 from components.extraction.raw_schema import categories, in_lists
-from components.models.configs import DcnConfig, network_config
-from components.training.config import TrainingSettings
 from components.training.rows import Rows
 from examples.shop.world import draw
 from inference_client.simulation.world import World, WorldRows

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.config.features import MAX_CATEGORY
 from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MAX_CATEGORY
 from components.contracts.raw_rows import LABEL
 from tests.support.validation_models import make_dataset
 

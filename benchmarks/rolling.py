@@ -17,7 +17,7 @@ from river.metrics import RollingROCAUC
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, Spread, short, spread
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
 from components.contracts.metrics import roc_auc
 from components.contracts.records import NO_POSITION
 from components.runtime.errors import Refused

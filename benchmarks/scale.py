@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented, measure
 from benchmarks.full_window import write_days
 from benchmarks.spread import Figure, spread
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features
 from components.contracts.manifests import TrainingSet
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
-from components.contracts.recommender import Recommender
 from components.runtime.flags import whoami
 from components.store.recommenders import accept
 from pipelines.local.environments import python_of
@@ -149,7 +149,7 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
 
 def count_keys(keys: int) -> None:
     """Merges two processes' counts of the same keys of one column, and admits all of them."""
-    from components.preprocessing.settings import PreprocessingSettings
+    from components.config.preprocessing import PreprocessingSettings
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
 

@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
 from benchmarks.spread import Figure, spread
+from components.config.model import DcnConfig
+from components.config.training import TrainingSettings
 from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE, NUM_CATEGORICAL, NUM_DENSE
 from components.contracts.raw_rows import LABEL
-from components.models.configs import DcnConfig
 from components.models.network import build_network
-from components.training.config import TrainingSettings
 from pipelines.local.environments import REPOSITORY
 
 _CONFIG = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from benchmarks.command import run_to_end
 from benchmarks.initial_model import write_initial_model
+from components.config.model import DcnConfig
 from components.contracts.criteo import CATEGORICAL, DENSE
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import DcnConfig
 from components.models.files import Tensors
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder

@@ -21,8 +21,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from benchmarks.world_effects import effects_of
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.features import MISSING_CATEGORY
 from inference_client.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
 from inference_client.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
 

@@ -18,9 +18,9 @@ import torch
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
 from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
 from benchmarks.spread import spread
-from components.contracts.features import Features
+from components.config.features import Features
+from components.config.model import DcnConfig, DeepFmConfig, NetworkConfig
 from components.contracts.metrics import roc_auc
-from components.models.configs import DcnConfig, DeepFmConfig, NetworkConfig
 from components.models.network import build_network
 from components.training.rows import Rows
 from components.training.start import write_initial

@@ -22,6 +22,7 @@ from benchmarks.load import closed_loop, run_precisely
 from benchmarks.serving_contestants import Contestant
 from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
 from benchmarks.spread import Figure
+from components.config.release import FLOAT32, TABLE_TYPES
 from components.contracts.criteo import CRITEO
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.metrics import auc_difference, log_loss, roc_auc
@@ -32,7 +33,6 @@ from components.deployment.graph.parity import open_graph
 from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.evaluation.scoring import raw_batches
 from components.models.files import NETWORK_FILE
-from components.models.rounding import FLOAT32, TABLE_TYPES
 from components.runtime.durable import write_whole
 from components.storage.uris import local_path
 from components.store.models import DATA_FILE, GRAPH_FILE

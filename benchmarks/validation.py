@@ -18,8 +18,8 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread
 from benchmarks.validation_study.contestants import JUDGES, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
+from components.config.validation import ValidationSettings
 from components.drift_statistics import wilson_interval
-from components.validation.rules import ValidationSettings
 from inference_client.simulation.world import World
 
 WORLD_SEED = 7

@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, spread
+from components.config.preprocessing import PreprocessingSettings
 from components.contracts.workflow import TOMBSTONE
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
 from components.runtime.durable import append_record
 from components.store import collect, promotion_journal

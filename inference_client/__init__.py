@@ -12,8 +12,8 @@ server's address, `host:port`, and the place of its recommender's description; t
 
     >>> import asyncio, tempfile
     >>> import numpy as np
-    >>> from components.contracts.features import Features
-    >>> from components.contracts.recommender import Recommender
+    >>> from components.config.features import Features
+    >>> from components.config.spec import Recommender
     >>> from inference_client import Outcome, RecommenderClient
     >>> from inference_client.scoring import Scored
     >>> class Server:

@@ -7,11 +7,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING
 
+from components.config.reader import make_settings, read_flags
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
@@ -19,11 +20,9 @@ from components.runtime.plain_text import log_as_text
 from components.storage.uris import typed_uri
 
 if TYPE_CHECKING:
-    from components.contracts.recommender import Recommender
+    from components.config.spec import Recommender
     from inference_client.scoring import ClientSettings
     from inference_client.traffic import Traffic
-
-T = TypeVar("T")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,19 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _settings_from_flags(kind: type[T], options: argparse.Namespace) -> T:
-    """A settings object from the flags that are named as its fields; a flag not given leaves the field's default."""
-    given = {field.name: getattr(options, field.name, None) for field in fields(cast(Any, kind))}
-    return kind(**{name: value for name, value in given.items() if value is not None})
-
-
 def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Add the flags that say which server is called for which recommender, and how."""
     described = "model store, or a copy of <store>/recommender/N.json: the recommender whose columns the rows have"
     parser.add_argument("--recommender", type=Path, required=is_required, help=described)
     server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
     parser.add_argument("--server", required=True, help=server)
-    parser.add_argument("--deadline-seconds", type=float, help="per request, retries included")
+    parser.add_argument("--deadline-seconds", help="per request, retries included")
     parser.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
     for flag, text in (
         ("--ca-file", "PEM of the authorities that may have signed it; default: those that gRPC brings along"),
@@ -67,16 +60,14 @@ def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = Tru
         ("--key-file", "PEM of its key"),
         ("--token-file", "file with a token, sent as `authorization: Bearer TOKEN`"),
     ):
-        parser.add_argument(flag, type=Path, help=f"with --tls: {text}")
+        parser.add_argument(flag, help=f"with --tls: {text}")
 
 
 def client_settings(options: argparse.Namespace) -> "ClientSettings":
     """Return the client's settings that the flags of `add_server_flags` state."""
-    from inference_client.access import ServerAccess
     from inference_client.scoring import ClientSettings
 
-    options.access = _settings_from_flags(ServerAccess, options)
-    return _settings_from_flags(ClientSettings, options)
+    return make_settings(ClientSettings, **read_flags(ClientSettings, options))
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -102,14 +93,14 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --data: rows that have one request_id are one request, of at most --rows-per-request rows",
     )
-    parser.add_argument("--rate", type=float, required=True, help="rows per second")
-    parser.add_argument("--rows-per-request", type=int, help="default: 64")
-    parser.add_argument("--label-delay-seconds", type=float, help="mean; exponential, at most 4 times it; default: 1.5")
+    parser.add_argument("--rate", required=True, help="rows per second")
+    parser.add_argument("--rows-per-request", help="default: 64")
+    parser.add_argument("--label-delay-seconds", help="mean; exponential, at most 4 times it; default: 1.5")
     parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
     parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
-    parser.add_argument("--max-rows", type=int, help="stop after this many rows")
-    parser.add_argument("--max-consecutive-failures", type=int, help="then give up with exit code 3; default: 20")
+    parser.add_argument("--max-rows", help="stop after this many rows")
+    parser.add_argument("--max-consecutive-failures", help="then give up with exit code 3; default: 20")
 
 
 def _replay_traffic(options: argparse.Namespace) -> None:
@@ -129,7 +120,8 @@ def _replay_traffic(options: argparse.Namespace) -> None:
         run=f"replay-{uuid4().hex[:12]}",
         plan_uri=options.plan,
     )
-    settings, client = _settings_from_flags(ReplaySettings, options), client_settings(options)
+    settings = make_settings(ReplaySettings, **read_flags(ReplaySettings, options))
+    client = client_settings(options)
     summary = asyncio.run(run_replay(process, _open_traffic(options, recommender), settings, client_settings=client))
     print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
 

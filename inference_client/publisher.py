@@ -19,7 +19,7 @@ from datetime import datetime
 
 import numpy as np
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import (
     CLICK,

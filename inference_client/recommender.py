@@ -19,9 +19,9 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.contracts.exploration import check_share, explored
-from components.contracts.features import Features
-from components.contracts.recommender import Recommender
 from components.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch
 from components.logs.event_log import Publisher
 from components.logs.locations import open_publisher, partition_urls

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from components.config.spec import Recommender
 from components.contracts.metrics import roc_auc
-from components.contracts.recommender import Recommender
 from components.contracts.records import MAX_ROWS_PER_RECORD
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect

@@ -21,7 +21,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.recommender import Recommender
+from components.config.spec import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.storage.objects import Objects
 from components.storage.uris import open_objects

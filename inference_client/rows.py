@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
+from components.config.reader import nearest
 from components.contracts.raw_rows import FINITE, is_infinite, placed_lists
-from components.contracts.recommender import nearest
 from components.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
 from components.runtime.errors import ContractError
 

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.config.features import MISSING_CATEGORY, Features
+from components.config.reader import nearest
+from components.config.spec import Recommender
 from components.contracts.raw_rows import LABEL, REQUEST_ID
-from components.contracts.recommender import Recommender, nearest
 from components.runtime.errors import ContractError, first_line
 from inference_client.rows import FeatureRows, WrongValue, feature_rows, numbers
 from inference_client.simulation.world import World, WorldRows

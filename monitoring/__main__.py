@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from components.config.reader import build_parser, read_settings
 from components.contracts.manifests import CURRENT
 from components.runtime.errors import TemporaryError
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.plain_text import configure_logging
 from components.store.recommenders import accepted, logged_recommender
-from monitoring.backtest.settings import write_judging
-from monitoring.flags import build_parser, configure_logging, read_settings
+from monitoring.backtest.judging_file import write_judging
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(InstallationSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
+    settings = read_settings(
+        InstallationSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+    )
     configure_logging(settings.log_format)
     # State and archive hold what people looked at.
     umask = os.umask(0o077)

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts.features import Features
+from components.config.features import Features
+from components.config.monitor import JudgeSettings, JudgingSettings
+from components.config.spec import Recommender
 from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
-from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, Predictions
 from components.contracts.serving import ColumnMap
@@ -30,8 +31,7 @@ from components.runtime.errors import ContractError, TemporaryError
 from monitoring.acting.acting import Acting
 from monitoring.acting.new_versions import NewVersions
 from monitoring.acting.triggers import Trigger
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
+from monitoring.deciding.judging import Judge, serving_ahead
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import DecisionPoint
 from monitoring.drift.watch import DriftWatch

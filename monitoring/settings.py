@@ -7,14 +7,14 @@ What belongs to the installation is read from flags and `EVERGREEN_MONITOR_*` va
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from components.config.monitor import JudgingSettings, judging_settings
 from components.contracts.manifests import CURRENT
 from components.logs.locations import partition_urls
 from components.logs.urls import redacted
 from components.runtime.errors import TemporaryError, expect
+from components.runtime.plain_text import FORMATS, TEXT
 from components.store.recommenders import accepted, read_accepted
 from monitoring.acting.acting import ActingSettings
-from monitoring.backtest.settings import JudgingSettings, judging_settings
-from monitoring.flags import FORMATS, TEXT
 from monitoring.showing.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from components.config.reader import build_parser, read_settings
 from components.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION
 from components.runtime.durable import fsync_path, no_checkpoint, sha256_file, write_whole
 from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError, expect
 from components.runtime.exit_codes import ExitCode, exits_with_code
+from components.runtime.plain_text import FORMATS, TEXT, configure_logging
 from components.storage.folder import FolderObjects
 from components.storage.objects import Differs, Objects
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
-from monitoring.flags import FORMATS, TEXT, build_parser, configure_logging, read_settings
 from monitoring.memory.archive import UPLOADED_FOLDER, marker_path
 
 logger = logging.getLogger(__name__)
@@ -223,7 +224,9 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(UploaderSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
+    settings = read_settings(
+        UploaderSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+    )
     configure_logging(settings.log_format)
     uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
     logger.info("moving %s to %s", settings.archive, settings.lake)

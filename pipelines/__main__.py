@@ -291,8 +291,8 @@ def _words_of(arguments: argparse.Namespace) -> list[str]:
 
 def _run_pipeline(arguments: argparse.Namespace) -> int:
     from components.contracts.manifests import CURRENT, RetrainRequest
+    from components.store.recommenders import check_run
     from pipelines.local.runner import EXIT_CODES, LocalFolders, run_once
-    from pipelines.recommender import check_run
     from pipelines.runs import describe_run, what_next
 
     request = RetrainRequest.read(arguments.request) if arguments.request else None
@@ -317,10 +317,10 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
+    from components.config.sections import check_changes
     from components.store.runs import find_outcome, store_name
     from pipelines import submit
     from pipelines.package import default_store, image_tag
-    from pipelines.recommender import check_changes
     from pipelines.runs import describe_run
 
     parameters = _parameters_of(arguments)

@@ -36,10 +36,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.features import category_of
+from components.config.features import category_of
+from components.config.spec import Recommender
 from components.contracts.manifests import CURRENT, Model, Release
 from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
-from components.contracts.recommender import Recommender
 from components.contracts.reference_statistics import read_reference
 from components.contracts.serving import ServedNames
 from components.contracts.values import NoCategory, word_of

@@ -8,7 +8,6 @@ between them is `pipelines.retraining`'s.
 
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 from kfp import dsl, kubernetes
 
+from components.config.reader import read_mapping
 from components.runtime.errors import ContractError, expect
 from components.runtime.kubeflow import POD_NAME, POD_UID
 from components.runtime.onnx_runtime import SILENT
@@ -371,8 +371,10 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
         if not isinstance(fields, dict):
             raise ContractError(f"placement {path} is {fields!r}, expected a mapping of fields")
         fields = _with_values({**fields, **overrides}, path.with_name(VALUES_FILE))
-    made: Placement = _converted(Placement, fields, str(path or "placement"))
-    return made
+    try:
+        return read_mapping(Placement, fields, path="placement")
+    except ContractError as error:
+        raise ContractError(f"{path}: {error}" if path else str(error)) from error
 
 
 def read_values(path: Path) -> dict[str, str]:
@@ -410,35 +412,3 @@ def _with_values(value: Any, source: Path) -> Any:
         raise ContractError(f"{value!r} names {error.args[0]}, which {source} lacks") from error
     except ValueError as error:
         raise ContractError(f"{value!r} holds a '$' that begins no ${{NAME}}") from error
-
-
-def _converted(wanted: Any, value: Any, where: str) -> Any:
-    """`value` of a YAML document as a field of the type `wanted` holds it; errors name the field."""
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ContractError(f"{where} is {value!r}, expected one of {', '.join(arguments)}")
-        return value
-    if origin is types.UnionType:  # int | None
-        return None if value is None else _converted(arguments[0], value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ContractError(f"{where} is {value!r}, expected a list")
-        return tuple(_converted(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
-    if origin is not None or dataclasses.is_dataclass(wanted):  # Mapping[str, ...] or a class of this file
-        if not isinstance(value, dict):
-            raise ContractError(f"{where} is {value!r}, expected a mapping")
-        if origin is not None:
-            return {str(key): _converted(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
-        hints = typing.get_type_hints(wanted)
-        if unknown := [str(name) for name in value if name not in hints]:
-            raise ContractError(f"{where}: {unknown[0]} is unknown, expected some of {', '.join(hints)}")
-        given = {name: _converted(hints[name], each, f"{where}: {name}") for name, each in value.items()}
-        try:
-            return wanted(**given)
-        except TypeError as error:  # a field without a default is absent
-            raise ContractError(f"{where}: {error}") from error
-    # A bool is an int to Python, and YAML reads `on` as one.
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        raise ContractError(f"{where} is {value!r}, expected {'text' if wanted is str else 'a whole number'}")
-    return value

@@ -19,19 +19,20 @@ from typing import Any
 
 import yaml
 
+from components.config.reader import parse_settings, read_mapping
+from components.config.sections import check_settings
+from components.config.spec import Recommender
 from components.contracts.manifests import CURRENT
-from components.contracts.recommender import Recommender, parse_settings, settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.store.models import judged_run
-from components.store.recommenders import accepted
+from components.store.recommenders import accepted, check_run
 from components.store.runs import find_outcome, new_run_name
 from pipelines.local.environments import REPOSITORY, python_of
 from pipelines.local.runner import LocalFolders
 from pipelines.package import read_parameters, run_outcome_pod
-from pipelines.recommender import check_run, check_settings
 from pipelines.recommender_file.document import load_document
 from pipelines.recommender_file.form import read_recommender
 
@@ -125,7 +126,7 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
         if name.partition(".")[0] not in SECTIONS or not isinstance(values, dict):
             expected = f"low and high, or choices, of a setting of {', '.join(SECTIONS)}"
             raise ContractError(f"{path}: {name} is {values!r}, expected {expected}")
-        space[name] = settings_of(Dimension, values, path=f"{path}: {name}")
+        space[name] = read_mapping(Dimension, values, path=f"{path}: {name}")
         for word in space[name].words:
             check_settings(recommender.with_settings(parse_settings(_settings({name: word}))))
     return space

@@ -7,10 +7,10 @@ built from) and `OUTPUT/nvtabular` (the NVTabular workflow that the reference's 
 import sys
 from pathlib import Path
 
+from components.config.preprocessing import PreprocessingSettings
 from components.contracts.criteo import CRITEO
 from components.contracts.raw_rows import LABEL
 from components.preprocessing import fitting, numpy_engine, nvtabular_engine, raw_partitions
-from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.workers import THIS_PROCESS
 
 

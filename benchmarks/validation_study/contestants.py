@@ -35,9 +35,9 @@ def judge_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
 
 
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
+    from components.config.validation import ValidationSettings
     from components.contracts.manifests import Model
     from components.validation.round import Round, read_champion
-    from components.validation.rules import ValidationSettings
     from components.validation.validate import validate
     from tests.support.validation_models import make_dataset
 

@@ -1,11 +1,11 @@
 """The features of the Criteo click log, under the names that a recommender without a file of its own has.
 
-Leaves what a feature is to `contracts.features`.
+Leaves what a feature is to `config.features`.
 """
 
-from components.contracts.features import Features
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.contracts.raw_rows import raw_types
-from components.contracts.recommender import Recommender
 
 CRITEO = Features(numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27)))
 CRITEO_RECOMMENDER = Recommender(name="click_model", features=CRITEO)

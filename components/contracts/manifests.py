@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from components.contracts.recommender import Recommender
+from components.config.spec import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
@@ -267,7 +267,7 @@ class ValidationReport(Manifest):
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Each as `components.validation.rules.Finding`; `rule` is its name in `RULES`."""
+    """Each as `config.validation.Finding`; `rule` is its name in `RULES`."""
     drift: list[dict[str, Any]]
     """Per judged feature, as `components.validation.drift.DriftEntry`, against the windows of the parent's line; empty
     without a parent."""
@@ -375,7 +375,7 @@ class Model(Manifest):
     backend: str
     """`pytorch` or `hugectr`."""
     config: dict[str, Any]
-    """The network's name and settings (`components.models.configs`)."""
+    """The network's name and settings (`config.model`)."""
     slot_sizes: list[int]
     parent_model_id: str | None
     seed: int

@@ -1,7 +1,7 @@
 """Raw rows: one shown item each, with its features, whether it was clicked, and what served it.
 
 Joins everything that writes raw rows (users' files, the simulated world, the monitor's archive) to everything
-that reads them (extraction, validation, preprocessing, serving). Which features a row has is `contracts.features`';
+that reads them (extraction, validation, preprocessing, serving). Which features a row has is `config.features`';
 reading files is left to extraction.
 
 Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns. Rows of a lake are the
@@ -10,47 +10,32 @@ which knows no words, adds categories to the same columns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
-from components.runtime.errors import ContractError
+from components.config.data import OWN_COLUMNS, WEIGHT
+from components.config.features import MISSING_CATEGORY, Features, ListOptions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LABEL = "label"
-REQUEST_ID = "request_id"
-ROW = "row"
-EVENT_TIME = "event_time"
-MODEL_VERSION = "model_version"
-SCORE = "score"
-POSITION = "position"
-PROPENSITY = "propensity"
+LABEL, REQUEST_ID, ROW, EVENT_TIME, MODEL_VERSION, SCORE, POSITION, PROPENSITY = OWN_COLUMNS[:8]
+SHADOW_VERSION, SHADOW_SCORE, CANARY = OWN_COLUMNS[8:]
 
 SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
 """Columns that a file may lack, and that are null then."""
 
-SHADOW_VERSION = "shadow_version"
-SHADOW_SCORE = "shadow_score"
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
 """Columns after the raw ones in files that hold a row scored in the shadow too (`store.traffic_plan`), null in its
 other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
 
-CANARY = "canary"
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
 in this order: shadow, canary."""
 
-WEIGHT = "sample_weight"
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
 """Column after the raw ones in rows of a recommender whose file names a weight (`ColumnNames.weight`): of a finite
 number of at least 0, and never null. Files of a lake may lack it, as the monitor's archive does: their rows count 1."""
-
-OWN_COLUMNS = (LABEL, REQUEST_ID, ROW, EVENT_TIME, *SERVED_BY, *SHADOW_TYPES, *CANARY_TYPES)
-"""Columns that rows have whatever their features: no feature has one of these names."""
-
 
 ROW_TYPES: dict[str, str] = {
     LABEL: "int32",
@@ -67,11 +52,6 @@ FINITE = "a finite number"
 """The rule for a numeric value that is there, for people; `is_infinite` finds the values that break it."""
 LIST = "list<{type}>"
 """Arrow type of a list of elements of a type."""
-TIME_FORMATS = (
-    "iso", "YYYYMMDD", "YYMMDDhh", "YYYYMMDDhh", "YYMMDDhhmm", "YYYYMMDDhhmm", "YYYYMMDDhhmmss",
-    "seconds", "milliseconds", "microseconds", "nanoseconds",
-)  # fmt: skip
-"""How files may write times: as ISO 8601, as the digits of a UTC time, or as a count since 1970."""
 
 
 def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
@@ -101,60 +81,6 @@ def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 def known_columns(features: Features) -> frozenset[str]:
     """What a raw file may hold without being asked."""
     return frozenset(OWN_COLUMNS).union(features.names)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnNames:
-    """What a user's files call the columns that every raw row has; features have their own names there.
-
-    A column with a name of its own must be in the files. One that has its default name may be absent from them, the
-    label aside: without `row` the rows of a request are numbered in file order, without `request_id` each row is a
-    request of its own, and without `event_time` rows have no time until they are given one.
-
-    Raises:
-        ContractError: a name is empty, or stands for two columns.
-
-    >>> ColumnNames(label="clicked", event_time="ts").request_id
-    'request_id'
-    """
-
-    label: str = LABEL
-    """1 where the row was clicked, else 0."""
-    weight: str | None = None
-    """How much the row counts beside others: a finite number of at least 0, such as 10 where one in ten rows without a
-    click was kept. Rows that the monitor archived count 1. Training weighs all that it does by it, the gate what
-    depends on the click rate; nothing is weighted without the key, and backend hugectr refuses it."""
-    request_id: str = REQUEST_ID
-    """Which rows were shown together; without the column each row is a request of its own."""
-    row: str = ROW
-    """Number of the row in its request; without the column the rows are numbered in file order."""
-    event_time: str = EVENT_TIME
-    """When the row was shown; without the column rows have no time until `evergreen ingest` gives them one."""
-    time_format: str | None = None
-    """How the files write times, one of `TIME_FORMATS`; without it the form is found from the values, and refused where
-    two forms fit or the times would lie outside 1990 to tomorrow."""
-    user: str | None = None
-    """The categorical feature that says who saw the row. With it the gate counts the rows of a user as alike, and tells
-    how well each user's rows are ordered."""
-    item: str | None = None
-    """The categorical feature that says what was shown. With it the gate also judges the rows of items that are new in
-    this round, and of those without an id of their own, each as a slice."""
-
-    def __post_init__(self) -> None:
-        names = [self.label, self.request_id, self.row, self.event_time]
-        names += [] if self.weight is None else [self.weight]
-        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-            raise ContractError(
-                f"columns are named {names}, expected a name for each of label, request, row and time, and another for "
-                "a weight"
-            )
-        if self.time_format is not None and self.time_format not in TIME_FORMATS:
-            raise ContractError(f"time_format is {self.time_format!r}, expected one of {', '.join(TIME_FORMATS)}")
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether rows have sample weights."""
-        return self.weight is not None
 
 
 CLOCK_AHEAD_SECONDS = 3600.0

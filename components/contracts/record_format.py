@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.config.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import is_infinite
 from components.contracts.records import (
     END_OF_TIME,

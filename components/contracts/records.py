@@ -69,7 +69,7 @@ class PredictionBatch:
     recommender: str | None = None
     """Name of the recommender whose rows these are; None where the writer did not know it."""
     recommender_digest: str | None = None
-    """Its `contracts.recommender.Recommender.digest` as the writer had it; None likewise."""
+    """Its `config.spec.Recommender.digest` as the writer had it; None likewise."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)

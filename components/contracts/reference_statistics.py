@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import LENGTH, Features, ListOptions
+from components.config.features import LENGTH, Features, ListOptions
 from components.contracts.manifests import checksummed, parse_document, read_content
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError

@@ -12,14 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.config.features import MISSING_CATEGORY, Features
+from components.config.spec import CANARY_SUFFIX, CANDIDATE_SUFFIX
 from components.runtime.errors import ContractError
 
-CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
-AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
-"""How an accepted model gets its traffic: all at once, a growing share, or none, its scores only logged. `auto` is
-`full` after a pass and where nothing is live yet, and `canary` where the gate could not tell. With `none` it is kept,
-and no server hears of it."""
 PYTHON = "python"
 """The backend of Triton that the laptop serves with; it runs `CODE_FILE`."""
 CONFIG_FILE = "config.pbtxt"

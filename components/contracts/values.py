@@ -8,7 +8,7 @@ value is one category from the file to the request. `features.category_of` turns
 import math
 import re
 
-from components.contracts.features import TRUTH_WORDS, plain_word
+from components.config.features import TRUTH_WORDS, plain_word
 from components.runtime.errors import ContractError
 
 MISSING_WORDS = frozenset(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.contracts.features import category_of
+from components.config.features import category_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 

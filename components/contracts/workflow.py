@@ -26,8 +26,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY, Features, NumericOptions
-from components.contracts.recommender import settings_of
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, NumericOptions
+from components.config.reader import read_mapping
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 
@@ -246,7 +246,7 @@ class FeatureWorkflow:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
             if version == FORMAT_VERSION:
-                features = settings["features"] = settings_of(Features, settings["features"], path="features")
+                features = settings["features"] = read_mapping(Features, settings["features"], path="features")
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
                     settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.slots)))
                 for name in ("means", "stds"):

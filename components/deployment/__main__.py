@@ -10,9 +10,8 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from components.contracts.serving import AUTO, CANARY, FULL, SHADOW, UNRELEASED
+from components.config.release import AUTO, CANARY, FULL, SHADOW, UNRELEASED, RolloutSettings, ServingSettings
 from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
-from components.deployment.settings import RolloutSettings, ServingSettings
 from components.runtime.durable import own_umask, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.runtime.exit_codes import exits_with_code

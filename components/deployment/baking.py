@@ -24,6 +24,7 @@ from statistics import median
 
 import msgspec
 
+from components.config.release import RolloutSettings
 from components.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
 from components.contracts.manifests import CURRENT
 from components.contracts.metrics import sequential_binomial
@@ -33,7 +34,6 @@ from components.deployment.canary.policy import STEADY_MEAN, ArmCounts, CanaryPo
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.rollback import rollback
 from components.deployment.servers import addresses
-from components.deployment.settings import RolloutSettings
 from components.deployment.site import SiteSettings
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, Refused, TemporaryError, expect

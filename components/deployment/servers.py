@@ -13,6 +13,7 @@ The only module here that calls tritonclient; its exceptions become `TemporaryEr
 Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are cancelled.
 """
 
+import argparse
 import logging
 import os
 import re
@@ -20,13 +21,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.reader import make_settings, read_environment, read_flags
 from components.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, PROBABILITY_OUTPUT, named_inputs
 from components.deployment.graph.parity import GoldenRows, check_scores
 from components.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
@@ -40,6 +42,10 @@ _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED
 
 class NotListening(TemporaryError):
     """Nothing listens at the server's address: its process has not started to listen, or has ended."""
+
+
+ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
+"""Prefixes of the flags and variables that hold a `TritonAccess`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +76,6 @@ class TritonAccess:
         if bool(self.certificate) != bool(self.key):
             raise ContractError("a certificate or a key for Triton is given alone, expected both or neither")
 
-    @classmethod
-    def of_environment(cls) -> "TritonAccess":
-        """Return what `EVERGREEN_TRITON_CA` and its like say: a step of the pipeline has no other flags."""
-        return cls(**{each.name: os.environ.get(f"EVERGREEN_TRITON_{each.name.upper()}", "") for each in fields(cls)})
-
     def credentials(self) -> Any:
         """Return gRPC's credentials of a channel; None for plain text."""
         if not self.ca:
@@ -97,6 +98,21 @@ class TritonAccess:
         request.headers = {**(request.headers or {}), "authorization": f"Bearer {token}"}
 
 
+def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
+    """Return what the flags of `site.add_site_flags` say, else `EVERGREEN_TRITON_CA` and its like.
+
+    A step of the pipeline has no such flags.
+
+    Raises:
+        ContractError: See `TritonAccess`.
+    """
+    # Kubernetes makes variables of the same prefix for a service of this name.
+    values = read_environment(TritonAccess, os.environ, prefix=ACCESS_VARIABLES, is_strict=False)
+    if arguments is not None:
+        values |= read_flags(TritonAccess, arguments, prefix=ACCESS_FLAGS)
+    return make_settings(TritonAccess, **values)
+
+
 class Triton:
     """A Triton in explicit model control, reached by gRPC at `url` (host:port).
 
@@ -108,7 +124,7 @@ class Triton:
 
         self.url = url
         self._grpc = grpc_client
-        access = access or TritonAccess.of_environment()
+        access = access or read_access()
         name = (("grpc.ssl_target_name_override", access.name),) if access.name else ()
         with self._translated("connect"):
             self._client = grpc_client.InferenceServerClient(

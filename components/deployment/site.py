@@ -24,12 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from components.config.reader import add_flags
 from components.contracts.manifests import Model, Release
 from components.contracts.serving import ServedNames
 from components.deployment.graph.parity import GoldenRows
 from components.deployment.intact import golden_rows
 from components.deployment.repository.model_repository import ModelRepository
 from components.deployment.servers import (
+    ACCESS_FLAGS,
+    ACCESS_VARIABLES,
     Connect,
     Fleet,
     Patience,
@@ -38,6 +41,7 @@ from components.deployment.servers import (
     TritonAccess,
     parse_urls,
     probe,
+    read_access,
     resolve,
     wait_until_ready,
 )
@@ -359,16 +363,6 @@ def restore_server(site: Site, server: Triton, config: str | None, *, fallback: 
     return None
 
 
-_ACCESS_FLAGS = {
-    "ca": "PEM file of the CA of Triton's certificate, which turns TLS on",
-    "certificate": "PEM file of a certificate to show",
-    "key": "PEM file of its key",
-    "name": "name in Triton's certificate, if it is not the address",
-    "token_file": "file with a token to show at each call",
-}
-"""Fields of `servers.TritonAccess`."""
-
-
 def add_site_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say where, and for whom."""
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
@@ -383,10 +377,7 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
         "default: those of the last release",
     )
     parser.add_argument("--who", default="", help="who asks, for the journal; default: user@host")
-    for name, what in _ACCESS_FLAGS.items():
-        variable = f"EVERGREEN_TRITON_{name.upper()}"
-        flag = f"--triton-{name.replace('_', '-')}"
-        parser.add_argument(flag, default=os.environ.get(variable, ""), help=f"{what}; default: variable {variable}")
+    add_flags(parser, TritonAccess, prefix=ACCESS_FLAGS, variables=ACCESS_VARIABLES)
 
 
 def site_of(arguments: argparse.Namespace) -> SiteSettings:
@@ -404,7 +395,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
             "(empty = no server runs)"
         )
     urls = arguments.triton_urls
-    access = TritonAccess(**{name: getattr(arguments, f"triton_{name}") for name in _ACCESS_FLAGS})
+    access = read_access(arguments)
     connect = partial(Triton, access=access)
     for url in place.triton_urls if place and urls == "" else ():
         with suppress(TemporaryError), closing(connect(url)) as server:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.manifests import Model, Release
 from components.contracts.raw_rows import (
     MODEL_VERSION,

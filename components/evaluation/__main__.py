@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from components.config.gate import GateSettings
 from components.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
-from components.evaluation.settings import GateSettings
 from components.models import share_cores
 from components.runtime.durable import own_umask, write_whole
 from components.runtime.errors import Refused

@@ -55,11 +55,11 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
         ContractError: one is damaged, or no rows are left that judge both: the later one was never judged, its rows
             were collected, or the other learned them.
     """
+    from components.config.gate import GateSettings
     from components.evaluation.evaluate import judge_holdout, shown_values
     from components.evaluation.gate import cut_slices, measure_rows, measure_slices
     from components.evaluation.report import calibration_bins
     from components.evaluation.scoring import score_with_both
-    from components.evaluation.settings import GateSettings
 
     later, earlier = sorted((a, b), key=lambda model: moment_of(model.last_learned_time), reverse=True)
     path = verdict_paths(store, later.model_id)[1]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.gate import GateSettings
 from components.contracts.manifests import CURRENT, FAIL, Model, RawDataset, Release, TrainingSet, Verdict
 from components.contracts.words import ShownValues, read_words
 from components.contracts.workflow import FeatureWorkflow, vocabulary_changes
@@ -21,7 +22,6 @@ from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import GateJudgement, cut_slices, judge, measure_rows, measure_slices
 from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
-from components.evaluation.settings import GateSettings
 from components.runtime.durable import whole_directory, write_whole
 from components.runtime.errors import ContractError, Refused
 from components.storage.uris import local_path

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
+from components.config.gate import GateSettings
 from components.contracts.manifests import FAIL, INCONCLUSIVE, PASS, AucLead, ModelQuality, RowsQuality
 from components.contracts.metrics import (
     MIN_DEGREES,
@@ -47,7 +48,6 @@ from components.contracts.metrics import (
 )
 from components.contracts.words import ShownValues
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
-from components.evaluation.settings import GateSettings
 from components.runtime.errors import run_again
 from components.store.model_cards import SliceQuality
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
 from components.contracts.manifests import RawDataset
 from components.contracts.metrics import roc_auc
 from components.contracts.raw_rows import LABEL, feature_matrix, list_matrix

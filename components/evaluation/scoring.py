@@ -18,23 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.config.data import WEIGHT, ColumnNames
+from components.config.features import MISSING_CATEGORY, Features
+from components.config.model import config_from_document
+from components.config.release import served_tables
 from components.contracts.hugectr_folder import FILE_LIST, listed_files
 from components.contracts.manifests import Model, Release
-from components.contracts.raw_rows import (
-    EVENT_TIME,
-    LABEL,
-    POSITION,
-    REQUEST_ID,
-    WEIGHT,
-    ColumnNames,
-    category_matrix,
-    feature_matrix,
-)
+from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, category_matrix, feature_matrix
 from components.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_inputs
 from components.contracts.workflow import OOV_ID, FeatureWorkflow
-from components.models.configs import config_from_document
-from components.models.rounding import served_tables
 from components.runtime.errors import ContractError
 from components.runtime.onnx_runtime import silent_onnxruntime
 from components.storage.uris import local_path

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from components.config.reader import parse_settings
 from components.contracts.manifests import CURRENT, RawDataset
-from components.contracts.recommender import parse_settings
 from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
@@ -78,12 +78,12 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
 
 
 def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -> None:
+    from components.config.extraction import ExtractionSettings
     from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from components.extraction.extract import extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
     from components.extraction.raw_schema import excluded_columns, unread_columns
-    from components.extraction.settings import ExtractionSettings
     from components.extraction.times import parse_time
     from components.extraction.window import expect_past, find_rivals, resolve_window, seen_files
     from components.storage.uris import local_path

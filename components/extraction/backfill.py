@@ -19,15 +19,15 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.config.extraction import ExtractionSettings
+from components.config.spec import Recommender
 from components.contracts.raw_rows import DAY_PARTITION, VERSION_COMPLETE, VERSION_PARTITION
-from components.contracts.recommender import Recommender
 from components.extraction.copies import Copies
 from components.extraction.ingest import ReadCounts, add_store_flag, read_rows, recommender_of
 from components.extraction.lake import sorted_day
 from components.extraction.lake_files import FileMark, VersionMarker, is_own_file, version_of_folder
 from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
 from components.extraction.readers.forms import RawReader, click_log_files, find_reader
-from components.extraction.settings import ExtractionSettings
 from components.extraction.spool import Spool
 from components.extraction.times import DAY_MICROS, day_span, parse_day
 from components.runtime.errors import ContractError, PermanentError

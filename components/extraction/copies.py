@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.runtime.errors import ContractError
 from components.store.archived_rows import is_list

@@ -33,9 +33,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from components.config.extraction import MAX_LATE_DAYS, ExtractionSettings
+from components.config.spec import Recommender
 from components.contracts.manifests import Model, RawDataset
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
-from components.contracts.recommender import Recommender
 from components.contracts.row_hash import request_hashes
 from components.contracts.words import WordCounts
 from components.extraction.copies import Copies
@@ -49,7 +50,6 @@ from components.extraction.raw_schema import (
     excluded_columns,
 )
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.settings import MAX_LATE_DAYS, ExtractionSettings
 from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
 from components.extraction.unfit import NUM_NAMED, QuarantinedFile, UnfitFiles, expect_few
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark

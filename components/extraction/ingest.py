@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from components.config.extraction import ExtractionSettings
+from components.config.spec import Recommender
 from components.contracts.manifests import CURRENT
 from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
-from components.contracts.recommender import Recommender
 from components.extraction.lake_files import base_name, files_of_day, objects_by_day
 from components.extraction.raw_schema import MalformedRows, PartWriter, lake_schema
 from components.extraction.readers.forms import FileReader, Reader, click_log_files, find_reader, passed_over
 from components.extraction.readers.lines import LineCounts
-from components.extraction.settings import ExtractionSettings
 from components.extraction.spool import Events, RowCounts, Spool
 from components.extraction.times import DAY_MICROS, day_span, parse_day, to_iso
 from components.runtime.durable import fsync_path, sha256_file

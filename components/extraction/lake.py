@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.raw_rows import (
     EVENT,
     EVENT_TIME,

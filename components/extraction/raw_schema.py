@@ -29,12 +29,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from components.config.data import WEIGHT
+from components.config.extraction import ExtractionSettings
+from components.config.features import MAX_CATEGORY, TRUTH_WORDS, Features, category_of
 from components.contracts import raw_rows
-from components.contracts.features import MAX_CATEGORY, TRUTH_WORDS, Features, category_of
 from components.contracts.manifests import Model
 from components.contracts.values import EXACT_BELOW, NoCategory, is_missing_word, word_of
 from components.contracts.workflow import FeatureWorkflow
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
 from components.extraction.unfit import UnfitFiles
 from components.runtime.durable import whole_file
@@ -521,10 +522,10 @@ def find_malformed(
     for name in features.numeric:
         numbers = batch.column(name).to_numpy(zero_copy_only=False)
         note(pa.array(raw_rows.is_infinite(numbers)), name, raw_rows.FINITE)
-    if raw_rows.WEIGHT in batch.schema.names:
-        weight = batch.column(raw_rows.WEIGHT)
+    if WEIGHT in batch.schema.names:
+        weight = batch.column(WEIGHT)
         is_weight = pc.and_(pc.is_finite(weight), pc.greater_equal(weight, 0))
-        note(pc.invert(is_weight.fill_null(False)), raw_rows.WEIGHT, EXPECTED_WEIGHT)
+        note(pc.invert(is_weight.fill_null(False)), WEIGHT, EXPECTED_WEIGHT)
     for name in keys:
         note(pc.is_null(batch.column(name)), name, "a value")
     return reasons

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from components.config.extraction import ExtractionSettings
 from components.contracts.raw_rows import REQUEST_ID, ROW
 from components.contracts.row_hash import mix, row_identities
 from components.extraction.lake import Lake, Piece
 from components.extraction.raw_schema import BATCH_ROWS, MalformedRows, PartWriter
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
 from components.extraction.unfit import QuarantinedFile, UnfitFiles, expect_few
 from components.runtime.errors import ContractError

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, WEIGHT
+from components.config.data import WEIGHT
+from components.config.features import Features
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.extraction.copies import Copies
 from components.extraction.raw_schema import (
     BATCH_ROWS,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.manifests import Model
 from components.contracts.raw_rows import DAY_PARTITION
 from components.extraction.lake_files import base_name

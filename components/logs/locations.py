@@ -11,19 +11,31 @@ A partitioned log consists of several logs, each with its own monitor. For examp
 `kafka://host:port/topic-{0-3}` names four.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from components.logs.event_log import Publisher, Subscriber
 from components.logs.sqlite import SqliteLog
 from components.logs.urls import LogUrl, redacted
-from components.runtime.errors import ContractError
+from components.runtime.errors import ContractError, expect
 
-DEFAULT_LEASE_SECONDS = 30.0
 SCHEMES = ("sqlite", "pubsub", "kafka")
 _PARTITIONS = re.compile(r"\{0-([0-9]{1,3})\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqliteOptions:
+    """Options of the URL of an SQLite log."""
+
+    lease_seconds: float = 30.0
+    """How long a killed reader keeps its messages from the next one."""
+
+    def __post_init__(self) -> None:
+        expect(self, "a number above 0", lambda value: 0 < value < math.inf, "lease_seconds")
 
 
 def partition_urls(url: str) -> list[str]:
@@ -97,5 +109,4 @@ def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:
         raise url.refuse("expected sqlite:///<path> with three slashes")
     if not path.parent.is_dir():
         raise ContractError(f"log is {redacted(url.text)!r}, but {path.parent} is no folder")
-    url.expect_options(["lease_seconds"])
-    return SqliteLog(path, lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS), clock=clock)
+    return SqliteLog(path, lease_seconds=url.settings(SqliteOptions).lease_seconds, clock=clock)

@@ -5,11 +5,14 @@ backend reads its own options. `components.logs.locations` maps a scheme to a ba
 """
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from components.config.reader import read_query
 from components.runtime.errors import ContractError
+
+S = TypeVar("S")
 
 _USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//(?!/)[^?#]*@")
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|secret|token|key|credential)[^=&]*=)[^&#]*", re.IGNORECASE)
@@ -56,25 +59,10 @@ class LogUrl:
         """Return the error that names the URL and the expected form. The caller raises it."""
         return ContractError(f"log is {redacted(self.text)!r}, {expected}")
 
-    def expect_options(self, known: Collection[str]) -> None:
-        """Check that the URL has no other options than these.
+    def settings(self, kind: type[S]) -> S:
+        """Return the options as a section of settings.
 
         Raises:
-            ContractError: it has another one.
+            ContractError: An option is unknown, or its value is wrong.
         """
-        if unknown := self.options.keys() - set(known):
-            raise self.refuse(f"with unknown options {sorted(unknown)}, expected only {sorted(known)}")
-
-    def number(self, name: str, default: float) -> float:
-        """Return the option `name` as a number above 0.
-
-        Raises:
-            ContractError: it is not such a number.
-        """
-        try:
-            value = float(self.options.get(name, default))
-        except ValueError as error:
-            raise self.refuse(f"expected {name} to be a number") from error
-        if not 0 < value < float("inf"):
-            raise self.refuse(f"expected {name} above 0")
-        return value
+        return read_query(kind, self.options, source=f"log {redacted(self.text)!r}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as affine
 
-from components.models.configs import DcnConfig
+from components.config.model import DcnConfig
 from components.models.network import Network, linear, mlp
 
 

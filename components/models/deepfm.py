@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as affine
 
-from components.models.configs import DeepFmConfig
+from components.config.model import DeepFmConfig
 from components.models.network import Network, linear, mlp
 
 

@@ -10,7 +10,7 @@ Shape suffixes: as in `network`; N vectors (F, and 1 of the dense values), P pai
 import torch
 from torch import Tensor
 
-from components.models.configs import DlrmConfig
+from components.config.model import DlrmConfig
 from components.models.network import Network, linear, mlp
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Places, PooledPlaces
+from components.config.features import Places, PooledPlaces
 from components.runtime.errors import ContractError, PermanentError
 
 WEIGHTS_FILE = "weights.safetensors"

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from components.models.configs import NetworkConfig
+from components.config.model import NetworkConfig
 from components.runtime.errors import ContractError
 
 OPSET = 17

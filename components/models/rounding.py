@@ -5,47 +5,16 @@ rounded by the same functions, and a vector is rounded by itself alone: so the g
 served. Training never rounds.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.recommender import Recommender
+from components.config.release import FLOAT32, INT8
 from components.models.files import FloatArray, chunks
-from components.runtime.errors import expect
 
-FLOAT32, FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 _LARGEST = 127
 """Of an int8 number; -128 is not used, so that a vector's sign can be changed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableSettings:
-    """In what numbers tables are served.
-
-    Raises:
-        ContractError: no such numbers.
-    """
-
-    tables: str = FLOAT32
-    """Numbers of the served tables: `float32` (as learned), `float16` (half the bytes) or `int8` (a quarter of
-    them, and 4 bytes for each vector, whose largest number becomes 127). The gate judges the rounded model."""
-
-    def __post_init__(self) -> None:
-        expect(self, f"one of {', '.join(TABLE_TYPES)}", lambda value: value in TABLE_TYPES, "tables")
-
-
-def served_tables(recommender: Recommender) -> str:
-    """The numbers in which a model of this recommender is served.
-
-    >>> from components.contracts.features import Features
-    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
-    >>> served_tables(shop), served_tables(shop.with_settings({"release.tables": "int8"}))
-    ('float32', 'int8')
-    """
-    release = recommender.settings.get("release", {})
-    return TableSettings(tables=release.get("tables", FLOAT32)).tables
 
 
 class RoundedTable(NamedTuple):

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from components.contracts.features import Places
+from components.config.features import Places
+from components.config.model import NetworkConfig
+from components.config.release import FLOAT32
 from components.contracts.workflow import PADDING_ID
-from components.models.configs import NetworkConfig
 from components.models.files import Table, columns_of, one_each, open_model, require_rows, tables_of
 from components.models.network import Network, build_network, load_dense
-from components.models.rounding import FLOAT32, round_table
+from components.models.rounding import round_table
 from components.runtime.errors import ContractError
 
 BATCH_ROWS = 2048

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from components.contracts.features import Features
+from components.config.data import WEIGHT
+from components.config.features import Features
 from components.contracts.hugectr_folder import write_file_list
-from components.contracts.raw_rows import LABEL, WEIGHT
+from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import numpy_engine
 from components.preprocessing.engines import Columns

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.workflow import FeatureWorkflow
 
 Columns = dict[str, NDArray[Any]]

@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import Candidates, Column

@@ -20,10 +20,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from components.config.data import WEIGHT
+from components.config.features import Features
+from components.config.preprocessing import PreprocessingSettings
 from components.contracts import raw_rows
-from components.contracts.features import Features
 from components.contracts.manifests import RawDataset, TrainingSet
-from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
+from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW
 from components.contracts.row_hash import row_identities, uniforms
 from components.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
 from components.preprocessing import encode, fitting, raw_partitions
@@ -34,7 +36,6 @@ from components.preprocessing.parent import (
     save_columns,
 )
 from components.preprocessing.raw_partitions import open_raw, raw_files
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column
 from components.runtime import forked
 from components.runtime.durable import whole_directory, whole_file

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.preprocessing.raw_partitions import place_columns
 
 UNIT = 2.0**-149

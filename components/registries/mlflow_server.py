@@ -19,7 +19,7 @@ from mlflow.types.schema import Schema, TensorSpec
 from requests import RequestException
 
 from components.charts.model_card import card_page
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.manifests import Release
 from components.contracts.serving import PROBABILITY_OUTPUT, input_tensors
 from components.registries.exported import Exported, metrics_of, parameters_of, tags_of

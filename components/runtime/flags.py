@@ -1,14 +1,12 @@
-"""What command lines share: the parser and its help, the flags of a step, who asks, and what settings' docstrings say.
+"""What command lines share: the parser and its help, the flags of a step, who asks.
 
-Joins every command, and the generated documents. A command of another room replaces `evergreen`'s process, so no parser
+Joins every command. A command of another room replaces `evergreen`'s process, so no parser
 can tell from the process by which name it was typed. Nobody is authenticated by the name of who asks.
 """
 
 import argparse
-import ast
 import functools
 import getpass
-import inspect
 import os
 import socket
 from pathlib import Path
@@ -61,17 +59,3 @@ def whoami() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-@functools.cache
-def field_docstrings(kind: type[Any]) -> dict[str, str]:
-    """The text below each field of the dataclass `kind` and of its bases, in one line; absent where there is none."""
-    texts: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
-        (definition,) = ast.parse(inspect.getsource(each)).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in zip(definition.body, definition.body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                assert isinstance(field.target, ast.Name)
-                texts[field.target.id] = " ".join(str(text.value.value).split())
-    return texts

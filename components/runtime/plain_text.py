@@ -5,8 +5,10 @@ could change the terminal, and a line break could forge a line of the log. JSON 
 because it escapes such characters.
 """
 
+import json
 import logging
 import unicodedata
+from datetime import datetime, timezone
 from typing import TextIO
 
 _DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
@@ -60,3 +62,30 @@ def log_as_text(style: str = TIMED, *, level: int = logging.INFO) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(style))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: `time` (ISO 8601 UTC), `severity`, `logger`, `message`, `exception` if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "severity": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def configure_logging(style: str) -> None:
+    """Send everything from INFO up to standard error in `style`, one of `FORMATS`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if style == JSON else LineFormatter(TIMED))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from components.config.reader import parse_settings
+from components.config.sections import check_settings
+from components.config.spec import Recommender
 from components.contracts.manifests import CURRENT
-from components.contracts.recommender import Recommender
 from components.runtime.durable import append_record, read_records, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
@@ -78,6 +80,17 @@ def accepted(store: Path, reference: str) -> Recommender:
             f"{lines[-1].version}) or 8 digits of its digest at least"
         )
     return read_version(store, found[-1])
+
+
+def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
+    """Return the description by which a run with these two parameters would work, checked.
+
+    Raises:
+        ContractError: There is no such description, or a setting is wrong.
+    """
+    recommender = accepted(store, reference).with_settings(parse_settings(settings))
+    check_settings(recommender)
+    return recommender
 
 
 def served_recommender(store: Path) -> Recommender | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
-from components.contracts.serving import UNRELEASED
+from components.config.release import UNRELEASED
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, Preempted, Refused
 from components.store.promotion_journal import (

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.config.model import network_config
+from components.config.training import TrainingSettings
 from components.contracts.manifests import TrainingSet, ValidationReport
 from components.models import share_cores
-from components.models.configs import network_config
 from components.runtime.durable import own_umask
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
@@ -17,7 +18,6 @@ from components.runtime.flags import CommandParser
 from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store.runs import noted
-from components.training.config import TrainingSettings
 from components.training.hugectr.nodes import communicator, follow
 from components.training.preemption import stop_on_sigterm
 from components.training.torchrec import launch

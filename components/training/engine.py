@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.models.configs import NetworkConfig
+from components.config.features import Features
+from components.config.model import NetworkConfig
+from components.config.training import TrainingSettings
 from components.runtime.errors import ContractError, PermanentError
-from components.training.config import TrainingSettings
 from components.training.rows import RowFolder, Rows
 
 Rate = Callable[[int], float]

@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.model import NetworkConfig
+from components.config.training import TrainingSettings
 from components.contracts.manifests import TrainingSet
 from components.contracts.metrics import log_loss, roc_auc, row_log_losses, row_weighted
 from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import NetworkConfig
 from components.models.files import add_to_bias
 from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.storage.uris import local_path
@@ -41,7 +42,6 @@ from components.training.checkpoint import (
     Position,
     best_of,
 )
-from components.training.config import TrainingSettings
 from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
 from components.training.rows import RowFolder

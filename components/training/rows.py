@@ -2,7 +2,7 @@
 
 A row takes 4 bytes a column (ids as int32). What the fit then touches are pages that the kernel may drop again, so
 rows may outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is
-`contracts.features`'; what is wrong with a folder is reported here, before a long fit starts. The order in which rows
+`config.features`'; what is wrong with a folder is reported here, before a long fit starts. The order in which rows
 are learned is `row_order`'s.
 """
 
@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.data import WEIGHT
+from components.config.features import Features
 from components.contracts.hugectr_folder import listed_files
-from components.contracts.raw_rows import LABEL, WEIGHT
+from components.contracts.raw_rows import LABEL
 from components.runtime.errors import ContractError, PermanentError
 from components.store.archived_rows import parquet_file, reading_parquet
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features, Places
+from components.config.features import Features, Places
+from components.config.model import NetworkConfig, config_from_document
 from components.contracts.manifests import Model, TrainingSet
 from components.contracts.workflow import (
     FIRST_ID,
@@ -31,7 +32,6 @@ from components.contracts.workflow import (
     VocabularyChange,
     vocabulary_changes,
 )
-from components.models.configs import NetworkConfig, config_from_document
 from components.models.files import (
     StoredModel,
     Table,

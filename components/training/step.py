@@ -16,15 +16,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from components.config.model import NetworkConfig
+from components.config.training import TrainingSettings
 from components.contracts.manifests import Model, TrainingSet, ValidationReport
-from components.models.configs import NetworkConfig
 from components.models.files import NETWORK_FILE
 from components.runtime.durable import append_line, sha256_tree, whole_directory, write_whole
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.store.models import model_folder
 from components.training.checkpoint import START, CheckpointFolder
-from components.training.config import TrainingSettings
 from components.training.engine import Engine, make_engine, require_backend
 from components.training.fit import FitJob, FitResult, fit
 from components.training.preemption import StopRequest

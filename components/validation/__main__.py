@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from components.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
 from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
 from components.runtime.durable import own_umask
 from components.runtime.errors import run_again
@@ -24,7 +25,6 @@ from components.runtime.plain_text import log_as_text
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
 
 STEP = "validation"
 

@@ -24,7 +24,7 @@ import tensorflow_data_validation as tfdv
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions, WorkerOptions
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.runtime.errors import ContractError, TemporaryError, first_line
 from components.storage.uris import is_bucket_uri
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups

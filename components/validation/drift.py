@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.validation import ValidationSettings
 from components.contracts.words import ShownValues
 from components.drift_statistics import (
     MIN_EXPECTED,
@@ -46,7 +47,6 @@ from components.drift_statistics import (
     share_change,
     with_few,
 )
-from components.validation.rules import ValidationSettings
 from components.validation.windows import (
     NUM_BUCKETS,
     ColumnSummary,

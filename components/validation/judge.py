@@ -7,6 +7,7 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
+from components.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
 from components.contracts import raw_rows
 from components.contracts.manifests import RawDataset
 from components.contracts.words import ShownValues, read_words
@@ -14,7 +15,6 @@ from components.storage.uris import local_path
 from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
-from components.validation.rules import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew

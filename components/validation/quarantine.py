@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.config.features import Features
+from components.config.validation import DATASET, DOMAIN, INFO, OFF, QUARANTINE, Finding
 from components.contracts import raw_rows
-from components.contracts.features import Features
 from components.contracts.manifests import RawDataset
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
@@ -28,7 +29,6 @@ from components.store.archived_rows import parquet_writer
 from components.validation import quarantine_store
 from components.validation.round import Round
 from components.validation.rows import parquet_files, read_all_columns
-from components.validation.rules import DATASET, DOMAIN, INFO, OFF, QUARANTINE, Finding
 
 logger = logging.getLogger(__name__)
 

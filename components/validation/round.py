@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.config.validation import ValidationSettings
 from components.contracts.manifests import Model, RawDataset
 from components.storage.objects import Objects
-from components.validation.rules import ValidationSettings
 from components.validation.tfdv_statistics import read_statistics, summarize_files
 from components.validation.windows import KeptWindows, read_windows
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.config.features import Features
 from components.contracts import raw_rows
-from components.contracts.features import Features
 from components.runtime.errors import ContractError
 from components.store.archived_rows import parquet_file, reading_parquet
 

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2
 
+from components.config.features import Features
 from components.contracts import raw_rows
-from components.contracts.features import Features
 from components.contracts.manifests import RawDataset
 from components.drift_statistics import wilson_interval
 from components.validation.schema_versions import SERVING, TRAINING

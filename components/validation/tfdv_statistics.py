@@ -18,8 +18,8 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
+from components.config.features import Features
 from components.contracts import raw_rows
-from components.contracts.features import Features
 from components.runtime.errors import ContractError
 from components.runtime.forked import run_all, shares, usual_processes
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from components.config.validation import BLOCK, WARN, Finding, decide
 from components.contracts import raw_rows
 from components.contracts.manifests import Model, RawDataset, ValidationReport
 from components.contracts.reference_statistics import DENSE_EDGES
@@ -38,7 +39,6 @@ from components.validation.judge import Measured, judge, measure
 from components.validation.report_page import draw_page
 from components.validation.round import Round
 from components.validation.rows import judged_columns
-from components.validation.rules import BLOCK, WARN, Finding, decide
 from components.validation.schema_versions import compare_schemas, format_schema, read_schema
 from components.validation.tfdv_statistics import (
     by_feature,

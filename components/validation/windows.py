@@ -39,8 +39,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from components.config.features import LENGTH, MISSING_CATEGORY, Features
 from components.contracts import raw_rows
-from components.contracts.features import LENGTH, MISSING_CATEGORY, Features
 from components.contracts.reference_statistics import (
     DENSE_EDGES,
     LISTED_VALUES,

@@ -19,7 +19,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
-from components.contracts.recommender import Recommender
+from components.config.spec import Recommender
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.store.recommenders import recommender_at
 from inference_client import Outcome, RecommenderClient, metrics_text

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MISSING_CATEGORY
 
 RECOMMENDER = CRITEO_RECOMMENDER
 """Whose rows a world draws, where nobody describes another one with the same features."""

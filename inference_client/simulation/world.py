@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from components.config.features import MISSING_CATEGORY
+from components.config.reader import read_mapping
 from components.contracts import criteo, raw_rows
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import roc_auc
-from components.contracts.recommender import settings_of
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
@@ -134,7 +134,7 @@ class World:
             document = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ContractError(f"world {path} cannot be read: {error}") from error
-        return settings_of(cls, document, path=f"world {path}")
+        return read_mapping(cls, document, path=f"world {path}")
 
     @cached_property
     def tables(self) -> Tables:

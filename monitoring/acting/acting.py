@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.config.monitor import RecipeSettings, RestraintSettings, split_names
 from components.notices.webhook import post_to_file
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, expect
@@ -21,9 +22,8 @@ from monitoring.acting.retraining import IDLE, RUNNING, Retraining
 from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
 from monitoring.deciding import restraint
 from monitoring.deciding.baking import BAKING
-from monitoring.deciding.policies import split_names
 from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, restrain
+from monitoring.deciding.restraint import RunMemory, restrain
 from monitoring.journal import Journal
 from monitoring.memory.database import Database, read_memory
 

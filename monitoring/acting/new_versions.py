@@ -12,13 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.config.release import BakingSettings
 from components.contracts.baking import (
     BAD,
     MIN_UNUSABLE_REQUESTS,
     MIN_UNUSABLE_ROWS,
     MIN_UNUSABLE_SECONDS,
     UNUSABLE_REQUESTS,
-    BakingSettings,
     Findings,
 )
 from components.contracts.metrics import sequential_binomial

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from components.config.monitor import RecipeSettings, RestraintSettings
 from components.contracts.manifests import RetrainRequest
 from components.runtime.durable import no_checkpoint
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -17,7 +18,7 @@ from monitoring.acting.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.acting.triggers import RUNNING as RUN_IS_ACTIVE
 from monitoring.deciding import restraint
 from monitoring.deciding.policy import Decision
-from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, choose_parent, make_request
+from monitoring.deciding.restraint import RunMemory, choose_parent, make_request
 from monitoring.journal import Journal
 from monitoring.memory.database import Database, read_memory
 

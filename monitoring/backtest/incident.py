@@ -26,10 +26,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from components.config.features import Features
+from components.config.monitor import JudgingSettings
+from components.config.reader import flat_values, make_settings, read_mapping
 from components.contracts import raw_rows
-from components.contracts.features import Features
 from components.contracts.manifests import Model, Release
-from components.contracts.recommender import settings_of
 from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
@@ -43,10 +44,9 @@ from components.store.archived_rows import write_parquet
 from components.store.models import model_folder, release_path, scores_path
 from components.store.recommenders import logged_recommender
 from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
-from monitoring.backtest.settings import JudgingSettings, read_judging
+from monitoring.backtest.judging_file import read_judging
 from monitoring.deciding.judging import serving_ahead
 from monitoring.deciding.policy import Baseline
-from monitoring.flags import flat_values, make_settings
 from monitoring.journal import DECISIONS_FILE
 
 MANIFEST = "incident.json"
@@ -205,7 +205,7 @@ def replay(incident: Path) -> Replayed:
         return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
 
     features = (
-        settings_of(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
+        read_mapping(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
     )
     judgements = judge_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),

@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from components.config.features import MISSING_CATEGORY, Features
+from components.config.monitor import JudgingSettings
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
 from components.contracts.reference_statistics import ReferenceStatistics
 from components.runtime.errors import ContractError
 from components.storage.objects import Objects
 from components.store.archived_rows import ArchivedFile, archived_files, arrow_schema
 from components.store.promotion_journal import moment_of
-from monitoring.backtest.settings import JudgingSettings
 from monitoring.deciding.judging import Judge, no_baseline, serving_ahead
 from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Action, Baseline, DecisionPoint

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts.baking import BAD, BAKES, WELL, BakingSettings
+from components.config.release import BakingSettings
+from components.contracts.baking import BAD, BAKES, WELL
 from monitoring.deciding.betting import EProcess
 from monitoring.deciding.policy import Action, Decision, Evidence, MaturedRows, PolicyMemory, without_oldest
 

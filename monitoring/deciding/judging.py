@@ -14,15 +14,15 @@ Decision points are the multiples of `decide_seconds`. Times are whole microseco
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.monitor import JudgeSettings
 from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from components.contracts.records import micros_of
-from components.runtime.errors import expect
 from monitoring.deciding.policy import (
     Baseline,
     DecisionPoint,
@@ -39,28 +39,6 @@ from monitoring.rows import MaturedRequests
 
 MAX_PASSED_OVER = 1000
 """Ids of requests passed over that are remembered, so that a restart passes them over too."""
-MIN_DECIDE_SECONDS = 0.001
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeSettings:
-    """Which rows are judged, and how often."""
-
-    window_rows: int = 20_000
-    """Newest matured rows of each model version that the KPIs are computed over."""
-    attribution_window_seconds: float = 1800.0
-    """How long after its prediction a click counts; the label is final when this has passed."""
-    decide_seconds: float = 10.0
-    """Event time between two decision points, which are its multiples."""
-    drift_grace_seconds: float = 60.0
-    """How long a bucket of features, and the verdict on which version serves, wait for predictions that come late."""
-
-    def __post_init__(self) -> None:
-        expect(self, "at least 1", lambda value: value >= 1, "window_rows")
-        expect(self, "at most 10,000,000", lambda value: value <= 10**7, "window_rows")
-        expect(self, "at least 0", lambda value: value >= 0, "attribution_window_seconds", "drift_grace_seconds")
-        rule = f"at least {MIN_DECIDE_SECONDS}"
-        expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")
 
 
 def no_baseline(version: int) -> Baseline | None:

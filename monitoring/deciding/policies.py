@@ -10,11 +10,11 @@ learned rows from after the change.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 
-from components.contracts.baking import BakingSettings
-from components.runtime.errors import ContractError, expect
+from components.config.monitor import PolicySettings, policy_names
+from components.config.release import BakingSettings
 from monitoring.deciding.baking import BakingPolicy
 from monitoring.deciding.line_evidence import Alarm, LineEvidence, Standing
 from monitoring.deciding.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory, named
@@ -22,55 +22,6 @@ from monitoring.measures.window import Kpis
 
 NAMED_COLUMNS = 5
 """Columns that a reason names, the worst first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicySettings:
-    """Which policies decide, and by what; settings of policies that are not named have no effect."""
-
-    policies: str = "sequential"
-    """Names by commas, of threshold, sequential, data_drift, schedule: any that says retrain wins,
-    and the first of them gives the reason."""
-    notify_only: str = ""
-    """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
-    min_clicks: int = 200
-    """Fewest clicks, and fewest rows without one, that a window is judged on."""
-    consecutive_breaches: int = 3
-    """Breaches in a row, one per decision point, that confirm a drift."""
-    min_rows_since_breach: int = 0
-    """Rows that must mature after the first breach: the run needs rows from after the change to learn from."""
-    auc_threshold: float = 0.0
-    """A breach is where the whole 95 % interval of the windowed AUC lies below this; 0 = not given, which policy
-    threshold refuses: it depends on the task."""
-    sequential_alpha: float = 0.01
-    """Largest probability of a false alarm between two changes, over all time and all versions released meanwhile."""
-    sequential_tolerance: float = 0.02
-    """AUC below the gate's interval that is no drift: serving meets other rows than the gate."""
-    drift_buckets: int = 3
-    """Drifted buckets in a row that confirm a data drift."""
-    drift_columns: int = 1
-    """Columns that must have drifted for a bucket to count."""
-    max_serving_seconds: float = 7 * 86_400.0
-    """Time that a version may serve before the schedule requests its successor."""
-
-    def __post_init__(self) -> None:
-        if self.notify_only and not set(split_names(self.notify_only)) <= POLICIES.keys():
-            raise ContractError(
-                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICIES)}, by commas"
-            )
-        if ThresholdPolicy.name in policy_names(self.policies) and not self.auc_threshold:
-            raise ContractError(
-                f"policies is {self.policies!r} without auc_threshold, expected the AUC below which policy threshold "
-                "shall fire: it depends on the task; policy sequential needs none"
-            )
-        counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
-        expect(self, "at least 1", lambda value: value >= 1, *counts)
-        expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
-        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, *counts, "min_rows_since_breach")
-        expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "sequential_alpha")
-        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold")
-        expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
-        expect(self, "above 0", lambda value: value > 0, "max_serving_seconds")
 
 
 class _ConfiguredPolicy:
@@ -298,26 +249,6 @@ def make_policies(settings: PolicySettings, baking: BakingSettings | None = None
     """The policies that the settings name, in their order, and the one that judges new versions by `baking`."""
     judges: list[Policy] = [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
     return [*(POLICIES[name](settings) for name in policy_names(settings.policies)), *judges]
-
-
-def policy_names(text: str) -> list[str]:
-    """The names in a comma-separated list.
-
-    Raises:
-        ContractError: a name is unknown or given twice, or there is none.
-
-    >>> policy_names("threshold, schedule")
-    ['threshold', 'schedule']
-    """
-    names = split_names(text)
-    if set(names) - POLICIES.keys() or len(set(names)) < len(names):
-        raise ContractError(f"policies is {text!r}, expected some of {', '.join(POLICIES)}, by commas, each once")
-    return names
-
-
-def split_names(text: str) -> list[str]:
-    """The names in a comma-separated list, known or not."""
-    return [name.strip() for name in text.split(",")]
 
 
 def confirm(

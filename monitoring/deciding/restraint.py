@@ -12,8 +12,8 @@ past runs; both rules for full runs are off by default. Submitting is left to `m
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
+from components.config.monitor import RecipeSettings, RestraintSettings
 from components.contracts.manifests import CURRENT, NONE, RetrainRequest
-from components.runtime.errors import expect
 from monitoring.deciding.policy import Action, Decision
 
 DAY_SECONDS = 86_400.0
@@ -26,24 +26,6 @@ _ENDED_WELL = {
     "notified": "a notification",
     TAKEN_BACK: "a new version was taken back",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestraintSettings:
-    """How often a run may be requested."""
-
-    cooldown_seconds: float = 3600.0
-    """Pause after a released run."""
-    failure_backoff_seconds: float = 900.0
-    """Pause after a run that failed or was refused; doubles with each further one, up to a day."""
-    daily_budget: int = 4
-    """Most requests in any 24 hours."""
-
-    def __post_init__(self) -> None:
-        expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
-        expect(self, "at most 10,000", lambda value: value <= 10_000, "daily_budget")
-        expect(self, "at least 0", lambda value: value >= 0, "cooldown_seconds")
-        expect(self, "above 0", lambda value: value > 0, "failure_backoff_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +120,6 @@ OBSERVED_NUMBERS = (
     *("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "window_version", "rows_since_breach"),
 )
 """Numbers of a decision that its request reports."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeSettings:
-    """When a run starts from scratch."""
-
-    full_every_releases: int = 0
-    """Every how many releases one comes from a full run; 0 = this rule is off."""
-    full_after_refusals: int = 0
-    """Incremental runs refused in a row after which the next run is full; 0 = this rule is off."""
-
-    def __post_init__(self) -> None:
-        expect(self, "at least 0", lambda value: value >= 0, "full_every_releases", "full_after_refusals")
-        expect(self, "at most 1,000,000", lambda value: value <= 10**6, "full_every_releases", "full_after_refusals")
 
 
 def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str]:

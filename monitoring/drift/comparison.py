@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import LENGTH
+from components.config.features import LENGTH
+from components.config.monitor import DriftSettings
 from components.contracts.reference_statistics import CategoryColumn, DenseColumn
 from components.drift_statistics import (
     adjusted,
@@ -27,36 +28,8 @@ from components.drift_statistics import (
     l_infinity,
     proportion,
 )
-from components.runtime.errors import expect
 from monitoring.deciding.policy import FeatureDrift
 from monitoring.drift.sketch import SCORE, Sketch
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriftSettings:
-    """Buckets and thresholds of the drift watch."""
-
-    drift_bucket_seconds: float = 3600.0
-    """Event time that predictions are compared over with the training rows; 0 = drift is not watched."""
-    drift_min_rows: int = 2000
-    """Fewest rows that are judged; a smaller bucket joins the next one of its version."""
-    drift_false_discovery_rate: float = 0.01
-    """Probability that anything is called drift, or outlying, in a bucket where nothing moved."""
-    drift_min_divergence: float = 0.003
-    """Least Jensen-Shannon divergence, in bits, of an integer column or the score that counts as drift."""
-    drift_min_share_change: float = 0.02
-    """Least change of a category's share (L-infinity) or of a column's missing share that counts as drift."""
-    drift_min_outlier_rise: float = 0.005
-    """Least rise of an integer column's share of outliers that is an alarm."""
-
-    def __post_init__(self) -> None:
-        expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
-        expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
-        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
-        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "drift_false_discovery_rate")
-        least = ("drift_min_divergence", "drift_min_share_change", "drift_min_outlier_rise")
-        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)
-
 
 JENSEN_SHANNON = "JS"
 L_INFINITY = "L-inf"

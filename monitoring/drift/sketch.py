@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.config.features import MISSING_CATEGORY, Features
 from components.contracts.records import Predictions
 from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
 from components.contracts.serving import ColumnMap

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.features import Features
+from components.config.monitor import DriftSettings
 from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from components.contracts.records import Predictions
 from components.contracts.reference_statistics import ReferenceStatistics
-from monitoring.drift.comparison import DriftReport, DriftSettings, compare
+from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32

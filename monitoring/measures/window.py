@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts import metrics
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import NO_POSITION
 from monitoring.rows import MaturedRequests
 

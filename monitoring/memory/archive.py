@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from components.config.features import MISSING_CATEGORY, Features
 from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import MAX_ID_CHARACTERS, NO_POSITION, NO_VERSION, Predictions
 from components.runtime.durable import fsync_path, no_checkpoint

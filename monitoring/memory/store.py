@@ -27,7 +27,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
 from components.contracts.raw_rows import microseconds
 from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions, R
 from components.contracts.serving import ColumnMap

@@ -27,7 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from components.contracts.recommender import Recommender
+from components.config.sections import check_settings
+from components.config.spec import Recommender
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.flags import whoami
@@ -68,7 +69,6 @@ from pipelines.local.summary import (
     summarize,
 )
 from pipelines.local.triton import TritonServer
-from pipelines.recommender import check_settings
 from pipelines.recommender_file.form import read_recommender
 
 PUBLISH_SECONDS = 2.0

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from components.config.features import Features
+from components.config.reader import nearest
+from components.config.spec import Recommender
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.manifests import Verdict
 from components.contracts.raw_rows import LABEL, REQUEST_ID, is_visible
-from components.contracts.recommender import Recommender, nearest
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError
 from pipelines.local.environments import REPOSITORY

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from components.contracts.serving import CANDIDATE_SUFFIX, CODE_FILE, CONFIG_FILE, PYTHON, versions_of
+from components.config.spec import CANDIDATE_SUFFIX
+from components.contracts.serving import CODE_FILE, CONFIG_FILE, PYTHON, versions_of
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
 from components.runtime.onnx_runtime import SILENT
 from components.store.models import GRAPH_FILE

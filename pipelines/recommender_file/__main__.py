@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from components.config.spec import Recommender
 from components.contracts.manifests import CURRENT
-from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from components.contracts.features import MAX_COLUMNS, MAX_NAME
+from components.config.features import MAX_COLUMNS, MAX_NAME
 from components.runtime.errors import ContractError, first_line
 
 MAX_BYTES = 1 << 18
@@ -52,15 +52,12 @@ class Document(NamedTuple):
 
     @contextmanager
     def located(self, path: str) -> Iterator[None]:
-        """Gives an error of the body its line: that of the path with which it opens, else that of `path`.
-
-        `training.passes is 0, expected ...` and `training: passes is 0, expected ...` open with one and the same.
-        """
+        """Give an error of the body its line: that of the path with which it opens, else that of `path`."""
         try:
             yield
         except ContractError as error:
-            said = re.match(r"([\w.\[\]]+)(?:: (\w+))?", str(error))
-            named = ".".join(filter(None, said.groups())) if said else ""
+            opens = re.match(r"[\w.\[\]]+", str(error))
+            named = opens[0] if opens else ""
             raise self.refusal(named if re.split(r"[.\[]", named)[0] in self.lines else path, str(error)) from error
 
 

@@ -1,6 +1,6 @@
 """From a person's file to a `Recommender` and back: a mistake is named by line, path, value and what was expected.
 
-The sections' own rules are their rooms' (`pipelines.recommender`); YAML is `document`'s. What two descriptions say
+The sections' own rules are their classes' (`config.sections`); YAML is `document`'s. What two descriptions say
 differently is told key by key.
 """
 
@@ -10,11 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.contracts.features import MAX_COLUMNS, CategoricalOptions, Features, ListOptions, NumericOptions
-from components.contracts.raw_rows import OWN_COLUMNS, WEIGHT, ColumnNames
-from components.contracts.recommender import SECTIONS, Recommender, nearest, settings_of
+from components.config.data import OWN_COLUMNS, WEIGHT, ColumnNames
+from components.config.features import MAX_COLUMNS, CategoricalOptions, Features, ListOptions, NumericOptions
+from components.config.reader import nearest, read_mapping
+from components.config.sections import check_settings
+from components.config.spec import SECTIONS, Recommender
 from components.runtime.errors import ContractError
-from pipelines.recommender import check_settings
 from pipelines.recommender_file.document import (
     MAX_BYTES,
     Document,
@@ -75,7 +76,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
     if values["format"] != FORMAT:
         raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
     with document.located("data"):
-        data = settings_of(ColumnNames, _mapping(document, "data", values.get("data", {})), path="data")
+        data = read_mapping(ColumnNames, _mapping(document, "data", values.get("data", {})), path="data")
     features = _features(document, values["features"], data)
     settings = {name: _mapping(document, name, values[name]) for name in SECTIONS if name in values}
     with document.located("name"):
@@ -185,7 +186,7 @@ def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
     """The options of a column at `path` as an object of their class; None where there are none."""
     said = _mapping(document, path, value)
     with document.located(path):
-        return settings_of(OPTIONS[kind], said, path=path) if said else None
+        return read_mapping(OPTIONS[kind], said, path=path) if said else None
 
 
 def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] = ()) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] =
 def compare(old: Recommender, new: Recommender) -> list[str]:
     """Every difference, one line each, in the order of the file's keys; empty where both say the same.
 
-    >>> from components.contracts.features import Features
+    >>> from components.config.features import Features
     >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
     >>> compare(shop, shop.with_settings({"training.seed": 7}))
     ['training.seed: not named -> 7']

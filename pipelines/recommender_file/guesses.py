@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, OWN_COLUMNS, REQUEST_ID, ROW
+from components.config.data import OWN_COLUMNS
+from components.config.features import Features
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.extraction.readers.time_forms import ISO
 from components.runtime.errors import ContractError
 from pipelines.recommender_file import names

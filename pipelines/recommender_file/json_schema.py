@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import SECTIONS
-from components.runtime.flags import field_docstrings
-from pipelines.recommender import section_classes
+from components.config.data import ColumnNames
+from components.config.reader import field_docstrings
+from components.config.sections import section_classes
+from components.config.spec import SECTIONS
 from pipelines.recommender_file.form import FORMAT, KINDS, OPTIONS, REQUIRED
 from pipelines.recommender_file.reference import OF_FEATURES
 

@@ -1,6 +1,6 @@
 """docs/recommender.md: every key of a recommender's file, from the classes that read it. `make golden` writes it.
 
-The text about each setting is its field's docstring; the classes are named by `pipelines.recommender`.
+The text about each setting is its field's docstring; the classes are named by `config.sections`.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import SECTIONS
+from components.config.data import ColumnNames
+from components.config.reader import field_docstrings
+from components.config.sections import section_classes
+from components.config.spec import SECTIONS
 from components.contracts.values import MISSING_WORDS
-from components.runtime.flags import field_docstrings
-from pipelines.recommender import section_classes
 from pipelines.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")

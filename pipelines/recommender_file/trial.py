@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.raw_rows import EVENT_TIME, LABEL, OWN_COLUMNS, REQUEST_ID, ROW
-from components.contracts.recommender import Recommender
+from components.config.data import OWN_COLUMNS
+from components.config.extraction import ExtractionSettings
+from components.config.spec import Recommender
+from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from components.extraction.raw_schema import MalformedRows
 from components.extraction.readers.forms import FileReader, click_log_files, find_reader, passed_over
 from components.extraction.readers.lines import LineCounts
 from components.extraction.readers.time_forms import USUAL, find_form
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import DAY_MICROS, to_iso
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.columns import (

@@ -17,7 +17,10 @@ from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 
 MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
-PURE_ROOMS = ("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.drift_statistics")
+PURE_ROOMS = (
+    *("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.drift_statistics"),
+    "components.config",
+)
 """Rooms that compute and neither read nor write anything."""
 IO_MODULES = {
     "os", "io", "shutil", "tempfile", "sqlite3", "socket", "subprocess", "urllib", "http", "requests", "grpc", "google",
@@ -133,9 +136,13 @@ def test_no_test_module_imports_another():
     assert found == []
 
 
-def test_contracts_load_the_standard_library_numpy_and_msgspec_only_and_that_of_messages_protobuf():
+def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobuf():
     before = modules_after("")
-    names = {f"components.contracts.{p.stem}" for p in (REPOSITORY / "components/contracts").glob("*.py")}
+    names = {
+        f"components.{room}.{path.stem}"
+        for room in ("config", "contracts")
+        for path in (REPOSITORY / "components" / room).glob("*.py")
+    }
     own = {"__mp_main__"}  # multiprocessing's name for the main module
     optional = {"typing_extensions"}  # msgspec knows its types where it is installed
     messages = "components.contracts.record_format"

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.encoded_rows import PlantedLogit
 from benchmarks.peers import PlainDcn
+from components.config.features import ListOptions
 from components.contracts.criteo import CRITEO
-from components.contracts.features import ListOptions
 from components.models.files import open_model
 from components.models.scoring import load_scorer
 from components.training.start import write_initial

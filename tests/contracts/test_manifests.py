@@ -8,10 +8,10 @@ import typing
 
 import pytest
 
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.contracts import manifests
-from components.contracts.features import Features
 from components.contracts.manifests import RetrainRequest
-from components.contracts.recommender import Recommender
 from components.runtime.errors import ContractError
 
 KINDS = [

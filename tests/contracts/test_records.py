@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from components.config.features import Features, ListOptions
 from components.contracts import records
-from components.contracts.features import Features, ListOptions
 from components.contracts.record_format import RecordFormat
 from components.runtime.errors import ContractError
 from tests.support.record_messages import FORM, encode, fields_of, reader_of

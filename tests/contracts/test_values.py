@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from components.contracts.features import MAX_CATEGORY, category_of
+from components.config.features import MAX_CATEGORY, category_of
 from components.contracts.values import MISSING_WORDS, NoCategory, is_missing_word, word_of
 
 TRUE, FALSE = 1, 0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.workflow import TOMBSTONE, vocabulary_changes
 from components.runtime.errors import ContractError
 from tests.support.workflows import workflow_of

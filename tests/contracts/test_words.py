@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from components.contracts.features import category_of
+from components.config.features import category_of
 from components.contracts.words import LISTED_WORDS, WordCounts, read_words
 from components.runtime.errors import ContractError
 

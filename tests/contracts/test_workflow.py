@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from components.config.features import MISSING_CATEGORY, Features, NumericOptions
 from components.contracts import workflow
 from components.contracts.criteo import CRITEO
-from components.contracts.features import MISSING_CATEGORY, Features, NumericOptions
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.runtime.errors import ContractError
 from tests.support.workflows import workflow_of

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.config.features import MISSING_CATEGORY
+from components.config.spec import Recommender
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
 from components.contracts.raw_rows import LABEL
-from components.contracts.recommender import Recommender
 from inference_client.simulation.world import Drift, World, write_lake
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import python_of

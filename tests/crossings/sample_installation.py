@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.features import Features
-from components.contracts.recommender import Recommender
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
 from components.deployment.graph.parity import GoldenRows, open_graph, score

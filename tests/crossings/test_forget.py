@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from components.config.data import ColumnNames
+from components.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from components.config.spec import Recommender
 from components.contracts.manifests import Model, ServingPlace
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CONVERSION, PredictionBatch
 from components.deployment.graph.parity import GoldenRows
@@ -34,7 +34,7 @@ from components.storage.folder import FolderObjects
 from components.store.models import graph_folder, model_folder, write_serving_place
 from components.validation.quarantine_store import keep_quarantined
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.settings import write_judging
+from monitoring.backtest.judging_file import write_judging
 from monitoring.memory.database import unpack
 from monitoring.rows import MaturedRequests
 from monitoring.uploader import Uploader

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts import criteo, raw_rows
 from components.contracts.criteo import CRITEO
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import CONVERSION, PredictionBatch
 from components.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher

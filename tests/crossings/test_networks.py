@@ -6,9 +6,9 @@ from datetime import date
 import numpy as np
 import pytest
 
+from components.config.model import NETWORKS
 from components.contracts.metrics import roc_auc
 from components.deployment.servers import Triton
-from components.models.configs import NETWORKS
 from components.storage.uris import local_path
 from inference_client.simulation.world import World, write_lake
 from pipelines.local.triton import TritonServer

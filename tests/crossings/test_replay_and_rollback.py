@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model
 from components.contracts.workflow import FeatureWorkflow
 from components.runtime.durable import sha256_tree

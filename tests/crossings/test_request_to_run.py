@@ -9,15 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.features import Features
+from components.config.monitor import RecipeSettings, RestraintSettings
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.manifests import RetrainRequest
 from components.extraction.window import find_rivals, resolve_window
 from components.runtime.errors import ContractError, PermanentError
 from monitoring.acting.retraining import Retraining
 from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
 from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.restraint import OBSERVED_NUMBERS, RecipeSettings, RestraintSettings
+from monitoring.deciding.restraint import OBSERVED_NUMBERS
 from monitoring.memory.store import Store
 from pipelines.__main__ import build_parser
 from pipelines.local import runner as local_run

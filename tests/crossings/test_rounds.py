@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CATEGORICAL, FEATURES
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
 from components.contracts.workflow import FeatureWorkflow
 from components.storage.uris import local_path

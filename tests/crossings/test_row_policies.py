@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.metrics import calibration, normalized_entropy
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.storage.uris import local_path

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
 
-from components.contracts.raw_rows import WEIGHT
+from components.config.data import WEIGHT
 from components.extraction.ingest import main as ingest
 from components.storage.uris import local_path
 from pipelines.recommender_file.form import parse_recommender

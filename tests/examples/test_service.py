@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from components.config.data import ColumnNames
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
-from components.contracts.raw_rows import ColumnNames
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from components.logs.sqlite import SqliteLog
 from examples.service.app import from_environment

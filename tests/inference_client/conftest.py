@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.storage.folder import FolderObjects
 from components.store.traffic_plan import TrafficPlan

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.records import MAX_ID_CHARACTERS, OutcomeBatch, PredictionBatch
 from components.logs.event_log import MAX_MESSAGE_BYTES
 from components.logs.sqlite import SqliteLog

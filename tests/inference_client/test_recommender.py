@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from components.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from components.config.spec import Recommender
 from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
-from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
-from components.contracts.recommender import Recommender
 from components.contracts.records import OutcomeBatch, PredictionBatch
 from components.runtime.errors import ContractError, TemporaryError
 from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts import criteo, raw_rows
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.runtime.errors import ContractError
 from components.storage.uris import open_objects
 from components.store.archived_rows import arrow_schema

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from components.config.reader import build_parser, read_settings
 from components.logs.locations import SCHEMES
 from components.logs.urls import LogUrl
 from components.runtime.kubeflow import TOKEN_PATH
 from components.store.promotion_journal import findings_path
 from monitoring.acting.triggers import REQUEST_TIMEOUT_SECONDS
-from monitoring.flags import build_parser, read_settings
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
 from monitoring.showing.exposition import STALL_SECONDS
 from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
@@ -34,7 +34,7 @@ def monitor(manifests) -> Manifest:
 
 def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
     return read_settings(
-        settings, build_parser(settings, prog="x", description=""), [], environment=variables, prefix=prefix
+        settings, build_parser(settings, prog="x", description="").parse_args([]), environment=variables, prefix=prefix
     )
 
 

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.flags import settings_of
+from components.config.monitor import JudgingSettings
+from components.config.reader import flat_settings
 from monitoring.settings import InstallationSettings
 from tests.support.command_lines import parser_of
 from tests.support.metric_names import known
@@ -93,14 +93,14 @@ def test_pods_containers_and_objects_named_are_those_of_the_base():
 
 
 def test_settings_and_metrics_named_exist():
-    names = settings_of(InstallationSettings)
+    names = flat_settings(InstallationSettings)
     for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
         assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is no setting"
     assert "`upload_wait_seconds`" in PAGE
     assert "upload_wait_seconds" in names
     for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
-        assert name in settings_of(JudgingSettings)
+        assert name in flat_settings(JudgingSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
         assert name in known(), f"nobody exports {name}"
 

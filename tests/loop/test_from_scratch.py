@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import category_of
+from components.config.features import category_of
 from components.contracts.manifests import RawDataset
 from components.contracts.workflow import FeatureWorkflow
 from components.storage.uris import local_path

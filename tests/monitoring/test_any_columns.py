@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from components.config.data import ColumnNames
+from components.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
+from components.config.monitor import DriftSettings
+from components.config.spec import Recommender
 from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
 from components.contracts.metrics import user_quality
-from components.contracts.raw_rows import ColumnNames, category_matrix, lake_types, raw_types
-from components.contracts.recommender import Recommender
+from components.contracts.raw_rows import category_matrix, lake_types, raw_types
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch, Predictions
 from components.contracts.reference_statistics import (
@@ -30,8 +32,8 @@ from components.store.archived_rows import arrow_schema
 from components.validation.windows import ReferenceCounter
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.settings import write_judging
-from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.backtest.judging_file import write_judging
+from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.memory.admission import AdmittedVersions
 from monitoring.memory.archive import build_row_table

@@ -10,7 +10,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
-from components.contracts.features import Features
+from components.config.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import MAX_ROWS_PER_RECORD
 from monitoring.memory.admission import MAX_OTHERS

@@ -15,9 +15,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from components.config.reader import parse_settings
 from components.contracts.criteo import CRITEO_RECOMMENDER
 from components.contracts.manifests import ModelQuality
-from components.contracts.recommender import parse_settings
 from components.run_outcome import trial
 from components.runtime.errors import ContractError
 from components.store.models import keep_verdict

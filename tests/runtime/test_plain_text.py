@@ -9,9 +9,8 @@ from components.logs import __main__ as log_command
 from components.logs.sqlite import SqliteLog
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import exits_with_code
-from components.runtime.plain_text import TIMED, LineFormatter, printable
+from components.runtime.plain_text import TEXT, TIMED, LineFormatter, configure_logging, printable
 from components.store.promotion_journal import RELEASE, Promotion, append_promotion
-from monitoring.flags import TEXT, configure_logging
 from pipelines.models import print_models
 from tests.support.releases import release
 

@@ -5,8 +5,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.contracts.features import Features
-from components.contracts.recommender import Recommender
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.runtime.errors import ContractError
 from components.store import recommenders
 

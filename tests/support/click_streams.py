@@ -14,9 +14,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from components.config.monitor import PolicySettings
 from components.contracts.metrics import auc_estimate
 from components.logs.event_log import partition_of
-from monitoring.deciding.policies import PolicySettings, SequentialPolicy
+from monitoring.deciding.policies import SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline, Evidence, MaturedRows, Policy
 from monitoring.measures.window import Kpis
 

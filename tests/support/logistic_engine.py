@@ -6,9 +6,9 @@ Adagrad, whose sums lie where Adam's second moments do.
 
 import numpy as np
 
-from components.models.configs import DcnConfig
+from components.config.model import DcnConfig
+from components.config.training import TrainingSettings
 from components.models.files import new_model, open_model
-from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.rows import open_rows
 

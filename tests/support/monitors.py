@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from components.config.features import MISSING_CATEGORY
+from components.config.reader import make_settings
+from components.config.spec import Recommender
 from components.contracts import criteo
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import RetrainRequest
-from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, Predictions, record_id
 from components.logs.sqlite import SqliteLog
 from components.runtime.durable import no_checkpoint
 from monitoring.acting.triggers import RunState
-from monitoring.flags import make_settings
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.rows import MaturedRequests

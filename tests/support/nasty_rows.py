@@ -6,7 +6,7 @@ the ends of what a category may be.
 
 import numpy as np
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from tests.support.workflows import workflow_of
 

@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from components.config.spec import Recommender
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.recommender import Recommender
 from components.store.recommenders import accept, read_accepted
 
 

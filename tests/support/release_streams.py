@@ -15,11 +15,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.baking import BakingSettings
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
+from components.config.monitor import JudgeSettings, PolicySettings
+from components.config.release import BakingSettings
 from components.contracts.records import NO_POSITION
-from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
-from monitoring.deciding.policies import PolicySettings, make_policies
+from monitoring.deciding.judging import Judge, serving_ahead
+from monitoring.deciding.policies import make_policies
 from monitoring.deciding.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
 

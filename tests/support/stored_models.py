@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import Model, ModelQuality, RawDataset
 from components.runtime.durable import sha256_tree
 from components.store.models import model_folder

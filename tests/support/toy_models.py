@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
 from components.contracts.workflow import TOMBSTONE
 from components.models.files import NETWORK_FILE, TABLE, new_model
 from components.runtime.durable import write_whole

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.config.model import DcnConfig
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
 from components.contracts.manifests import TrainingSet
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID
-from components.models.configs import DcnConfig
 from components.training.rows import Rows
 from tests.support.workflows import workflow_of
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from components.config.validation import ValidationSettings
 from components.contracts import criteo
 from components.contracts.manifests import RawDataset
 from components.contracts.words import ShownValues
@@ -13,7 +14,6 @@ from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import Measured, judge_drift
 from components.validation.quarantine import ScreenedRows
 from components.validation.round import Champion, Round
-from components.validation.rules import ValidationSettings
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_document, make_report

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
 from components.validation.windows import ReferenceCounter

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.deployment.graph.parts import Parts

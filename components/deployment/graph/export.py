@@ -19,14 +19,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
+from components.config.release import FLOAT32, served_tables
 from components.contracts.manifests import Model
 from components.contracts.serving import CATEGORICAL_INPUT, PROBABILITY_OUTPUT, input_tensors
 from components.contracts.workflow import FeatureWorkflow
 from components.deployment.graph.encoding import DENSE, PREFIX, encode_categorical, encode_dense
 from components.deployment.graph.parts import OPSET, Parts
 from components.models.files import NETWORK_FILE, Table, open_model, require_rows, tables_of
-from components.models.rounding import FLOAT32, RoundedTable, round_table, served_tables
+from components.models.rounding import RoundedTable, round_table
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, first_line
 from components.storage.uris import local_path

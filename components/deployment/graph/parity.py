@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
+from components.config.features import MISSING_CATEGORY, Features
+from components.config.reader import read_mapping
 from components.contracts.manifests import RawDataset, Verdict
 from components.contracts.raw_rows import category_matrix, feature_matrix
-from components.contracts.recommender import settings_of
 from components.contracts.serving import MAX_BATCH_ROWS, PROBABILITY_OUTPUT, named_inputs
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, first_line
@@ -85,7 +85,7 @@ class GoldenRows:
         """
         arrays = _read_arrays(path, "golden rows", (*_ARRAYS, _FEATURES))
         try:
-            features = settings_of(Features, json.loads(str(arrays.pop(_FEATURES))), path=_FEATURES)
+            features = read_mapping(Features, json.loads(str(arrays.pop(_FEATURES))), path=_FEATURES)
         except (ValueError, TypeError) as error:
             raise ContractError(f"golden rows {path} have no features: {first_line(error)}") from error
         found = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}

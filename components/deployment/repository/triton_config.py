@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from components.contracts.features import Features
+from components.config.features import Features
+from components.config.release import ServingSettings
 from components.contracts.serving import COLUMNS, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
-from components.deployment.settings import ServingSettings
 from components.runtime.errors import ContractError, expect, first_line
 
 ONNXRUNTIME = "onnxruntime"

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.raw_rows import LABEL
 from components.extraction.readers.lines import Dialect
 from components.extraction.readers.text import Chunk, Head, TextRows

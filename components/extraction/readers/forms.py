@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
+from components.config.data import WEIGHT, ColumnNames
+from components.config.features import Features
+from components.config.spec import Recommender
 from components.contracts.raw_rows import (
     CLOCK_AHEAD_SECONDS,
     EVENT_TIME,
@@ -27,12 +29,9 @@ from components.contracts.raw_rows import (
     REQUEST_ID,
     ROW,
     SERVED_BY,
-    WEIGHT,
-    ColumnNames,
     is_visible,
     raw_types,
 )
-from components.contracts.recommender import Recommender
 from components.extraction.raw_schema import MalformedRows, lake_schema, open_parquet, raw_batch, without_rows
 from components.extraction.readers import criteo
 from components.extraction.readers.lines import LineCounts, Rejected

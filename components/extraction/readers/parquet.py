@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, SERVED_BY, WEIGHT
+from components.config.data import WEIGHT
+from components.config.features import Features
+from components.contracts.raw_rows import EVENT_TIME, SERVED_BY
 from components.contracts.words import WordCounts
 from components.extraction.raw_schema import (
     BATCH_ROWS,

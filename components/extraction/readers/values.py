@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from components.config.features import category_of
 from components.contracts import values as meanings
-from components.contracts.features import category_of
 from components.contracts.raw_rows import list_lengths
 from components.contracts.records import MAX_ID_CHARACTERS
 from components.extraction.raw_schema import BYTES

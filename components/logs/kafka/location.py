@@ -4,6 +4,7 @@ The URL of the user becomes librdkafka's configuration. `publisher` and `subscri
 """
 
 import logging
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from components.logs.urls import LogUrl
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 
 DEFAULT_GROUP = "evergreen-monitor"
 DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's default session timeout. Brokers refuse less than 6 s by default."""
-OPTIONS = ("group", "lease_seconds", "config")
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
 """Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, and less than a broker's
@@ -51,6 +51,22 @@ _PERMANENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class KafkaOptions:
+    """Options of the URL of a Kafka log."""
+
+    group: str = DEFAULT_GROUP
+    """The consumer group."""
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    """See `KafkaLocation`."""
+    config: Path | None = None
+    """File of `name=value` lines with librdkafka's settings, where credentials belong."""
+
+    def __post_init__(self) -> None:
+        expect(self, "a name", bool, "group")
+        expect(self, "a number above 0", lambda value: 0 < value < math.inf, "lease_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KafkaLocation:
     """One topic, the group that reads it, and the settings to reach both."""
 
@@ -70,28 +86,24 @@ class KafkaLocation:
     def parse(cls, url: LogUrl) -> "KafkaLocation":
         """Return the location of `url`, which has the form `kafka://host:port[,host:port]/topic`.
 
-        Its options are `group`, `lease_seconds` and `config`. The latter names a file of
-        `name=value` lines with librdkafka's settings, which is the place for credentials.
+        Its options are those of `KafkaOptions`.
 
         Raises:
             ContractError: no broker, no topic, an unknown option, or an unreadable file.
         """
-        url.expect_options(OPTIONS)
+        options = url.settings(KafkaOptions)
         if "@" in url.authority:
             raise url.refuse("expected credentials in the file that the option config names")
         if not url.authority or not all(part.rpartition(":")[2].isdigit() for part in url.authority.split(",")):
             raise url.refuse("expected kafka://host:port[,host:port]/topic")
         if not _TOPIC.fullmatch(url.path):
             raise url.refuse("expected a topic of at most 230 letters, digits, '.', '_' and '-' after the brokers")
-        group = url.options.get("group", DEFAULT_GROUP)
-        if not group:
-            raise url.refuse("expected group to be a name")
         return cls(
             brokers=url.authority,
             topic=url.path,
-            group=group,
-            lease_seconds=url.number("lease_seconds", DEFAULT_LEASE_SECONDS),
-            properties=_read_properties(Path(url.options["config"])) if "config" in url.options else {},
+            group=options.group,
+            lease_seconds=options.lease_seconds,
+            properties=_read_properties(options.config) if options.config is not None else {},
         )
 
     @property

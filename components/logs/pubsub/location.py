@@ -1,12 +1,13 @@
 """URL of a Pub/Sub log, and its two sides: `pubsub://project/topic?subscription=name`.
 
 The publisher needs only the topic. The monitor needs only the subscription (by default
-`<topic>-monitor`) and `<subscription>-dead-letters`. The options `lease_seconds` and
-`settle_seconds` are those of `subscriber.PubsubSettings`. On Google's emulator missing topics and
-subscriptions are created.
+`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `PubsubOptions`. On
+Google's emulator missing topics and subscriptions are created.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from components.logs.pubsub.resources import (
     RESOURCE_NAME,
@@ -19,8 +20,23 @@ from components.logs.pubsub.resources import (
 )
 from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from components.logs.urls import LogUrl
+from components.runtime.errors import expect
 
-OPTIONS = ("subscription", "lease_seconds", "settle_seconds")
+
+@dataclass(frozen=True, kw_only=True)
+class PubsubOptions:
+    """Options of the URL of a Pub/Sub log."""
+
+    subscription: str | None = None
+    """The subscription; None = `<topic>-monitor`."""
+    lease_seconds: float = PubsubSettings.lease_seconds
+    """See `PubsubSettings`."""
+    settle_seconds: float = PubsubSettings.settle_seconds
+    """See `PubsubSettings`."""
+
+    def __post_init__(self) -> None:
+        expect(self, "10 to 600, as Pub/Sub takes them", lambda value: 10 <= value <= 600, "lease_seconds")
+        expect(self, "a number above 0", lambda value: 0 < value < math.inf, "settle_seconds")
 
 
 def open_publisher(url: LogUrl) -> PubsubPublisher:
@@ -56,17 +72,13 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
 def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
     """Return the topic and subscription that the URL names, and the settings of the reader."""
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
-    url.expect_options(OPTIONS)
-    names = Names(url.authority, url.path, url.options.get("subscription", f"{url.path}-monitor"))
+    options = url.settings(PubsubOptions)
+    names = Names(
+        url.authority, url.path, f"{url.path}-monitor" if options.subscription is None else options.subscription
+    )
     if not names.project or "/" in names.project:
         raise url.refuse(expected)
     for name in (names.topic, names.subscription, names.dead_letters.topic):
         if not RESOURCE_NAME.fullmatch(name):
             raise url.refuse(f"{expected}; {name!r} is no name of Pub/Sub's (3 to 255 characters, a letter first)")
-    settings = PubsubSettings(
-        lease_seconds=url.number("lease_seconds", PubsubSettings.lease_seconds),
-        settle_seconds=url.number("settle_seconds", PubsubSettings.settle_seconds),
-    )
-    if not 10 <= settings.lease_seconds <= 600:
-        raise url.refuse("expected lease_seconds from 10 to 600, as Pub/Sub takes them")
-    return names, settings
+    return names, PubsubSettings(lease_seconds=options.lease_seconds, settle_seconds=options.settle_seconds)

@@ -12,8 +12,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Places
-from components.models.configs import DcnConfig
+from components.config.features import Places
+from components.config.model import DcnConfig
 from components.models.files import slot_offsets, tables_of
 
 _MARGIN_ROWS = 1024
@@ -73,7 +73,7 @@ class Embedding:
 def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) -> tuple[Embedding, ...]:
     """The embeddings of a model, by width; no slot has lists of which one is summed and of another the mean taken.
 
-    >>> from components.contracts.features import PooledPlaces
+    >>> from components.config.features import PooledPlaces
     >>> config = DcnConfig(num_dense=0, num_categorical=3, embedding_dim=4)
     >>> places = Places((0, 1, 1, 2, 2), (PooledPlaces(1, 3, "mean"), PooledPlaces(3, 5, "sum")))
     >>> for each in embeddings_of(config, [10, 20, 30], places):

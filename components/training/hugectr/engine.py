@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Places
-from components.models.configs import DcnConfig, NetworkConfig
+from components.config.features import Places
+from components.config.model import DcnConfig, NetworkConfig
+from components.config.training import TrainingSettings
 from components.models.files import StoredModel, one_each, open_model
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
-from components.training.config import TrainingSettings
 from components.training.engine import Rate
 from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.files import (

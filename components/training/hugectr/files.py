@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.models.configs import DcnConfig
+from components.config.model import DcnConfig
 from components.models.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
 from components.models.network import build_network
 from components.runtime.errors import ContractError, PermanentError

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from components.models.configs import DcnConfig
-from components.training.config import TrainingSettings
+from components.config.model import DcnConfig
+from components.config.training import TrainingSettings
 from components.training.hugectr.embeddings import Embedding
 
 MODEL_NAME = "dcn"

@@ -30,9 +30,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 from torch.optim.adam import adam
 
-from components.contracts.features import Places
+from components.config.features import Places
+from components.config.model import NetworkConfig
+from components.config.training import TrainingSettings
 from components.contracts.workflow import PADDING_ID
-from components.models.configs import NetworkConfig
 from components.models.files import (
     Columns,
     StoredModel,
@@ -49,7 +50,6 @@ from components.models.files import (
 from components.models.network import Network, build_network, load_dense
 from components.models.scoring import Scorer, side_by_side
 from components.runtime.errors import ContractError
-from components.training.config import TrainingSettings
 from components.training.engine import Rate
 from components.training.rows import Rows, open_rows
 

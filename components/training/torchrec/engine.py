@@ -28,9 +28,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from components.contracts.features import Places
+from components.config.features import Places
+from components.config.model import NetworkConfig
+from components.config.training import TrainingSettings
 from components.contracts.workflow import PADDING_ID
-from components.models.configs import NetworkConfig
 from components.models.files import (
     StoredModel,
     chunks,
@@ -45,7 +46,6 @@ from components.models.files import (
 from components.models.network import build_network
 from components.models.scoring import BATCH_ROWS
 from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.training.config import TrainingSettings
 from components.training.engine import Rate
 from components.training.pytorch.engine import SEGMENT_ROWS, Adam, DensePart, made_ahead, require_tables
 from components.training.rows import RowFolder, Rows, Share, open_rows

@@ -29,8 +29,8 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from components.contracts.features import Places
-from components.models.configs import NetworkConfig
+from components.config.features import Places
+from components.config.model import NetworkConfig
 from components.models.files import spans_of
 from components.runtime.errors import PermanentError
 from components.training.pytorch.engine import Adam, lookups_of

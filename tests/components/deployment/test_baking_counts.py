@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from components.config.release import RolloutSettings
 from components.deployment.baking import P99_READINGS, TAKEN_BACK, Baking, VersionCounts, judge_counts
 from components.deployment.canary.evidence import read_p99
-from components.deployment.settings import RolloutSettings
 from components.runtime.errors import TemporaryError
 from components.store.traffic_plan import Arm
 from tests.support.clocks import Clock

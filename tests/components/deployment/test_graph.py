@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.features import MISSING_CATEGORY
+from components.config.features import MISSING_CATEGORY
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph import encoding

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.features import CategoricalOptions, Features, NumericOptions
+from components.config.features import CategoricalOptions, Features, NumericOptions
 from components.contracts.serving import named_inputs
 from components.contracts.workflow import TOMBSTONE
 from components.deployment.graph.encoding import DENSE

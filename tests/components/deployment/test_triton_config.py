@@ -7,8 +7,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from components.config.features import Features
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.contracts.serving import (
     CATEGORICAL_INPUT,
     DENSE_INPUT,

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.config.model import DcnConfig
 from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
-from components.models.configs import DcnConfig
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path

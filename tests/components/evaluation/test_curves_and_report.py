@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
+from components.config.data import ColumnNames
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.manifests import AucLead, Verdict
 from components.contracts.metrics import auc_difference, auc_estimate, user_quality
-from components.contracts.raw_rows import ColumnNames
 from components.contracts.words import ShownValues
 from components.evaluation.__main__ import main
 from components.evaluation.gate import MAX_SHOWN, cut_slices, measure_slices

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions
+from components.config.features import CategoricalOptions, Features, ListOptions
+from components.config.spec import Recommender
 from components.contracts.manifests import RawDataset, Verdict
-from components.contracts.recommender import Recommender
 from components.evaluation.__main__ import main
 from components.evaluation.leaks import column_aucs, describe_leak
 from components.storage.uris import local_path

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.data import ColumnNames
+from components.config.features import MISSING_CATEGORY, Features, ListOptions
 from components.contracts.criteo import CRITEO
-from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
-from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, ColumnNames
+from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
 from components.evaluation.scoring import (
     UNKNOWN_ITEM,
     candidate_scorer,

@@ -11,8 +11,8 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
+from components.config.data import ColumnNames
 from components.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
-from components.contracts.raw_rows import ColumnNames
 from components.evaluation.__main__ import main
 from components.storage.uris import local_path
 from components.store import models as model_store

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.extraction import ExtractionSettings
 from components.contracts import criteo, raw_rows
 from components.contracts.manifests import RawDataset
 from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from components.extraction.raw_schema import MalformedRows
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan
 from tests.support.archives import day_folders
 from tests.support.lakes import folder_lake

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
 
+from components.config.data import WEIGHT, ColumnNames
+from components.config.features import CategoricalOptions, Features, ListOptions
+from components.config.spec import Recommender
 from components.contracts import criteo, raw_rows
-from components.contracts.features import CategoricalOptions, Features, ListOptions
-from components.contracts.raw_rows import ColumnNames, category_matrix
-from components.contracts.recommender import Recommender
+from components.contracts.raw_rows import category_matrix
 from components.contracts.words import read_words
 from components.extraction.backfill import backfill
 from components.extraction.extract import extract
@@ -280,7 +281,7 @@ def test_weights_come_from_files_and_a_wrong_one_makes_its_row_malformed(tmp_pat
     path = tmp_path / f"clicks.{form}"
     (pq.write_table if form == "parquet" else write_csv)(pa.Table.from_pylist(own), path)
     _, in_lake, _ = ingested(tmp_path, path, names=names)
-    assert weights_of(in_lake, raw_rows.WEIGHT) == weights_of(rows[:7] + rows[8:])
+    assert weights_of(in_lake, WEIGHT) == weights_of(rows[:7] + rows[8:])
     (kept,) = map(json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines())
     assert kept["line"] == (8 if form == "parquet" else 9)
     assert kept["reason"].startswith("counts is ")
@@ -292,18 +293,18 @@ def test_weights_come_from_files_and_a_wrong_one_makes_its_row_malformed(tmp_pat
 def test_rows_of_a_lake_without_the_column_count_one_and_without_the_key_no_row_has_a_weight(tmp_path):
     rows = shop_rows(120, hours=5)
     write_lake(tmp_path / "lake", rows[:60], SHOP)
-    weighted = [{**row, raw_rows.WEIGHT: 10.0} for row in rows[60:]]
+    weighted = [{**row, WEIGHT: 10.0} for row in rows[60:]]
     (day,) = (tmp_path / "lake").iterdir()
     pq.write_table(pa.Table.from_pylist(weighted, raw_schema(SHOP, weighted=True)), day / "weighted.parquet")
     opened = Lake(files=LakeFiles(FolderObjects(tmp_path / "lake")), features=SHOP, weighted=True)
     described = recommender(data=ColumnNames(weight="counts"))
     dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
     found = rows_in(dataset.train_uri, dataset.holdout_uri)
-    assert [row[raw_rows.WEIGHT] for row in found] == [1.0] * 60 + [10.0] * 60
+    assert [row[WEIGHT] for row in found] == [1.0] * 60 + [10.0] * 60
     assert dataset.schema_mismatches == []
     without = extracted(tmp_path / "lake", SHOP, tmp_path / "without")
-    assert raw_rows.WEIGHT not in rows_in(without.train_uri)[0]
-    assert [each["column"] for each in without.schema_mismatches] == [raw_rows.WEIGHT]
+    assert WEIGHT not in rows_in(without.train_uri)[0]
+    assert [each["column"] for each in without.schema_mismatches] == [WEIGHT]
 
 
 def parquet_of(tmp_path, **columns):

@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.spec import Recommender
 from components.contracts.criteo import CRITEO, FEATURES
 from components.contracts.manifests import Model, RawDataset
-from components.contracts.recommender import Recommender
 from components.storage.uris import local_path
 from components.store.models import model_folder
 from tests.support.recommenders import accept_into

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.config.features import CategoricalOptions, Features, ListOptions
 from components.contracts import raw_rows
-from components.contracts.features import CategoricalOptions, Features, ListOptions
 from components.contracts.manifests import RawDataset
 from components.extraction.copies import newest_copies
 from components.extraction.lake import sorted_day

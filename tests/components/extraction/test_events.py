@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import CategoricalOptions, Features
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import Recommender
+from components.config.data import ColumnNames
+from components.config.features import CategoricalOptions, Features
+from components.config.spec import Recommender
 from components.extraction.backfill import backfill
 from components.extraction.ingest import IngestSettings, ingest
 from components.runtime.errors import ContractError

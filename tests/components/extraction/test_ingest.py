@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from components.config.features import Features
 from components.contracts import criteo, raw_rows
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.extraction.ingest import main
 from components.extraction.raw_schema import lake_schema, raw_batch, raw_schema
 from components.extraction.spool import Spool

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.extraction import ExtractionSettings
 from components.contracts import raw_rows
 from components.extraction import replay
 from components.extraction.extract import data_digest
 from components.extraction.lake import Lake
-from components.extraction.settings import ExtractionSettings
 from components.extraction.times import TimeSpan, parse_time
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path

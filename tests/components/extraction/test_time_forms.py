@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.raw_rows import TIME_FORMATS
+from components.config.data import TIME_FORMATS
 from components.extraction.readers.time_forms import FORMS, ISO, NAMES, TimeRule, find_form, iso_micros
 from components.runtime.errors import ContractError
 

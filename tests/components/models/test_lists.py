@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding, embedding_bag
 
-from components.contracts.features import Features, ListOptions, NumericOptions
+from components.config.features import Features, ListOptions, NumericOptions
+from components.config.model import DcnConfig
+from components.config.training import TrainingSettings
 from components.contracts.workflow import FIRST_ID
-from components.models.configs import DcnConfig
 from components.models.files import Tensors, open_model, tables_of
 from components.models.network import build_network, export_onnx, load_dense
 from components.models.scoring import Scorer
 from components.runtime.errors import ContractError
-from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.rows import Rows
 from components.training.start import write_initial

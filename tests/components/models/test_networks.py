@@ -10,10 +10,10 @@ import onnx
 import pytest
 import torch
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions
-from components.contracts.recommender import Recommender
+from components.config.features import CategoricalOptions, Features, ListOptions
+from components.config.model import config_from_document, network_config
+from components.config.spec import Recommender
 from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.models.configs import config_from_document, network_config
 from components.models.files import slot_offsets
 from components.models.network import build_network, export_onnx, load_dense
 from components.runtime.errors import ContractError
@@ -194,7 +194,7 @@ def test_a_dlrm_without_a_pair_of_vectors_is_refused_and_told_what_it_needs(num_
 
 def test_configurations_and_files_need_no_torch():
     code = (
-        "import sys, components.models, components.models.configs, components.models.files; "
+        "import sys, components.models, components.config.model, components.models.files; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

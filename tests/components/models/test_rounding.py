@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from components.deployment.settings import RolloutSettings
-from components.models.rounding import TABLE_TYPES, round_table, served_tables
+from components.config.release import TABLE_TYPES, RolloutSettings, served_tables
+from components.models.rounding import round_table
 from components.runtime.errors import ContractError
 from tests.support.recommenders import criteo_with
 from tests.support.rounded import rounded

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.preprocessing import PreprocessingSettings
 from components.contracts import criteo, raw_rows
 from components.contracts.manifests import Model, RawDataset, TrainingSet
 from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
-from components.preprocessing.settings import PreprocessingSettings
 from components.runtime.durable import sha256_tree
 from components.storage.uris import local_path
 from components.store.models import model_folder

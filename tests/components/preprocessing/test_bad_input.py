@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.preprocessing.settings import PreprocessingSettings
+from components.config.preprocessing import PreprocessingSettings
 from components.runtime.errors import ContractError
 from tests.support.workflows import workflow_of
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import Features, ListOptions, NumericOptions
-from components.contracts.raw_rows import WEIGHT, ColumnNames
-from components.contracts.recommender import Recommender
+from components.config.data import WEIGHT, ColumnNames
+from components.config.features import Features, ListOptions, NumericOptions
+from components.config.spec import Recommender
 from components.storage.uris import local_path
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
 

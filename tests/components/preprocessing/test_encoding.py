@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from components.config.features import MISSING_CATEGORY
 from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.raw_rows import LABEL
 from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
 from components.preprocessing import nvtabular_engine

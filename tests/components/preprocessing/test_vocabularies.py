@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from components.config.preprocessing import PreprocessingSettings
 from components.contracts.workflow import TOMBSTONE
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
 
 NEW = unseen_column(np.zeros(0, np.int64))

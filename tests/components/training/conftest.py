@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pytest
 
+from components.config.data import ColumnNames
 from components.contracts.manifests import Model, ValidationReport
-from components.contracts.raw_rows import ColumnNames
 from components.runtime.flags import run_flags
 from components.store.runs import read_notes
 from components.training.__main__ import main

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
+from components.config.features import CategoricalOptions, Features, ListOptions, NumericOptions
+from components.config.model import config_from_document
+from components.config.spec import Recommender
 from components.contracts.manifests import Model
-from components.contracts.recommender import Recommender
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch
 from components.contracts.serving import named_inputs
 from components.deployment.graph.export import export
 from components.deployment.graph.parity import open_graph
-from components.models.configs import config_from_document
 from components.models.files import WEIGHTS_FILE, open_model
 from components.models.scoring import load_scorer
 from components.runtime.flags import run_flags

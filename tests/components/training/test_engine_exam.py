@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.features import Features, ListOptions, Places, PooledPlaces
+from components.config.features import Features, ListOptions, Places, PooledPlaces
+from components.config.training import SolverSettings, TrainingSettings
 from components.models.files import OPTIMIZER_FILE, open_model, slot_offsets
 from components.runtime.errors import ContractError
-from components.training.config import SolverSettings, TrainingSettings
 from components.training.engine import make_engine as make_any_engine
 from components.training.rows import Rows
 from components.training.start import write_initial

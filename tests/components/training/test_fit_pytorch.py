@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.config.training import TrainingSettings
 from components.contracts.manifests import Model
 from components.contracts.metrics import roc_auc
 from components.models.scoring import load_scorer
 from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
 from components.store.runs import read_notes
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from tests.support.networks import shaped
 from tests.support.paths import REPOSITORY

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from components.config.training import SolverSettings, TrainingSettings
 from components.models.files import one_each, open_model
 from components.runtime.errors import ContractError
-from components.training.config import SolverSettings, TrainingSettings
 from components.training.hugectr.embeddings import embeddings_of, smallest_workspace_mb
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, export_model, import_model

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.config.model import config_from_document
+from components.config.training import SolverSettings, TrainingSettings
 from components.contracts.manifests import Model
-from components.models.configs import config_from_document
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path
-from components.training.config import SolverSettings, TrainingSettings
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.start import write_initial

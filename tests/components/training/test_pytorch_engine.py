@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from components.config.training import TrainingSettings
 from components.models.files import open_model, slot_offsets
 from components.models.network import build_network, load_dense
 from components.models.scoring import load_scorer
 from components.runtime.errors import ContractError
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
 from tests.support.networks import shaped

@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.data import WEIGHT, ColumnNames
+from components.config.training import TrainingSettings
 from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import WEIGHT, ColumnNames
 from components.models.files import open_model
 from components.runtime.errors import ContractError
 from components.storage.uris import local_path
 from components.training.calibration import bias_shift, newest_bias_shift
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import RowFolder, open_rows
 from components.training.start import write_initial

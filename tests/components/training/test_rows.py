@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.features import Features, ListOptions
 from components.contracts.criteo import CRITEO
-from components.contracts.features import Features, ListOptions
 from components.contracts.hugectr_folder import write_file_list
 from components.runtime.errors import ContractError, PermanentError
 from components.storage.uris import local_path

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.special import logit
 
+from components.config.features import Features, ListOptions, NumericOptions
 from components.contracts.criteo import CATEGORICAL
-from components.contracts.features import Features, ListOptions, NumericOptions
 from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
 from components.models import files
 from components.models.files import add_to_bias, new_model, open_model

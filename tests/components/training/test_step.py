@@ -9,9 +9,10 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
+from components.config.model import config_from_document
+from components.config.training import TrainingSettings
 from components.contracts.manifests import Model
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
-from components.models.configs import config_from_document
 from components.models.scoring import load_scorer
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, PermanentError
@@ -19,7 +20,6 @@ from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
 from components.storage.uris import local_path
 from components.store.runs import read_notes
-from components.training.config import TrainingSettings
 from components.training.engine import make_engine
 from components.training.step import TrainingRun, train
 from tests.support.recommenders import criteo_with

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.models.configs import DcnConfig, config_from_document
+from components.config.model import DcnConfig, config_from_document
+from components.config.training import TrainingSettings
 from components.models.files import one_each, open_model
 from components.models.scoring import load_scorer
 from components.runtime.exit_codes import ExitCode
 from components.storage.uris import local_path
-from components.training.config import TrainingSettings
 from components.training.torchrec import launch
 from tests.support.paths import REPOSITORY
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.features import CategoricalOptions, Features, ListOptions, category_of
+from components.config.spec import ColumnNames, Recommender
 from components.contracts import raw_rows
-from components.contracts.features import CategoricalOptions, Features, ListOptions, category_of
-from components.contracts.recommender import ColumnNames, Recommender
 from components.contracts.reference_statistics import read_reference
 from components.storage.uris import local_path
 from components.validation.quarantine import make_domain

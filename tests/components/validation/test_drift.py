@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from components.config.validation import ValidationSettings
 from components.contracts import criteo, raw_rows
 from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
-from components.validation.rules import ValidationSettings
 from components.validation.windows import KeptWindows, ReferenceCounter
 
 SETTINGS = ValidationSettings()

@@ -9,12 +9,13 @@ import pytest
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
+from components.config.features import MISSING_CATEGORY
+from components.config.monitor import DriftSettings
 from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
 from components.contracts.records import PredictionBatch, Predictions
 from components.drift_statistics import jensen_shannon
 from components.validation.windows import BLOCK_ROWS, ReferenceCounter
-from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from tests.support.validation_statistics import statistics_of
 

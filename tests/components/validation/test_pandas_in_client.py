@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions, category_of
+from components.config.features import CategoricalOptions, Features, ListOptions, category_of
 from components.runtime.errors import ContractError
 from inference_client.publisher import Outcome
 from inference_client.rows import feature_rows

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from components.config.features import MAX_CATEGORY, Features, ListOptions
 from components.contracts import criteo
-from components.contracts.features import MAX_CATEGORY, Features, ListOptions
 from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
 from components.storage.uris import local_path
 from components.validation.tfdv_statistics import by_feature, num_missing

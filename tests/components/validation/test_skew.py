@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.validation import ValidationSettings
 from components.contracts import criteo, raw_rows
 from components.contracts.criteo import CRITEO, RAW_TYPES
 from components.contracts.words import ShownValues
 from components.runtime.errors import ContractError
 from components.validation.judge import judge_skew
-from components.validation.rules import ValidationSettings
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 from tests.support.archives import day_folders
 

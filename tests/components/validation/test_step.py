@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from components.config.reader import parse_settings
 from components.contracts import criteo, raw_rows
-from components.contracts.recommender import parse_settings
 from components.runtime.errors import flags_to_run_again
 from components.storage.uris import local_path
 from components.store import runs

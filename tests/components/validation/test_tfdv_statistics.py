@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow_data_validation as tfdv
 
+from components.config.features import MAX_CATEGORY
 from components.contracts import criteo, raw_rows
-from components.contracts.features import MAX_CATEGORY
 from components.runtime.errors import ContractError, TemporaryError
 from components.validation.rows import judged_columns, parquet_files
 from components.validation.tfdv_statistics import (

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.baking import BAD, BAKES, WELL, BakingSettings
+from components.config.release import BakingSettings
+from components.contracts.baking import BAD, BAKES, WELL
 from components.contracts.metrics import auc_estimate, roc_auc
 from monitoring.deciding.baking import BakingPolicy, mixture_evidence, state_of
 from monitoring.deciding.policy import Action, Baseline, MaturedRows, Predecessor

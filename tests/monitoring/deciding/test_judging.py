@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.contracts.baking import BakingSettings
+from components.config.monitor import JudgeSettings, PolicySettings
+from components.config.release import BakingSettings
 from components.runtime.errors import ContractError
-from monitoring.deciding.judging import MAX_LINE, Judge, JudgeSettings, serving_ahead
-from monitoring.deciding.policies import POLICIES, PolicySettings, make_policies
+from monitoring.deciding.judging import MAX_LINE, Judge, serving_ahead
+from monitoring.deciding.policies import POLICIES, make_policies
 from monitoring.deciding.policy import Action, Baseline, Decision, FeatureDrift
 from monitoring.measures.window import MAX_VERSIONS
 from monitoring.rows import MaturedRequests

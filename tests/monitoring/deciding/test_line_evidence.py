@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from components.config.monitor import PolicySettings
 from monitoring.deciding.betting import FRACTIONS, Capital, Trail, factors
 from monitoring.deciding.line_evidence import LineEvidence
-from monitoring.deciding.policies import PolicySettings, SequentialPolicy
+from monitoring.deciding.policies import SequentialPolicy
 from monitoring.deciding.policy import NO_ROWS, Action, Baseline, without_oldest
 from monitoring.measures.window import MAX_VERSIONS
 from tests.support.click_streams import ClickTraffic, draw

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.baking import BakingSettings
+from components.config.monitor import PolicySettings
+from components.config.release import BakingSettings
 from components.drift_statistics import wilson_interval
-from monitoring.deciding.policies import POLICIES, PolicySettings
+from monitoring.deciding.policies import POLICIES
 from monitoring.deciding.policy import Action
 from tests.support.release_streams import START, Releases, decisions, without_change
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from monitoring.deciding.restraint import RecipeSettings, RestraintSettings, RunMemory, choose_parent, ended
+from components.config.monitor import RecipeSettings, RestraintSettings
+from monitoring.deciding.restraint import RunMemory, choose_parent, ended
 from tests.support.monitors import DRIFT
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from components.config.monitor import RestraintSettings
 from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.restraint import DAY_SECONDS, RestraintSettings, RunMemory, ended, requested, restrain
+from monitoring.deciding.restraint import DAY_SECONDS, RunMemory, ended, requested, restrain
 
 SETTINGS = RestraintSettings()
 DRIFT = Decision(policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1})

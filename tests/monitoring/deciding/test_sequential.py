@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from components.config.monitor import PolicySettings
 from components.contracts.metrics import auc_estimate
-from monitoring.deciding.policies import PolicySettings, SequentialPolicy
+from monitoring.deciding.policies import SequentialPolicy
 from monitoring.deciding.policy import Action, Baseline
 from tests.support.click_streams import ClickTraffic, draw, draw_returning, first_run, joined, of_partition
 from tests.support.evidence import evidence_of, rows_of

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts import criteo
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import PredictionBatch, Predictions
 from monitoring.drift.sketch import SCORE, Layout, Sketch
 

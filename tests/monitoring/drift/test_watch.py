@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from components.config.monitor import DriftSettings
 from components.contracts import criteo
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
 from components.contracts.records import Predictions
-from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.drift.watch import DriftWatch
 

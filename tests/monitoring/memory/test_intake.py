@@ -8,8 +8,8 @@ import pytest
 
 import monitoring.memory.store as store_module
 import monitoring.monitor
+from components.config.features import Features
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch, Record
 from components.runtime.errors import TemporaryError

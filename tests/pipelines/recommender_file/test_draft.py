@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
-from components.contracts.raw_rows import ColumnNames
+from components.config.data import ColumnNames
+from components.config.features import CategoricalOptions, Features, ListOptions, NumericOptions
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.draft import MANY, draft, read_sample
 from pipelines.recommender_file.form import parse_recommender

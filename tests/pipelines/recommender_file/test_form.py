@@ -11,13 +11,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.config.data import OWN_COLUMNS, ColumnNames
+from components.config.features import Features, ListOptions, NumericOptions
+from components.config.model import NetworkConfig
+from components.config.reader import read_mapping
+from components.config.sections import section_classes
+from components.config.spec import SECTIONS, Recommender
 from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features, ListOptions, NumericOptions
-from components.contracts.raw_rows import OWN_COLUMNS, ColumnNames
-from components.contracts.recommender import SECTIONS, Recommender, settings_of
-from components.models.configs import NetworkConfig
 from components.runtime.errors import ContractError
-from pipelines.recommender import section_classes
 from pipelines.recommender_file.form import OPTIONS, compare, format_recommender, parse_recommender, read_recommender
 from tests.support.paths import REPOSITORY
 
@@ -59,7 +60,7 @@ def test_a_mistake_is_named_by_file_line_path_value_and_what_was_expected(old, n
 def test_a_mistake_in_the_options_of_a_column_is_named_with_the_column(column, options, message):
     kind = "lists" if column == "tags" else "numeric"
     text = SHOP.replace("numeric: [price]", f"{kind}: {{{column}: {{{options}}}}}")
-    with pytest.raises(ContractError, match=f"^shop.yaml:7: features.{kind}.{column}: {re.escape(message)}"):
+    with pytest.raises(ContractError, match=f"^shop.yaml:7: features.{kind}.{column}.{re.escape(message)}"):
         parse_recommender(text, source="shop.yaml")
 
 
@@ -128,7 +129,7 @@ def test_no_whole_number_of_a_setting_is_without_a_bound(kind):
         if "int" in str(hints[each.name]) and each.name not in (*BOUNDLESS, "widths", *given):
             for value in (10**17, [10**17]):
                 with pytest.raises(ContractError, match=rf"{each.name}|tower"):
-                    settings_of(kind, {**given, each.name: value}, path="section")
+                    read_mapping(kind, {**given, each.name: value}, path="section")
 
 
 def test_a_file_without_any_feature_is_refused():

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import CategoricalOptions, ListOptions
+from components.config.features import CategoricalOptions, ListOptions
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.draft import draft, guess_roles, read_sample
 from pipelines.recommender_file.form import parse_recommender

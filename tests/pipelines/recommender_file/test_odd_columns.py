@@ -6,9 +6,9 @@ import uuid
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import Recommender
+from components.config.data import ColumnNames
+from components.config.features import Features
+from components.config.spec import Recommender
 from pipelines.recommender_file.draft import draft, read_sample
 from pipelines.recommender_file.trial import try_rows
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import Recommender
+from components.config.data import ColumnNames
+from components.config.features import CategoricalOptions, Features, ListOptions
+from components.config.spec import Recommender
 from components.runtime.errors import ContractError
 from pipelines.recommender_file.__main__ import main
 from pipelines.recommender_file.columns import Coder, deciding_auc

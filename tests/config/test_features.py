@@ -3,14 +3,10 @@
 import hashlib
 from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import (
+from components.config.features import (
     MAX_CATEGORY,
-    MISSING_CATEGORY,
     CategoricalOptions,
     Features,
     NumericOptions,
@@ -74,21 +70,3 @@ def test_columns_may_come_and_go_and_move():
 def test_a_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b(text):
     bits = "".join(f"{byte:08b}" for byte in hashlib.blake2b(text.encode(), digest_size=8).digest())
     assert category_of(text) == int(bits[:52], 2) <= MAX_CATEGORY
-
-
-@pytest.mark.parametrize(
-    ("names", "dtype", "missing"), [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)]
-)
-def test_nulls_become_the_stated_value_and_all_others_stay(raw_table, names, dtype, missing):
-    batch = pa.Table.to_batches(raw_table(200))[0]
-    assert sum(batch.column(name).null_count for name in names) > 0
-    expected = [[missing if v is None else v for v in batch.column(name).to_pylist()] for name in names]
-    found = raw_rows.feature_matrix(batch, names, dtype, missing=missing)
-    assert found.dtype == np.dtype(dtype)
-    np.testing.assert_array_equal(found, np.array(expected, dtype=dtype).T)
-
-
-def test_values_of_another_type_are_refused_and_not_cut_to_fit():
-    batch = pa.record_batch({"C1": pa.array([1.5])})
-    with pytest.raises(pa.ArrowInvalid):
-        raw_rows.feature_matrix(batch, ["C1"], "int64", missing=MISSING_CATEGORY)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from components.contracts.features import Features
+from components.config.data import ColumnNames
+from components.config.features import Features
+from components.config.spec import Recommender
+from components.config.training import TrainingSettings
 from components.contracts.manifests import Manifest
-from components.contracts.raw_rows import ColumnNames
-from components.contracts.recommender import Recommender, parse_settings
 from components.runtime.errors import ContractError
-from components.training.config import TrainingSettings
 
 FEATURES = Features(numeric=("price",), categorical=("item", "shop"))
 
@@ -74,36 +74,6 @@ def test_the_description_survives_a_manifest():
     read = Note.loads(written.dumps(), source="it")
     assert read == written
     assert read.recommender.digest == written.recommender.digest
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("training.seed", "'training.seed', expected section.name=value"),
-        ("=3", "'=3', expected section.name=value"),
-        ("training.seed=1 training.seed=2", "training.seed twice"),
-        ("training.learning_rate=NaN", "training.learning_rate is NaN, expected a finite number"),
-        ("training.seed='7", "No closing quotation"),
-        ("training.seed=" + "9" * 5000, "..., which cannot be read: Exceeds the limit"),
-        ("model.tower=" + "[" * 100_000, "..., which cannot be read: maximum recursion depth"),
-    ],
-)
-def test_settings_of_a_run_that_cannot_be_read_are_named(text, message):
-    with pytest.raises(ContractError, match=re.escape(message)):
-        parse_settings(text)
-
-
-def test_settings_of_a_run_are_json_or_plain_words():
-    text = (
-        'training.learning_rate=5e-4\nmodel.kind=dcn  release.response_cache=true extraction.columns=\'["a b", "c"]\''
-    )
-    assert parse_settings(text) == {
-        "training.learning_rate": 5e-4,
-        "model.kind": "dcn",
-        "release.response_cache": True,
-        "extraction.columns": ["a b", "c"],
-    }
-    assert parse_settings("  ") == {}
 
 
 @pytest.mark.parametrize("names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}])

@@ -1,6 +1,6 @@
-"""What a recommender's file decides of extraction: its section `extraction`.
+"""The section `extraction`: which rows of a lake become a dataset.
 
-What a single run decides, such as its window's two ends, is the command line's.
+Settings of a single run, such as the two ends of its window, are flags of the step.
 """
 
 import math
@@ -14,7 +14,7 @@ MAX_LATE_DAYS, MAX_REPLAY_DAYS = 366, 3_660
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionSettings:
-    """How a window becomes a dataset.
+    """Settings of the dataset that a window becomes.
 
     Raises:
         ContractError: a value is out of its range.
@@ -73,11 +73,11 @@ class ExtractionSettings:
 
     @property
     def attribution(self) -> int:
-        """`attribution_hours` in microseconds."""
+        """Return `attribution_hours` in microseconds."""
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Old rows that make up `replay_share` of all rows learned.
+        """Return the number of old rows that make up `replay_share` of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

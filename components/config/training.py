@@ -1,7 +1,7 @@
-"""How a model is fitted: optimizer, batches, passes, precision, saves. A recommender's section `training`.
+"""The section `training`: optimizer, batches, passes, precision and checkpoints.
 
-The network's shape is `components.models.configs`'; which rows and which parent is the step's business. Defaults suit
-both a first model and an incremental round on some ten thousand rows.
+`config.model` has the shape of the network. The step chooses rows and parent. The defaults suit both a first model and
+an incremental round on some ten thousand rows.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class SolverSettings:
-    """HugeCTR's own settings; no other backend looks at them. The defaults suit data-centre GPUs.
+    """Settings of HugeCTR alone. The defaults suit data-centre GPUs.
 
     Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since a fit scores its last
     tenth itself; the stop at an AUC (`metrics_spec`), since the passes are fixed; `max_iter`, `num_epochs` (`passes`);
@@ -88,5 +88,5 @@ class TrainingSettings:
             raise ContractError(f"round_rates is {self.round_rates}, expected at least one positive number")
 
     def deciding(self) -> dict[str, Any]:
-        """Those of the settings that decide the fitted weights, as JSON-ready values."""
+        """Return the settings that decide the fitted weights, as JSON-ready values."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}

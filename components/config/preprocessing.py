@@ -1,4 +1,4 @@
-"""What a recommender's file decides of preprocessing: its section `preprocessing`."""
+"""The section `preprocessing`: how rows are encoded."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessingSettings:
-    """How rows are encoded.
+    """Settings of the encoding.
 
     Raises:
         ContractError: a number is out of its range.
@@ -47,5 +47,5 @@ class PreprocessingSettings:
 
     @property
     def ttl(self) -> int:
-        """`category_ttl_days` in microseconds, rounded up: a short life is not for ever."""
+        """Return `category_ttl_days` in microseconds, rounded up, because 0 means that categories never expire."""
         return math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY)

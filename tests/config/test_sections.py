@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from components.contracts.features import Features
-from components.contracts.recommender import SECTIONS, Recommender, parse_settings
+from components.config.features import Features
+from components.config.reader import parse_settings
+from components.config.sections import check_settings
+from components.config.spec import SECTIONS, Recommender
 from components.runtime.errors import ContractError
-from pipelines.recommender import check_settings
 
 SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
 WRONG = {

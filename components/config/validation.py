@@ -1,4 +1,4 @@
-"""The rules by name: what each looks at, its action by default, its thresholds. A recommender's section `validation`.
+"""The section `validation`: thresholds, and the rules with their default actions.
 
 Actions:
 - `block`: the run ends here, because training on such rows would be wrong;
@@ -23,7 +23,7 @@ _LEAST_ONE = ("click_rate_factor", "range_factor")
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSettings:
-    """Thresholds of judgement, and the actions that differ from the defaults.
+    """Thresholds of the rules, and the actions that differ from the defaults.
 
     Raises:
         ContractError: a threshold is out of range, or a rule or an action is none.
@@ -71,15 +71,20 @@ class ValidationSettings:
                 raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
 
     def action_of(self, rule: str) -> str:
-        """What the rule does."""
+        """Return the action of a rule."""
         return self.actions.get(rule, RULES[rule].action)
 
     def find(
         self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
     ) -> "list[Finding]":
-        """The finding of `rule` as a list of one; empty if the rule is off.
+        """Return the finding of a rule as a list of one; empty if the rule is off.
 
-        `feature` is a column or `DATASET`; `at_most` is `info` if the rule applies but there is nothing to act on.
+        Args:
+            rule: Name of the rule.
+            feature: A column, or `DATASET`.
+            description: One sentence.
+            kind: See `Finding`.
+            at_most: `info` if the rule applies but there is nothing to act on.
         """
         action = self.action_of(rule)
         if action == OFF:
@@ -122,7 +127,7 @@ class Finding:
 
 
 def decide(findings: Sequence[Finding]) -> str:
-    """`block`, `warn` or `pass`: the worst severity.
+    """Return the worst severity: `block`, `warn` or `pass`.
 
     >>> decide(ValidationSettings().find("click_rate", "label", "the share of clicks is 9 %, was 3 %"))
     'warn'

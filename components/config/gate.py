@@ -1,4 +1,4 @@
-"""What a recommender's file decides of evaluation: its section `gate`."""
+"""The section `gate`: what a candidate must achieve to be released."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from components.runtime.errors import expect
 
 @dataclass(frozen=True, kw_only=True)
 class GateSettings:
-    """What a candidate must show."""
+    """Limits that a candidate must meet."""
 
     min_auc: float = 0.6
     """AUC that a model needs to be released at all."""

@@ -1,30 +1,27 @@
-"""One recommender, as its file describes it: its name, its features, and the settings that differ from the defaults.
+"""A recommender as its file describes it: name, features, and the settings that differ from the defaults.
 
-Joins all rooms: the description enters a run at extraction and travels in the manifests, so each step reads its own
-section from what it is given. The class of a section is its room's, as are its defaults; reading and keeping files is
-left to others.
+The description enters a run at extraction and travels in the manifests, so each step reads its section from its input.
+Reading the file is `pipelines.recommender_file`'s task, keeping accepted descriptions is `store.recommenders`'.
 """
 
 import dataclasses
 import hashlib
 import json
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-import msgspec
-
-from components.contracts.features import Features
-from components.contracts.raw_rows import OWN_COLUMNS, WEIGHT, ColumnNames
-from components.contracts.serving import CANARY_SUFFIX, CANDIDATE_SUFFIX
-from components.runtime.errors import ContractError, first_line
+from components.config.data import OWN_COLUMNS, WEIGHT, ColumnNames
+from components.config.features import Features
+from components.config.reader import nearest, read_mapping
+from components.runtime.errors import ContractError
 
 SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
 """What settings there are: each section is read by the room of its name, `model` by `components.models`, `gate` by
 evaluation, `release` by deployment."""
+CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
+"""Ends of the names of the models beside the served one."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 T = TypeVar("T")
@@ -32,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Recommender:
-    """What one file says of one recommender.
+    """Content of the file of one recommender.
 
     Raises:
         ContractError: the name is none, a feature is the label or named as a column of every row, or a section is
@@ -76,12 +73,12 @@ class Recommender:
                 raise ContractError(f"section {section} is {values!r}, expected settings by name")
 
     def dumps(self) -> bytes:
-        """The description as JSON, in one form whatever the order in which its file names things that have none."""
+        """Return the description as canonical JSON: equal for equal content, whatever the order of keys in the file."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
     def loads(cls, content: bytes, *, source: str) -> "Recommender":
-        """What `dumps` wrote; `source` is named in errors.
+        """Return what `dumps` wrote; `source` is named in errors.
 
         Raises:
             ContractError: the content is no description of a recommender.
@@ -92,11 +89,11 @@ class Recommender:
             raise ContractError(f"{source} is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ContractError(f"{source} is {values!r}, expected a recommender")
-        return settings_of(cls, values, path=source)
+        return read_mapping(cls, values, path=source)
 
     @property
     def columns_of_users(self) -> tuple[str, ...]:
-        """The feature that says who saw a row, and the lists of such; none where no feature does."""
+        """Return the feature that identifies the user, and the lists of its values; empty if there is none."""
         if self.data.user is None:
             return ()
         features = self.features
@@ -105,31 +102,31 @@ class Recommender:
 
     @property
     def user_place(self) -> int | None:
-        """The place of the user on the categorical axis of tensors; None where no feature says who saw a row."""
+        """Return the user's position on the categorical axis of tensors; None without such a feature."""
         return None if self.data.user is None else self.features.categorical.index(self.data.user)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of `dumps`."""
+        """Return the SHA-256 of `dumps`."""
         return hashlib.sha256(self.dumps()).hexdigest()
 
     @property
     def named_settings(self) -> dict[str, Any]:
-        """The settings by path, such as `training.learning_rate`, as `with_settings` takes them."""
+        """Return the settings by path, such as `training.learning_rate`, for `with_settings`."""
         return {
             f"{section}.{name}": value for section, values in self.settings.items() for name, value in values.items()
         }
 
     def section(self, name: str, kind: type[T]) -> T:
-        """The settings of a section as its room's dataclass, with that class's defaults for what is not named.
+        """Return a section as its dataclass. Settings that are not named have the defaults of the class.
 
         Raises:
             ContractError: a setting is unknown, of another type, or refused by the class; the message has its path.
         """
-        return settings_of(kind, self.settings.get(name, {}), path=name)
+        return read_mapping(kind, self.settings.get(name, {}), path=name)
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
-        """The same with single settings changed, each by its path, such as `training.learning_rate`.
+        """Return the recommender with some settings changed, each by its path.
 
         Raises:
             ContractError: a path does not name a section and a setting. The setting's own room checks the rest.
@@ -145,85 +142,3 @@ class Recommender:
                 raise ContractError(f"setting is {path!r}, expected section.name, such as training.learning_rate")
             settings.setdefault(section, {})[name] = value
         return dataclasses.replace(self, settings=settings)
-
-
-def parse_settings(text: str) -> dict[str, Any]:
-    """Settings by path, as a person writes them for one run: `training.seed=7 model.tower=[64,32] model.kind=dcn`.
-
-    They are separated and quoted as a shell's words are. A value is JSON, else the text itself.
-
-    Raises:
-        ContractError: a word is no PATH=VALUE, a path is there twice, or a value is no finite number.
-
-    >>> parse_settings("training.seed=7 model.tower=[64,32] model.kind=dcn")
-    {'training.seed': 7, 'model.tower': [64, 32], 'model.kind': 'dcn'}
-    """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ContractError(f"settings are {text!r}: {error}") from error
-    found: dict[str, Any] = {}
-    for word in words:
-        path, separator, value = word.partition("=")
-        if not separator or not path:
-            raise ContractError(f"settings hold {word!r}, expected section.name=value, such as training.seed=7")
-        if path in found:
-            raise ContractError(f"settings hold {path} twice, expected it once")
-        found[path] = _parsed(path, value)
-    return found
-
-
-def _parsed(path: str, text: str) -> Any:
-    def refuse(constant: str) -> Any:
-        raise ContractError(f"{path} is {constant}, expected a finite number")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError:
-        return text
-    except ContractError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise ContractError(f"{path} is {text[:40]}..., which cannot be read: {first_line(error)}") from error
-
-
-def settings_of(kind: type[T], values: Mapping[str, Any], *, path: str) -> T:
-    """`values` as the dataclass `kind`, strictly typed; a list stands for a tuple, an integer for a float.
-
-    `values` are as JSON or YAML holds them; `path`, where they come from, is named in errors.
-
-    Raises:
-        ContractError: a name is unknown, a value is of another type, or the class refuses it.
-    """
-    hints: dict[str, Any] = get_type_hints(kind)
-    names = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
-    for name, value in values.items():
-        if name not in names:
-            raise ContractError(f"{path}.{name} is no setting{nearest(name, names)}")
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            settings_of(hints[name], value, path=f"{path}.{name}")
-    try:
-        return msgspec.convert(dict(values), kind)
-    except msgspec.ValidationError as error:
-        raise ContractError(_described(error, values, path)) from error
-
-
-def _described(error: msgspec.ValidationError, values: Mapping[str, Any], path: str) -> str:
-    if isinstance(error.__cause__, ContractError):
-        return f"{path}: {error.__cause__}"
-    problem, _, at = str(error).partition(" - at `$")
-    value: Any = values
-    for key in re.findall(r"[^.\[\]`]+", at):
-        value = value[int(key) if isinstance(value, (list, tuple)) else key]
-    expected = problem.replace("`", "").replace("Expected", "expected").partition(", got")[0]
-    return f"{path}{at.rstrip('`')} is {value!r}, {expected}"
-
-
-def nearest(name: object, known: Sequence[str]) -> str:
-    """What an error about an unknown name goes on with: the known one that is meant, else all of them.
-
-    >>> nearest("trainin", SECTIONS)
-    ', expected training'
-    """
-    near = get_close_matches(str(name), list(known), n=1)
-    return f", expected {near[0]}" if near else f", expected one of {', '.join(known)}"

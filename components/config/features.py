@@ -1,8 +1,8 @@
-"""The features of a recommender's rows: which columns there are, in which order, and how a missing value looks.
+"""The section `features`: the feature columns of a recommender, their order and their options.
 
-Joins all rooms: features are dynamic, each recommender names its own. The columns that every raw row has beside them
-are `contracts.raw_rows`'. In files a missing value is null. Tensors and log records have no null: there a missing
-numeric value is NaN and a missing category is `MISSING_CATEGORY`.
+Each recommender names its own features. `contracts.raw_rows` has the columns that every raw row has beside them. In
+files a missing value is null. Tensors and log records have no null. A missing numeric value is NaN there, and a missing
+category is `MISSING_CATEGORY`.
 """
 
 import hashlib
@@ -40,11 +40,12 @@ MAX_BUCKETS = 1024
 
 
 def category_of(text: str) -> int:
-    """Return the category that a text stands for: its number if it is a whole one in range, else a hash.
+    """Return the category of a text: its number if it is a whole number in range, else a hash.
 
-    A number is written as Python prints it. A truth value is 1 or 0, in any case (`plain_word`), since other programs
-    write it so. The hash is the upper 52 bits of the text's BLAKE2b with 8 bytes: of a million texts two are the same
-    category with a probability of 1 in 9,000. `contracts.values.word_of` makes the text of a value of any type.
+    A number is written as Python prints it. A truth value is 1 or 0, whatever its case (`plain_word`), because other
+    programs write it that way. The hash is the upper 52 bits of the text's BLAKE2b with 8 bytes. Among a million texts,
+    two get the same category with a probability of 1 in 9,000. `contracts.values.word_of` makes the text of a value of
+    any type.
 
     >>> category_of("7"), category_of("07"), category_of("red"), category_of("True"), category_of("false")
     (7, 777266936069733, 244716414365860, 1, 0)
@@ -57,7 +58,9 @@ def category_of(text: str) -> int:
 
 
 def plain_word(text: str) -> str:
-    """Return `true` or `false` if the text spells a truth value, in any case or with spaces around it; else the text.
+    """Return `true` or `false` if the text is a truth value, else the text.
+
+    Case and spaces around the text do not matter.
 
     >>> plain_word("TRUE"), plain_word(" False"), plain_word("truth")
     ('true', 'false', 'truth')
@@ -73,7 +76,7 @@ _WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalOptions:
-    """What a categorical feature holds.
+    """Options of a categorical feature.
 
     Raises:
         ContractError: `embed` is below 1 or above `MAX_WIDTH`.
@@ -98,7 +101,7 @@ class CategoricalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """What becomes of a list of categories, of which a row may have none.
+    """Options of a list of categories; a row may have an empty list.
 
     Raises:
         ContractError: `max` or `embed` is below 1 or too large, or a type or `embed` is stated beside a table.
@@ -140,7 +143,7 @@ def _require_width(embed: int | None) -> None:
 
 
 class PooledPlaces(NamedTuple):
-    """The places of one list on the categorical axis, from `start` to before `stop`; their vectors are pooled."""
+    """Positions of one list on the categorical axis, from `start` to before `stop`, whose vectors are pooled."""
 
     start: int
     stop: int
@@ -149,7 +152,7 @@ class PooledPlaces(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What lies on the categorical axis: a place for each categorical feature, then those of the lists."""
+    """Positions on the categorical axis: one for each categorical feature, then those of the lists."""
 
     slots: tuple[int, ...]
     """The slot whose vectors each place looks up."""
@@ -160,7 +163,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NumericOptions:
-    """How a numeric feature becomes an input of the network.
+    """Options of a numeric feature: how it becomes an input of the network.
 
     Raises:
         ContractError: `fill` or a bound is no finite float32, or `transform` is no sequence of steps that there is.
@@ -187,7 +190,7 @@ class NumericOptions:
     """Length of the buckets' vectors, as of a categorical feature."""
 
     def __post_init__(self) -> None:
-        """Refuses what could not be computed; writes equal options alike."""
+        """Check the options, and store equal options in one form."""
         object.__setattr__(self, "fill", _float32(self.fill, "fill"))
         object.__setattr__(self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform))
         kinds = [next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None) for each in self.transform]
@@ -216,7 +219,7 @@ class NumericOptions:
             raise ContractError(f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p")
 
     def _expect_buckets(self, kinds: list[str | None]) -> None:
-        """Refuses what is of no effect on buckets, and a number of them that cannot be."""
+        """Refuse a wrong number of buckets, and options that have no effect on buckets."""
         if kinds not in (["buckets"], ["clip", "buckets"]):
             raise ContractError(
                 f"transform is {list(self.transform)}, expected at most one clip and quantile_buckets last"
@@ -233,42 +236,42 @@ class NumericOptions:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Least and largest value that the transform lets through; infinite where it does not clip."""
+        """Return the smallest and the largest value after the clip; infinite if there is no clip."""
         if match := next(filter(None, map(_CLIP.fullmatch, self.transform)), None):
             return float(match[1]), float(match[2] or math.inf)
         return -math.inf, math.inf
 
     @property
     def is_logged(self) -> bool:
-        """Whether the logarithm is taken."""
+        """Return whether the transform takes the logarithm."""
         return _LOG in self.transform
 
     @property
     def is_standardized(self) -> bool:
-        """Whether the last step is `standardize`."""
+        """Return whether the last step is `standardize`."""
         return _STANDARDIZE in self.transform
 
     @property
     def is_minmax(self) -> bool:
-        """Whether the last step is `minmax`."""
+        """Return whether the last step is `minmax`."""
         return _MINMAX in self.transform
 
     @property
     def num_buckets(self) -> int:
-        """Buckets that the feature is divided into, at most; 0 where it is a dense input."""
+        """Return the maximum number of buckets; 0 if the feature is a dense input."""
         match = _BUCKETS.fullmatch(self.transform[-1]) if self.transform else None
         return int(match[1]) if match else 0
 
 
 def _float32(number: float, what: str) -> float:
-    """The number, which float32 can hold, without the sign of -0.0."""
+    """Return a number that float32 can represent, without the sign of -0.0."""
     if not abs(number) <= _LARGEST:
         raise ContractError(f"{what} is {number}, expected a finite float32")
     return number + 0.0
 
 
 def _plain(clip: re.Match[str]) -> str:
-    bounds = [_float32(float(bound), "a bound of clip") for bound in clip.groups() if bound]
+    bounds = [_float32(float(bound), "transform: bound of clip") for bound in clip.groups() if bound]
     return f"clip({'..'.join(repr(bound).removesuffix('.0') for bound in bounds)})"
 
 
@@ -282,7 +285,7 @@ _NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), Cat
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """The feature columns of one recommender, in the order of files and tensors.
+    """Feature columns of one recommender, in the order of files and tensors.
 
     Raises:
         ContractError: there is no feature, they come to more than `MAX_COLUMNS` columns, a name is there twice, or a
@@ -308,7 +311,7 @@ class Features:
     """Of the lists, likewise."""
 
     def __post_init__(self) -> None:
-        """Refuses columns that could not be told apart; makes tuples of the lists that JSON holds."""
+        """Refuse columns that cannot be distinguished, and convert the lists of JSON to tuples."""
         object.__setattr__(self, "numeric", tuple(self.numeric))
         object.__setattr__(self, "categorical", tuple(self.categorical))
         object.__setattr__(self, "lists", tuple(self.lists))
@@ -340,32 +343,32 @@ class Features:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All features, numeric ones first."""
+        """Return all features, numeric ones first."""
         return self.numeric + self.categorical + self.lists
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """The columns of tensors and records by kind, as JSON holds them; a list has a column for each place."""
+        """Return the columns of tensors and records by kind, for JSON. A list has a column for each position."""
         return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
     def options_of(self, name: str) -> NumericOptions:
-        """The options of the numeric feature `name`."""
+        """Return the options of the numeric feature `name`."""
         return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Categorical features and lists that hold words, see `CategoricalOptions`."""
+        """Return the categorical features and lists of strings, see `CategoricalOptions`."""
         return tuple(name for name in self.categorical + self.lists if self.type_of(name) == "string")
 
     def type_of(self, name: str) -> str:
-        """What the categorical feature `name`, or an element of the list `name`, is; see `CategoricalOptions`."""
+        """Return the type of the categorical feature or of the list's elements, see `CategoricalOptions`."""
         if name in self.lists:
             options = self.list_options_of(name)
             return options.type if options.table is None else self.type_of(options.table)
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
 
     def embed_of(self, name: str) -> int | None:
-        """Length of the vectors of the categorical or bucketed feature or list `name`; None = the model's."""
+        """Return the vector length of a categorical or bucketed feature or a list; None = the model's."""
         if name in self.numeric:
             return self.options_of(name).embed
         if name in self.lists:
@@ -375,19 +378,22 @@ class Features:
 
     @property
     def served_as(self) -> dict[int, int]:
-        """Of each place that is served as one value, the category of it, see `CategoricalOptions.served_as`."""
+        """Return the category of each position that is served as one value.
+
+        See `CategoricalOptions.served_as`.
+        """
         values = {name: each.served_as for name, each in self.categorical_options.items()}
         return {self.categorical.index(n): category_of(str(v)) for n, v in values.items() if v is not None}
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The features that a request must name: all but those that are served as one value."""
+        """Return the features that a request must have: all except those served as one value."""
         served = {self.categorical[place] for place in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The features with categories of their own: a vocabulary, and rows of the table.
+        """Return the features that have their own vocabulary and rows of the table.
 
         The categories of a bucketed feature are its buckets' numbers.
         """
@@ -396,12 +402,12 @@ class Features:
 
     @property
     def bucketed(self) -> tuple[str, ...]:
-        """Numeric features that are looked up by their buckets, see `NumericOptions.transform`."""
+        """Return the numeric features that are looked up by bucket, see `NumericOptions.transform`."""
         return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
     def places(self) -> Places:
-        """What lies on the categorical axis of tensors.
+        """Return the positions on the categorical axis of tensors.
 
         >>> options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1, pool="sum")}
         >>> features = Features(numeric=(), categorical=("user", "item"), lists=("last", "tags"), list_options=options)
@@ -417,7 +423,7 @@ class Features:
 
     @property
     def id_places(self) -> Places:
-        """What lies on the axis of ids: the `places`, then one of each bucketed feature.
+        """Return the positions on the axis of ids: `places`, then one for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> Features(numeric=("price",), categorical=("item",), numeric_options=options).id_places.slots
@@ -428,53 +434,53 @@ class Features:
 
     @property
     def id_names(self) -> tuple[str, ...]:
-        """The name of each column of ids."""
+        """Return the name of each column of ids."""
         return self.place_names + self.bucketed
 
     @property
     def id_features(self) -> tuple[str, ...]:
-        """The feature of each column of ids."""
+        """Return the feature of each column of ids."""
         return self.place_features + self.bucketed
 
     @property
     def vector_names(self) -> tuple[str, ...]:
-        """The feature of each vector that a network takes, those of a list's elements pooled: as `id_places` says."""
+        """Return the feature of each vector that a network takes; a list has one pooled vector."""
         return self.categorical + self.lists + self.bucketed
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """The name of each place, where places are columns."""
+        """Return the name of each position as a column."""
         return self.categorical + tuple(place for name in self.lists for place in self.places_of(name))
 
     @property
     def place_features(self) -> tuple[str, ...]:
-        """The feature of each place."""
+        """Return the feature of each position."""
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """The names of the places of a categorical feature, which is its own, or of a list, see `PLACE`."""
+        """Return the position names of a categorical feature (its own name) or of a list, see `PLACE`."""
         if name in self.categorical:
             return (name,)
         return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))
 
     def list_options_of(self, name: str) -> ListOptions:
-        """The options of the list `name`."""
+        """Return the options of the list `name`."""
         return self.list_options.get(name, _LIST_DEFAULTS)
 
     @property
     def indicated(self) -> tuple[str, ...]:
-        """Numeric features with an indicator."""
+        """Return the numeric features with an indicator."""
         return tuple(name for name in self.numeric if self.options_of(name).indicator)
 
     @property
     def plain_numeric(self) -> list[int]:
-        """Positions of the numeric features that are not bucketed."""
+        """Return the positions of the numeric features that are not bucketed."""
         bucketed = self.bucketed
         return [i for i, name in enumerate(self.numeric) if name not in bucketed]
 
     @property
     def dense_inputs(self) -> tuple[str, ...]:
-        """The dense inputs of a network: the numeric features that are not bucketed, then the indicators.
+        """Return the dense inputs: the numeric features that are not bucketed, then the indicators.
 
         >>> options = {"a": NumericOptions(indicator=True)}
         >>> Features(numeric=("a", "b"), categorical=(), numeric_options=options).dense_inputs
@@ -486,7 +492,7 @@ class Features:
         )
 
     def expect_continues(self, before: "Features", *, parent: str) -> None:
-        """Refuses these as the features of a round that continues a model of the features `before`.
+        """Refuse these features for a round that continues a model with other features.
 
         Columns may come, go and change their order: what was learned of a column is found by its name.
 
@@ -512,13 +518,16 @@ class Features:
             )
 
     def _from_scratch(self, before: "Features") -> str:
-        """The flags of a run from scratch; a model of `before` is left out if it cannot score rows of these."""
+        """Return the flags of a run from scratch.
+
+        A model of `before` is left out if it cannot score rows of these features.
+        """
         return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
-        """The columns of the tensors for `other` that rows of these features have no values for.
+        """Return the tensor columns of `other` for which rows of these features have no values.
 
-        All of a list are, where other elements of it count.
+        If other elements of a list count, these are all columns of the list.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
@@ -528,7 +537,9 @@ class Features:
         return lost
 
     def joined(self, other: "Features") -> "Features":
-        """These, and behind those of each kind the columns that only `other` has; whatever both have is as here.
+        """Return these features, and after those of each kind the columns that only `other` has.
+
+        Columns that both have keep the options of these features.
 
         >>> Features(numeric=("a",), categorical=("b",)).joined(Features(numeric=("c", "a"), categorical=())).names
         ('a', 'c', 'b')

@@ -1,7 +1,7 @@
-"""The table of networks, and the configuration of each: its shape, its validation, its JSON form.
+"""The section `model`: the networks, and the configuration of each.
 
-A configuration names its network and all widths, so nothing that uses one needs to know a data set. The modules are
-imported when a network is built (`network.build_network`): this file needs no torch.
+A configuration has the name of its network and all widths, so its users need no dataset. The module of a network is
+imported when the network is built (`models.network.build_network`). This file needs no torch.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from typing import Any, ClassVar
 
-from components.contracts.features import MAX_WIDTH
-from components.contracts.recommender import Recommender, settings_of
+from components.config.features import MAX_WIDTH
+from components.config.reader import read_mapping
+from components.config.spec import Recommender
 from components.runtime.errors import ContractError
 
 MAX_LAYERS = 100
@@ -20,7 +21,7 @@ MAX_TOWER_WIDTH = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """What the configurations of all networks have in common; the defaults suit a laptop."""
+    """Settings that all networks have in common. The defaults suit a laptop."""
 
     network: ClassVar[str]
     """Name in `NETWORKS`, and the module of `components.models` that has the `nn.Module`."""
@@ -68,24 +69,30 @@ class NetworkConfig:
 
     @property
     def input_width(self) -> int:
-        """Number of values in a row's vectors and dense values together."""
+        """Return the number of values of a row: of its vectors, and its dense values."""
         return (sum(self.widths) or self.num_categorical * self.embedding_dim) + self.num_dense
 
     @property
     def table_widths(self) -> tuple[int, ...]:
-        """The widths that there are, ascending: each has a table of its own (`components.models.files`)."""
+        """Return the distinct widths in ascending order. Each has its own table (`components.models.files`)."""
         return tuple(sorted(set(self.widths))) or (self.embedding_dim,)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """The dense parameters whose shapes depend on the columns: by name, the axis, and whose each position is.
+        """Return the dense parameters whose shapes depend on the columns.
 
-        With zeros at positions that are new, a network with more columns gives the logits of the one without them.
-        `vectors` are the names of a row's vectors, [num_categorical], `dense` those of its dense values, [num_dense].
+        With zeros at new positions, a network with more columns gives the logits of the network without them.
+
+        Args:
+            vectors: Names of a row's vectors, [num_categorical].
+            dense: Names of a row's dense values, [num_dense].
+
+        Returns:
+            By parameter: the axis, and the owner of each position on it.
         """
         raise NotImplementedError
 
     def as_document(self) -> dict[str, Any]:
-        """The configuration as JSON-ready values."""
+        """Return the configuration as JSON-ready values."""
         return {"network": self.network, **asdict(self), "widths": list(self.widths), "tower": list(self.tower)}
 
 
@@ -108,7 +115,7 @@ class DcnConfig(NetworkConfig):
         _require_at_most(MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """See `NetworkConfig`: every layer that takes or gives a value for each one of x0."""
+        """Return every layer with an input or output for each value of x0, see `NetworkConfig`."""
         widths = self.widths or [self.embedding_dim] * len(vectors)
         x0: list[Hashable] = [*((name, i) for name, width in zip(vectors, widths) for i in range(width)), *dense]
         cross = {"cross_u": 1, "cross_v": 2} if self.projection_dim else {"cross_weight": 1}
@@ -125,12 +132,12 @@ class DeepFmConfig(NetworkConfig):
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
-        """Refuses vectors without room for a first-order weight and a factor."""
+        """Refuse vectors that cannot hold a first-order weight and a factor."""
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """See `NetworkConfig`: the numeric columns' weights and factors, and what the tower takes."""
+        """Return the weights and factors of numeric columns and the tower's input, see `NetworkConfig`."""
         axes: dict[str, tuple[int, list[Hashable]]] = {
             "dense_factors": (0, [*dense]),
             "tower.0.weight": (1, [*product(vectors, range(1, self.embedding_dim)), *dense]),
@@ -155,7 +162,7 @@ class DlrmConfig(NetworkConfig):
             )
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """See `NetworkConfig`: what the bottom tower takes, and the pairs of vectors that the top tower does."""
+        """Return the inputs of both towers, see `NetworkConfig`. The top tower takes pairs of vectors."""
         bottom = [""] if dense else []
         multiplied = [*bottom, *vectors]
         pairs = [frozenset((multiplied[i], other)) for i in range(len(multiplied)) for other in multiplied[:i]]
@@ -170,13 +177,15 @@ NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnC
 
 
 def network_config(recommender: Recommender) -> NetworkConfig:
-    """The network that the section `model` of a recommender describes, for its features; `kind` is the network's name.
+    """Return the network that the section `model` describes, for the features of its recommender.
+
+    The setting `kind` is the name of the network.
 
     Raises:
         ContractError: no network has this name, the network has no such setting, a value is out of range, or the
             network cannot be built from so few features.
 
-    >>> from components.contracts.features import Features
+    >>> from components.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))
     >>> shop = Recommender(name="shop", features=features, settings={"model": {"embedding_dim": 8}})
     >>> network_config(shop).input_width
@@ -188,7 +197,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     counts = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
     if stated := settings.keys() & {*counts, "widths"}:
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
-    usual = settings_of(kind, {**counts, **settings}, path="model")
+    usual = read_mapping(kind, {**counts, **settings}, path="model")
     embeds = {name: features.embed_of(name) for name in features.vector_names}
     widths = {name: embed or usual.embedding_dim for name, embed in embeds.items()}
     if len(set(widths.values())) > 1:
@@ -204,7 +213,7 @@ def network_config(recommender: Recommender) -> NetworkConfig:
 
 
 def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
-    """The configuration that `as_document` wrote.
+    """Return the configuration that `as_document` wrote.
 
     Raises:
         ContractError: no network has the document's name, or its settings have unknown or missing names.
