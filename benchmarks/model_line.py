@@ -14,7 +14,7 @@ Which rounds are asked for, and when, is left to `benchmarks.freshness`.
 import os
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timezone
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -26,12 +26,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.contracts import raw_rows
-from components.contracts.manifests import Model, Release
+from components.contracts.manifests import Model, RawDataset, Release
 from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from components.deployment.canary import steps as canary_steps
 from components.deployment.canary.steps import CanarySettings
 from components.deployment.graph.parity import open_graph
 from components.deployment.site import SiteSettings
+from components.storage.references import refer
 from components.storage.uris import local_path, open_objects
 from components.store import promotion_journal
 from components.store.models import release_path
@@ -180,14 +181,14 @@ class ModelLine:
             # Every model keeps a copy of what the report names, so this is not tidied away.
             apart = self._root / "validation"
             self._step("validation", run=run, output=self._report, raw_dataset=raw, champion="current", work=apart)
+        replace(RawDataset.read(raw), validation_report=refer(self._report)).write(raw)
         step("preprocessing", encoded, raw_dataset=raw, **work)
-        step("training", model, training_set=encoded, validation_report=self._report, **work)
-        judged = {"raw_dataset": raw, "model": model}
+        step("training", model, training_set=encoded, **work)
         outcome = REFUSED
-        if step("evaluation", verdict, training_set=encoded, **judged, **work):
+        if step("evaluation", verdict, model=model, **work):
             repository = self._root / "repository"
             outcome = GAVE_WAY
-            if step("deployment", release, verdict=verdict, repository=repository, **judged):
+            if step("deployment", release, verdict=verdict, repository=repository):
                 live = promotion_journal.current(self._root / "store")
                 made = Model.read(model)
                 outcome = RELEASED if live and live.model_id == made.model_id else CANARY

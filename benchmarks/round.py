@@ -125,14 +125,15 @@ class Bench:
         None where the gate could not tell the candidate from the champion by so few rows, and nothing was released.
         """
         first, before = self._num_read(), promotion_journal.current(self._folders.store)
-        parameters = [f"triton_urls={self._server.grpc_url}"]
+        parameters: list[str] = []
         expected = len(self._times) - first
         if first + rows < len(self._times):
             end = self._times[first + rows]
             expected = bisect_left(self._times, end) - first
             parameters.append(f"window_end={end.isoformat()}")
         command = [sys.executable, "-m", "pipelines", "run", f"--package={self._package}"]
-        command += [f"--folder={self._folders.root}", *(f"-p{each}" for each in parameters)]
+        command += [f"--folder={self._folders.root}", f"--triton-urls={self._server.grpc_url}"]
+        command += [*(f"-p{each}" for each in parameters)]
         triggered = datetime.now(timezone.utc)
         run_to_end(command)
         live = promotion_journal.current(self._folders.store)

@@ -125,12 +125,13 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
     shared = [f"--store={folder / 'store'}", "--run=r", f"--work={folder / 'work'}"]
     flags = {
         "extraction": [f"--lake={folder / 'lake'}", "--parent=none", "--champion=none"],
-        "validation": [f"--raw-dataset={folder / 'extraction.json'}", "--champion=none"],
-        "preprocessing": [f"--raw-dataset={folder / 'extraction.json'}"],
-        "training": [
-            f"--training-set={folder / 'preprocessing.json'}",
-            f"--validation-report={folder / 'validation.json'}",
+        "validation": [
+            f"--raw-dataset={folder / 'extraction.json'}",
+            f"--valid-dataset={folder / 'valid.json'}",
+            "--champion=none",
         ],
+        "preprocessing": [f"--raw-dataset={folder / 'valid.json'}"],
+        "training": [f"--training-set={folder / 'preprocessing.json'}"],
     }
     found = {}
     for step, environment in STEPS.items():

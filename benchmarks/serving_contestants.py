@@ -175,7 +175,7 @@ class Released:
             "repository": self.repository.as_uri(),
             "triton-urls": self.server.grpc_url,
             "output": output,
-            **self._models.manifests(seed, champion=self._live),
+            "verdict": self._models.verdict(seed, champion=self._live),
         }
         self._live = f"model-{seed}"
         return [sys.executable, "-m", "components.deployment", *(f"--{k}={v}" for k, v in flags.items())], output

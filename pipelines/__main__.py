@@ -65,6 +65,7 @@ ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training", "export": 
 
 
 _NO_PLACEMENT = ("command", "output", "placement")
+_SERVERS = "Triton servers to release to, each host:grpc_port or dns:///name:grpc_port, comma-separated"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -77,6 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     run.add_argument("--folder", type=Path, required=True, help="holds lake, store, work, repository, logs")
     run.add_argument("--request", type=Path, help="retrain request (JSON) to run for")
+    run.add_argument("--lake", default="", help="click logs, folder or gs:// (default: lake in the folder)")
+    run.add_argument("--triton-urls", default="", help=f"{_SERVERS}; empty = only publish")
     _add_parameters(run)
     _add_submit(commands)
     _add_journal(commands)
@@ -126,6 +129,11 @@ def _add_compile(commands: Any) -> None:
         help="YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env beside it, "
         "and flags override it (default: a laptop's)",
     )
+    parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
+    parser.add_argument("--store", help="folder of the model registry (default: store on the volume)")
+    parser.add_argument("--work", help="folder of the runs' intermediate files (default: work on the volume)")
+    parser.add_argument("--repository", help="Triton's model repository, folder or gs:// (default: on the volume)")
+    parser.add_argument("--triton-urls", help=f"{_SERVERS} (default: none, only publish)")
     parser.add_argument("--registry", help="prefix of the images (default: none)")
     parser.add_argument("--tag", help="tag of the images; on a cluster the git revision (default: dev)")
     parser.add_argument(
@@ -266,9 +274,12 @@ def _run_open(arguments: argparse.Namespace) -> int:
 def _run_compile(arguments: argparse.Namespace) -> int:
     from pipelines.package import compile_pipeline
     from pipelines.placement import read_placement
+    from pipelines.places import describe_places
 
     flags = {name: value for name, value in vars(arguments).items() if name not in _NO_PLACEMENT}
-    compile_pipeline(arguments.output, read_placement(arguments.placement, flags))
+    placement = read_placement(arguments.placement, flags)
+    compile_pipeline(arguments.output, placement)
+    print(f"{arguments.output}: {describe_places(placement.places)}")
     return 0
 
 
@@ -281,9 +292,18 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
     )
 
 
+def _own_places(arguments: argparse.Namespace) -> dict[str, str]:
+    """What the run's flags name in place of the folder's lake and of no server."""
+    from components.storage.uris import typed_uri
+
+    named = {"lake": typed_uri(arguments.lake), "triton_urls": arguments.triton_urls}
+    return {name: place for name, place in named.items() if place}
+
+
 def _words_of(arguments: argparse.Namespace) -> list[str]:
     """The flags that say what kind of run it is, as words of a command."""
-    words = ["--from-scratch"] if arguments.from_scratch else []
+    words = [word for name, place in _own_places(arguments).items() for word in (f"--{name.replace('_', '-')}", place)]
+    words += ["--from-scratch"] if arguments.from_scratch else []
     for flag, values in (("-p", arguments.parameter), ("--set", arguments.settings)):
         words += [word for value in values for word in (flag, value)]
     return words
@@ -300,7 +320,9 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
     parameters = _parameters_of(arguments)
     reference, settings = parameters.get("recommender", CURRENT), parameters.get("settings", "")
     check_run(folders.store, reference=reference, settings=settings)
-    outcome = run_once(arguments.package, folders, parameters=parameters, request=request)
+    outcome = run_once(
+        arguments.package, folders, parameters=parameters, request=request, places=_own_places(arguments)
+    )
     print(describe_run(folders.store, outcome))
     command = ["evergreen", "run", "--package", str(arguments.package), "--folder", str(arguments.folder)]
     if sentence := what_next(folders.store, outcome, command=[*command, *_words_of(arguments)]):
@@ -318,12 +340,14 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     if arguments.no_run and not uploads:
         raise ContractError("--no-run without --upload leaves nothing to do")
     from components.config.sections import check_changes
+    from components.storage.uris import local_path
     from components.store.runs import find_outcome, store_name
     from pipelines import submit
-    from pipelines.package import default_store, image_tag
+    from pipelines.package import image_tag, read_places
+    from pipelines.places import describe_places
     from pipelines.runs import describe_run
 
-    parameters = _parameters_of(arguments)
+    parameters, places = _parameters_of(arguments), read_places(arguments.package)
     check_changes(parameters.get("settings", ""))
     version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
     if arguments.recurring:
@@ -331,7 +355,9 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
     source: Path | PipelineVersion = arguments.package
     if uploads:
-        source = submit.upload(server, arguments.package, version, pipeline=arguments.pipeline)
+        source = submit.upload(
+            server, arguments.package, version, pipeline=arguments.pipeline, about=describe_places(places)
+        )
     run = submit.RunRequest(
         source=source,
         parameters=parameters,
@@ -349,7 +375,7 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         print(run_id, flush=True)
         if arguments.wait:
             ended = wait(server, run_id, seconds=arguments.wait_hours * 3600)
-            store = Path(parameters.get("store") or default_store(arguments.package))
+            store = local_path(places["store"])
             outcome = find_outcome(store, store_name(name, "", run_id))
             if ended.state != "SUCCEEDED":
                 step = f"; {outcome.step}: {outcome.reason}" if outcome else ""

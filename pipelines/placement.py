@@ -23,6 +23,7 @@ from components.runtime.errors import ContractError, expect
 from components.runtime.kubeflow import POD_NAME, POD_UID
 from components.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
+from pipelines.places import PLACES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,18 +130,23 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
-    repository: str = ""
-    """Default of the pipeline's parameter: Triton's model repository, folder or gs://bucket/prefix; empty =
-    `repository` on the volume."""
     lake: str = ""
-    """Default of the pipeline's parameter: the click logs, folder or gs://bucket/prefix; empty = `lake` on the
+    """The click logs, day=YYYY-MM-DD partitions of Parquet in a folder or gs://bucket/prefix; empty = `lake` on the
     volume."""
+    store: str = ""
+    """Folder of the model registry: models, releases, promotion journal, notes of runs; empty = `store` on the
+    volume."""
+    work: str = ""
+    """Folder for the runs' intermediate files; empty = `work` on the volume."""
+    repository: str = ""
+    """Triton's model repository, folder or gs://bucket/prefix; empty = `repository` on the volume."""
     triton_urls: str = ""
-    """Default of the pipeline's parameter: the servers that a release reaches."""
+    """Triton servers to load a new version, each host:grpc_port or dns:///name:grpc_port (every address of a headless
+    Service), comma-separated; empty = it is only published."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
-    """Default of the pipeline's parameter: which Triton serves the model."""
+    """Which Triton serves the model: NGC's images, or the server bundled for laptops."""
     device: typing.Literal["cpu", "gpu"] = "cpu"
-    """Default of the pipeline's parameter: what onnxruntime runs on."""
+    """What onnxruntime runs on; a MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Which trainer the training step runs, in its image."""
     training_gpus: int = 1
@@ -154,7 +160,8 @@ class Placement:
     training_nodes: int = 1
     """Pods of the TrainJob, each with `training_gpus`; more than one only for `torchrec`."""
     served: str = ""
-    """Default of the pipeline's parameter: archive of served rows that training rows are compared with."""
+    """Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty = they are not
+    compared."""
     extraction_dask_scheduler: str = ""
     """Address of a running Dask scheduler whose workers have extraction's image; empty = the step's own processes."""
     preprocessing_dask_scheduler: str = ""
@@ -210,14 +217,10 @@ class Placement:
         return self.gpu_nodes if needs.gpu and self.accelerator else self.cpu_nodes
 
     @property
-    def default_repository(self) -> str:
-        """Default of the pipeline's parameter `repository`."""
-        return self.repository or f"{self.mount_path}/repository"
-
-    @property
-    def default_lake(self) -> str:
-        """Default of the pipeline's parameter `lake`."""
-        return self.lake or f"{self.mount_path}/lake"
+    def places(self) -> dict[str, str]:
+        """Where runs read and write and what they release to, by name of the steps' arguments."""
+        folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")}
+        return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:

@@ -38,8 +38,8 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.local.environments import REPOSITORY, python_of
 
 RUN = "reproduce"
-_OF_A_RUN = ("model_id", "created_at", "sha256")
-"""Fields of manifests that are not compared, as URIs are not; what the hashes are of is compared itself."""
+_OF_A_RUN = ("model_id", "created_at", "sha256", "validation_report", "raw_dataset", "training_set")
+"""Fields of manifests that are not compared, as URIs are not; what hashes and references are of is compared itself."""
 _OF_VALIDATION = ("digest", "num_train_rows", "num_quarantined")
 """Fields of a `RawDataset` that validation changes where rows go into quarantine or come back."""
 MAX_SHOWN = 8
@@ -81,7 +81,7 @@ class Reproduction:
         yield "extraction", found + (self._written_since() if found else [])
 
         valid = self.folder / "valid.json"
-        report = self._run("validation", champion=champion, raw_dataset=rows, valid_dataset=valid)
+        self._run("validation", champion=champion, raw_dataset=rows, valid_dataset=valid)
         found = differing_files(made / "validation", (stored / Model.SCHEMA).parent)
         yield "validation", differing(RawDataset.read(valid), raw) + found
 
@@ -89,8 +89,7 @@ class Reproduction:
         workflow = made / "preprocessing" / Model.WORKFLOW
         yield "preprocessing", differing_files(workflow, stored / Model.WORKFLOW)
 
-        inputs = {"training_set": encoded, "validation_report": report}
-        trained = Model.read(self._run("training", backend=self.model.backend, **inputs))
+        trained = Model.read(self._run("training", backend=self.model.backend, training_set=encoded))
         yield "training", differing(trained, self.model) + differing_weights(trained, self.model, stored)
 
         released = [line for line in read_entries(self.store) if line.model_id == self.model.model_id]

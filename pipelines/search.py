@@ -32,7 +32,7 @@ from components.store.recommenders import accepted, check_run
 from components.store.runs import find_outcome, new_run_name
 from pipelines.local.environments import REPOSITORY, python_of
 from pipelines.local.runner import LocalFolders
-from pipelines.package import read_parameters, run_outcome_pod
+from pipelines.package import read_parameters, read_places, run_outcome_pod
 from pipelines.recommender_file.document import load_document
 from pipelines.recommender_file.form import read_recommender
 
@@ -228,7 +228,7 @@ def katib_experiment(
     pod["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
     (container,) = pod["containers"]
     container["image"], container["env"][0]["value"] = image, json.dumps(run)
-    container["args"] = [f"--host={arguments.host}", f"--store={given.get('store', f'{mount_path}/store')}"]
+    container["args"] = [f"--host={arguments.host}", f"--store={read_places(arguments.package)['store']}"]
     container["volumeMounts"][0]["mountPath"] = mount_path
     return made
 

@@ -144,8 +144,18 @@ def _nested(annotation: Any, value: Any, source: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Manifest of an earlier step, by which a step finds what it was not handed (`components.storage.references`)."""
+
+    uri: str
+    """File of the shared folder or of the model registry."""
+    sha256: str
+    """Of the file's bytes, 64 hex digits."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RawDataset(Manifest):
-    """Rows of one window, split by time. Extraction -> validation, preprocessing, evaluation, deployment."""
+    """Rows of one window, split by time. Extraction -> validation -> preprocessing; then by reference."""
 
     source_uri: str
     window_start: str | None
@@ -237,6 +247,8 @@ class RawDataset(Manifest):
     num_quarantined: int = 0
     """Training rows that validation put into quarantine, with their reason, in `quarantine_uri`."""
     quarantine_uri: str | None = None
+    validation_report: Reference | None = None
+    """The `ValidationReport` on these rows. None before validation."""
     words_uri: str | None = None
     """The most frequent words of columns of words (`contracts.words`), for people; None = there is no such column.
     Those of the column that names users are not kept."""
@@ -260,7 +272,7 @@ class RawDataset(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport(Manifest):
-    """What TFDV found, and what the rules made of it. Validation -> training (keeps it), people."""
+    """What TFDV found, and what the rules made of it. Validation -> people; training, evaluation by reference."""
 
     decision: str
     """`pass`, `warn` or `block`."""
@@ -298,7 +310,7 @@ class ValidationReport(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSet(Manifest):
-    """Encoded rows in HugeCTR's Parquet form. Preprocessing -> training, evaluation."""
+    """Encoded rows in HugeCTR's Parquet form. Preprocessing -> training; evaluation by reference."""
 
     train_uri: str
     """Folder with Parquet files, `_metadata.json` and `_file_list.txt`: label and I1..I13 float32, C1..C26 int64."""
@@ -340,6 +352,10 @@ class TrainingSet(Manifest):
     """See `RawDataset.files`."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
+    raw_dataset: Reference | None = None
+    """The `RawDataset` that was encoded. None only where no step made the manifest, likewise the next."""
+    validation_report: Reference | None = None
+    """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
     """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
     recommender: Recommender
@@ -348,7 +364,7 @@ class TrainingSet(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Manifest):
-    """One trained model: a self-contained folder of the model store. Training -> evaluation, deployment, next round.
+    """One trained model: a self-contained folder of the model store. Training -> evaluation, next round.
 
     The folder holds `model.json` (this manifest) and the parts named by the constants below.
     """
@@ -403,6 +419,8 @@ class Model(Manifest):
     served as one value (`CategoricalOptions.served_as`); the round that continues the model begins without it."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`; what serving goes by is in the workflow."""
+    training_set: Reference | None = None
+    """The `TrainingSet` that it learned. None in the store, where a model outlives its encoded rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Which version of which day it learned from in its own round; see `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -490,6 +508,10 @@ class Verdict(Manifest):
     difference: AucLead | None
     scores_uri: str
     """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
+    model: Reference | None = None
+    """The candidate's `Model` in the store. None in verdicts of older revisions, likewise the next."""
+    raw_dataset: Reference | None = None
+    """The `RawDataset` whose held-out rows it was evaluated on."""
     old_distribution: RowsQuality | None = None
     """On rows of days before the window: what both models remember. None = no such rows were held out. The gate judges
     by it on request only."""
@@ -554,6 +576,11 @@ CURRENT = "current"
 """As parent or champion: whatever the promotion journal says is live; none where nothing is."""
 NONE = "none"
 """As parent: train from scratch; as champion: judge by floor and calibration alone."""
+RUN_PARAMETERS = (
+    *("window_start", "window_end", "parent", "champion", "recommender", "settings"),
+    *("trigger_id", "trigger_reason"),
+)
+"""Parameters of the pipeline: six that a person changes, and two that the monitor gives."""
 SCRATCH = ("parent", "champion")
 """The run's parameters that are `NONE` by `evergreen run --from-scratch`."""
 

@@ -41,9 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="of onnxruntime; a MIG slice is a gpu")
     parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
-    parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest")
-    parser.add_argument("--model", required=True, type=Path, help="Model manifest")
-    parser.add_argument("--verdict", required=True, type=Path, help="Verdict manifest")
+    parser.add_argument(
+        "--verdict", required=True, type=Path, help="Verdict manifest, which names the model and its held-out rows"
+    )
     parser.add_argument("--html", type=Path, help="where the page of the model's card goes")
     parser.add_argument("--output", required=True, type=Path, help="where the Release manifest goes")
     return parser
@@ -76,12 +76,15 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from components.deployment.canary.steps import FIRST_SHARE, start
     from components.deployment.release import ReleaseSettings, release
     from components.deployment.servers import parse_urls
+    from components.storage.references import read_reference
     from components.storage.uris import local_path
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
         raise Refused(f"verdict is {verdict.decision}: {verdict.sentence}")
-    model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
+    source = str(arguments.verdict)
+    model = read_reference(verdict.model, Model, source=source)
+    raw = read_reference(verdict.raw_dataset, RawDataset, source=source)
     asked = raw.recommender.section("release", RolloutSettings)
     rollout = asked.rollout
     if rollout == UNRELEASED:

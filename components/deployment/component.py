@@ -1,7 +1,7 @@
 """Deployment's place in the pipeline; the work is in `__main__` and the modules beside it."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Dataset, Input, Model, Output
+from kfp.dsl import HTML, Artifact, Input, Output
 
 
 @dsl.component(base_image="evergreen-deployment", install_kfp_package=False)
@@ -15,8 +15,6 @@ def deployment(
     server: str,
     device: str,
     trigger_id: str,
-    raw_dataset: Input[Dataset],
-    model: Input[Model],
     verdict: Input[Artifact],
     release: Output[Artifact],
     card: Output[HTML],
@@ -36,9 +34,8 @@ def deployment(
         server: What runs the graph in Triton: `python` (laptop) or `onnxruntime` (cluster).
         device: What `onnxruntime` runs on, `cpu` or `gpu` (a MIG slice is a GPU).
         trigger_id: Retrain request that this run answers; empty = none.
-        raw_dataset: RawDataset manifest, for the held-out rows.
-        model: Model manifest.
-        verdict: Verdict manifest; its scores are what the graph must repeat.
+        verdict: Verdict manifest; it names the model and the held-out rows, and its scores are what the graph must
+            repeat.
         release: Release manifest.
         card: The model's card as of its release, for people.
     """
@@ -49,8 +46,7 @@ def deployment(
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
         run=name, store=store, repository=repository, triton_urls=triton_urls, server=server, device=device,
-        trigger_id=trigger_id, raw_dataset=raw_dataset.path, model=model.path, verdict=verdict.path,
-        output=release.path, html=card.path)  # fmt: skip
+        trigger_id=trigger_id, verdict=verdict.path, output=release.path, html=card.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
             return  # refused: a retry would be refused too

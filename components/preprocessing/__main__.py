@@ -3,12 +3,14 @@
 import argparse
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 from components.contracts.manifests import RawDataset
 from components.runtime.durable import own_umask
 from components.runtime.exit_codes import exits_with_code
 from components.runtime.flags import CommandParser
 from components.runtime.plain_text import log_as_text
+from components.storage.references import keep
 from components.storage.uris import local_path
 from components.store.runs import noted
 
@@ -50,6 +52,8 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
         raw = RawDataset.read(arguments.raw_dataset)
         parent = find_parent(store, raw.parent_model_id)
         training_set, note.facts = preprocess(raw, parent=parent, final=final, dask_scheduler=arguments.dask_scheduler)
+        reference = keep(raw, final / "raw_dataset.json")
+        training_set = replace(training_set, raw_dataset=reference, validation_report=raw.validation_report)
         training_set.write(arguments.output)
 
 

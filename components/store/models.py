@@ -21,6 +21,7 @@ from pathlib import Path
 from components.contracts.manifests import CURRENT, NONE, Model, RawDataset, Release, ServingPlace, Verdict
 from components.runtime.durable import sha256_file, sha256_tree
 from components.runtime.errors import ContractError
+from components.storage.references import keep, refer
 from components.storage.uris import local_path
 from components.store import promotion_journal
 from components.store.promotion_journal import moment_of
@@ -66,11 +67,25 @@ def scores_path(store: Path, model_id: str) -> Path:
     return store / "verdicts" / model_id / "scores.json"
 
 
-def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> None:
-    """Keeps what a later `promote` needs of an evaluation; replaces that of an earlier one of the same model."""
+def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
+    """Keep what deployment, or a later `promote`, needs of an evaluation, in place of that of an earlier one.
+
+    Args:
+        store: The model store; it holds the candidate.
+        verdict: The gate's answer.
+        raw: The rows that it judged by.
+
+    Returns:
+        The verdict with references to the candidate and the rows.
+
+    Raises:
+        ContractError: The candidate is not in the store.
+    """
     of_verdict, of_raw = verdict_paths(store, verdict.candidate_model_id)
-    raw.write(of_raw)
+    model = refer(model_folder(store, verdict.candidate_model_id) / Model.MANIFEST)
+    verdict = replace(verdict, model=model, raw_dataset=keep(raw, of_raw))
     verdict.write(of_verdict)
+    return verdict
 
 
 def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:

@@ -1,9 +1,10 @@
-"""The training step as a plain command: TrainingSet and ValidationReport manifests in, Model manifest out."""
+"""The training step as a plain command: TrainingSet manifest in, Model manifest out."""
 
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.runtime.plain_text import log_as_text
+from components.storage.references import keep, read_reference
 from components.storage.uris import local_path
 from components.store.runs import noted
 from components.training.hugectr.nodes import communicator, follow
@@ -45,7 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--train-job", default="", help="what runs the step's workers: a TrainJob's spec as JSON; empty = this process")
     add("--processes", type=int, default=1, help="worker processes, each with a GPU where there are any; torchrec only")
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
-    add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
     add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
     return parser
 
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from components.training.step import TrainingRun, forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
-        report = ValidationReport.read(flags.validation_report)
+        report = read_reference(training_set.validation_report, ValidationReport, source=str(flags.training_set))
         asked = TrainingRun(
             run=flags.run,
             store=store,
@@ -97,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings=training_set.recommender.section("training", TrainingSettings),
         )
         model, result = train(asked, training_set, report, stop=stop)
-        model.write(flags.output)
+        reference = keep(training_set, work / flags.run / "training" / "training_set.json")
+        replace(model, training_set=reference).write(flags.output)
         forget_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
         threads = torch.get_num_threads()  # equal bits need equally many

@@ -1,7 +1,7 @@
 """The training step's KFP signature."""
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Model, Output
+from kfp.dsl import Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
@@ -16,7 +16,6 @@ def training(
     processes: int,
     train_job: str,
     training_set: Input[Dataset],
-    validation_report: Input[Artifact],
     model: Output[Model],
 ) -> None:
     """Fits the network, from scratch or on from a parent, and puts the model into the store.
@@ -31,8 +30,8 @@ def training(
         num_gpus: GPUs that share a batch; more than one only for hugectr.
         processes: Workers that share a batch, each with a GPU where there are any; more than one only for torchrec.
         train_job: What runs the step's workers, a TrainJob's spec as JSON; empty = this step's own container.
-        training_set: Encoded rows (manifest).
-        validation_report: Statistics and schema to keep beside the model (manifest).
+        training_set: TrainingSet manifest of the encoded rows; it names the report whose statistics and schema the
+            model keeps.
         model: The trained model (manifest).
     """
     from components.runtime.flags import run_flags
@@ -42,6 +41,6 @@ def training(
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
         run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
-        training_set=training_set.path, validation_report=validation_report.path, output=model.path)  # fmt: skip
+        training_set=training_set.path, output=model.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

@@ -171,9 +171,8 @@ def train_elsewhere(
     """
     folder = local_path(flags.work) / flags.run / "train-job"
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {name: folder / f"{name}.json" for name in ("training_set", "validation_report", "output")}
-    for name in ("training_set", "validation_report"):
-        shutil.copyfile(getattr(flags, name), shared[name])
+    shared = {name: folder / f"{name}.json" for name in ("training_set", "output")}
+    shutil.copyfile(flags.training_set, shared["training_set"])
     spec = json.loads(flags.train_job)
     spec["trainer"]["args"] = run_flags(**{**vars(flags), **shared, "train_job": ""})
     name = job_name(flags.run)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from components.contracts.manifests import CURRENT, RetrainRequest
+from components.contracts.manifests import CURRENT, RUN_PARAMETERS, RetrainRequest
 from components.runtime.durable import write_whole
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion, describe_end
@@ -208,15 +208,21 @@ class KubeflowSettings:
     pipeline_version_id: str = ""
     """Version of the uploaded pipeline."""
     pipeline_arguments: str = "{}"
-    """Kubeflow trigger: JSON object of further pipeline parameters, such as the store and the lake."""
+    """Kubeflow trigger: JSON object of further parameters of the runs, such as their settings. The pipeline's placement
+    decides the store and the lake."""
 
     def __post_init__(self) -> None:
         try:
-            is_object = isinstance(json.loads(self.pipeline_arguments), dict)
+            given = json.loads(self.pipeline_arguments)
         except ValueError:
-            is_object = False
-        if not is_object:
+            given = None
+        if not isinstance(given, dict):
             raise ContractError(f"pipeline_arguments is {self.pipeline_arguments!r}, expected a JSON object")
+        if unknown := sorted(given.keys() - set(RUN_PARAMETERS)):
+            raise ContractError(
+                f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, some of "
+                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when the pipeline is compiled"
+            )
 
     def expect_complete(self) -> None:
         """Checks that a run can be created.

@@ -246,7 +246,7 @@ def run_demo(settings: DemoSettings) -> int:
 def _run_in(settings: DemoSettings) -> int:
     """Runs the demo in its folder, which is empty but for the marker."""
     folders = LocalFolders(root=settings.folder)
-    folders.pipeline_arguments()
+    folders.places()
     folders.logs.mkdir()
     logging.basicConfig(filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True)
     screen = Screen()

@@ -359,7 +359,7 @@ class Services:
     def run_command(self) -> list[str]:
         """Runs the pipeline here; the monitor adds `--request`."""
         command = [sys.executable, "-m", "pipelines", "run", "--package", str(self.package)]
-        return [*command, "--folder", str(self.folders.root), "-p", f"triton_urls={self.triton_url}"]
+        return [*command, "--folder", str(self.folders.root), "--triton-urls", self.triton_url]
 
     def first_run_command(self) -> list[str]:
         """Runs the pipeline for the first model.

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,7 @@ from components.runtime.errors import ContractError, PermanentError
 from components.store.runs import RunOutcome, find_outcome, new_run_name
 from pipelines.images import ENVIRONMENT_OF_STEP, step_of_image
 from pipelines.local import environments
+from pipelines.package import read_places, with_places
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +52,24 @@ def run_pipeline(
     package: Path,
     arguments: Mapping[str, Any],
     *,
+    places: Mapping[str, str] = MappingProxyType({}),
     name: str,
     root: Path,
     logs: Path,
     pythons: Mapping[str, Path],
     source: Path,
 ) -> None:
-    """Runs the compiled pipeline to its end, tasks one after another.
+    """Run the compiled pipeline to its end, tasks one after another.
 
-    `arguments` are the parameters that differ from their defaults; `name` is the run's. `root` is for
-    KFP's artifacts (small manifests and reports), `logs` for one file per task; `pythons` are those of each environment
-    in `images.ENVIRONMENT_OF_STEP`; `source` holds our packages, for PYTHONPATH.
+    Args:
+        package: The compiled pipeline, of whatever placement.
+        arguments: Parameters that differ from their defaults.
+        places: Folders and servers in place of those that it was compiled for (`pipelines.places`).
+        name: The run's.
+        root: For KFP's artifacts: small manifests and reports.
+        logs: For one file per task.
+        pythons: Interpreter of each environment in `images.ENVIRONMENT_OF_STEP`.
+        source: Holds our packages, for PYTHONPATH.
 
     Raises:
         PipelineFailed: a task failed after its retries, or at once where it refused its input.
@@ -77,7 +85,7 @@ def run_pipeline(
         refused: set[str] = set()
         handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-        text = package.read_text()
+        text = with_places(package, places)
         # KFP's local runner does not know the workflow's name, and its id of a run is a random number. The run's own
         # name is unique: `run_once` refuses one that is taken.
         for placeholder in (dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER, dsl.PIPELINE_JOB_ID_PLACEHOLDER):
@@ -224,8 +232,8 @@ class LocalFolders:
         self.logs = root / "logs"
         """One log per task and per process."""
 
-    def pipeline_arguments(self) -> dict[str, Any]:
-        """The pipeline parameters that these folders decide.
+    def places(self) -> dict[str, str]:
+        """Make the folders, and return what takes the place of those that a pipeline was compiled for.
 
         Raises:
             ContractError: a folder cannot be made.
@@ -240,16 +248,28 @@ class LocalFolders:
             "store": self.store.as_uri(),
             "work": self.work.as_uri(),
             "repository": self.repository.as_uri(),
+            "triton_urls": "",
             "server": "python",
+            "device": "cpu",
         }
 
 
 def run_once(
-    package: Path, folders: LocalFolders, *, parameters: Mapping[str, Any], request: RetrainRequest | None
+    package: Path,
+    folders: LocalFolders,
+    *,
+    parameters: Mapping[str, Any],
+    request: RetrainRequest | None,
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> RunOutcome:
-    """Runs the compiled pipeline once and returns how it ended.
+    """Run the compiled pipeline once in these folders, and return how it ended.
 
-    `parameters` go over the folders' and the defaults; `request` is None for a run started by hand.
+    Args:
+        package: The compiled pipeline, of whatever placement.
+        folders: Where it reads and writes.
+        parameters: Parameters of the run that differ from their defaults.
+        request: What the monitor asks for; None = a run started by hand.
+        places: Places of the run that are not the folders', such as the servers that a release reaches.
 
     Raises:
         ContractError: an environment is absent, a folder cannot be made, or a run of that name has ended.
@@ -261,7 +281,8 @@ def run_once(
             raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
     asked = {**parameters, **(request.pipeline_arguments() if request else {})}
     name = asked.get("trigger_id") or new_run_name("manual")
-    arguments = {**folders.pipeline_arguments(), **asked}
+    read_places(package)  # a file without places would run in those of its defaults
+    places = {**folders.places(), **places}
     if find_outcome(folders.store, name):
         raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")
     logs = folders.logs / "runs" / name
@@ -271,7 +292,8 @@ def run_once(
     try:
         run_pipeline(
             package,
-            arguments,
+            asked,
+            places=places,
             name=name,
             root=folders.artifacts,
             logs=logs,

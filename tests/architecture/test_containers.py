@@ -66,18 +66,18 @@ def test_entry_point_helps_in_a_confined_container(podman, images, image):
 def turn(folder: Path, lake: Path) -> dict:
     """One run of the compiled pipeline from `lake` into `folder`; what it came to, in numbers."""
     folders = runner.LocalFolders(root=folder)
-    arguments = folders.pipeline_arguments()
+    places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
     give_to_user(folder)
     settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] "
     settings += "gate.min_auc=0 gate.max_calibration_factor=1000"
-    arguments |= {"lake": str(lake), "settings": settings, "trigger_id": "tiny", "server": "onnxruntime"}
+    arguments = {"settings": settings, "trigger_id": "tiny"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
-        runner.run_pipeline(package, arguments, name="tiny", pythons=pythons, **paths)
+        runner.run_pipeline(package, arguments, places=places, name="tiny", pythons=pythons, **paths)
     except runner.PipelineFailed as error:
         logs = (f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log")))
         pytest.fail("\n".join([str(error)[-500:], *logs]))

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_name
+from pipelines.package import read_places, with_places
 from pipelines.placement import read_values
 from tests.support.kfp_server import KfpServer
 from tests.support.paths import REPOSITORY
@@ -240,7 +241,7 @@ def kfp(monkeypatch):
     double.close()
 
 
-def test_candidate_is_tried_apart_and_promoted_unchanged(checkout, kfp, tmp_path):
+def test_candidate_is_tried_apart_and_promoted_with_the_clusters_folders_alone(checkout, kfp, tmp_path):
     kfp.token = "of the build"
     (tmp_path / "token").write_text("of the build")
     server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}
@@ -250,11 +251,14 @@ def test_candidate_is_tried_apart_and_promoted_unchanged(checkout, kfp, tmp_path
     (run,) = kfp.runs
     given = run["body"]["runtime_config"]["parameters"]
     sample = f"file:///evergreen/sample/{REVISION}"
-    places = {name: f"{sample}/{name}" for name in ("store", "work", "repository")}
+    apart = {name: f"{sample}/{name}" for name in ("store", "work", "repository")}
+    apart |= {"lake": "file:///evergreen/sample/lake", "triton_urls": ""}
+    (tried := tmp_path / "tried.yaml").write_bytes(kfp.uploads[-1])
+    places = read_places(tried)
+    assert places.items() >= apart.items()
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
-        "lake": "file:///evergreen/sample/lake", **places,
-        "triton_urls": "", "recommender": "file:///evergreen/sample/store",
+        "recommender": "file:///evergreen/sample/store",
         "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000",
     }  # fmt: skip
     assert REVISION in kfp.uploads[-1].decode()
@@ -263,7 +267,9 @@ def test_candidate_is_tried_apart_and_promoted_unchanged(checkout, kfp, tmp_path
     assert done.returncode == 0, done.stderr
     assert [pipeline["display_name"] for pipeline in kfp.pipelines] == ["evergreen-candidate", "evergreen-retraining"]
     assert REVISION in {each["display_name"] for each in kfp.versions if each["pipeline_id"] == "p2"}
-    assert kfp.uploads[-1] == kfp.uploads[0]
+    (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
+    assert not read_places(promoted).items() & apart.items()
+    assert with_places(promoted, places) == with_places(tried, {}), "all else is what was tried"
     assert len(kfp.runs) == 1, "promotion starts no run"
 
 

@@ -61,8 +61,7 @@ def told(tmp_path, raw_table, chain_of):
     Uploader(bench.settings.archive, tmp_path / "lake", clock=bench.clock).run_once()
     chain = chain_of(extraction={"holdout_fraction": 0.5})
     this = chain.turn_to_training("first")
-    inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}
-    verdict, _ = chain.step("evaluation", "first", {**inputs, "model": this.paths["training"]})
+    verdict, _ = chain.step("evaluation", "first", {"model": this.paths["training"]})
     return asked, table_in(this.extraction.holdout_uri), verdict
 
 

@@ -25,6 +25,7 @@ from pipelines.local import runner as local_run
 from pipelines.local.plan import columns_to_change, plan_for_data
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
+from pipelines.places import PLACES
 from tests.support.yaml_texts import documents
 
 NOW = 1_767_225_600.5
@@ -128,29 +129,27 @@ def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
     monitor_asks, services, package, inputs, monkeypatch, tmp_path
 ):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    given = {}
+    given, placed = {}, {}
 
-    def run_pipeline(package, arguments, **_others):
+    def run_pipeline(package, arguments, *, places, **_others):
         given.update(arguments)
+        placed.update(places)
 
     monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
-    parameters = read_parameters(package, _pairs(services))
+    line = build_parser().parse_args(services.run_command()[3:])
+    asked = {"parameters": read_parameters(package, line.parameter), "request": request}
     with pytest.raises(PermanentError, match="ended without an outcome"):
-        local_run.run_once(package, services.folders, parameters=parameters, request=request)
+        local_run.run_once(package, services.folders, **asked, places={"triton_urls": line.triton_urls})
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
-    assert given["triton_urls"] == services.triton_url
-
-
-def _pairs(services):
-    line = services.run_command()
-    return [word for before, word in zip(line, line[1:]) if before == "-p"]
+    assert placed["triton_urls"] == services.triton_url
+    assert placed.keys() <= set(PLACES)
 
 
 def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
-    further = {"store": "/mnt/store", "triton_urls": "triton:8001", "settings": "gate.min_auc=0.7"}
+    further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
     )

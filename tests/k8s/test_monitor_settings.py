@@ -1,6 +1,6 @@
 """The monitor's manifests against its code: every key a setting, every path on a volume, every port the same."""
 
-import json
+import re
 
 import pytest
 
@@ -17,6 +17,7 @@ from monitoring.uploader import UploaderSettings
 from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
 from tests.k8s.pod import triton_container, variables
+from tests.support.paths import REPOSITORY
 from tests.support.rendering import Manifest, find, pod_spec, workloads
 
 CASES = ("cpu", "gke", "gke-mig", "gke+webhook", "cpu+webhook+kubeflow-network+kubeflow-multi-user")
@@ -232,8 +233,11 @@ def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_
         assert variables(objects, canary)["LAKE"] == uploader.lake
     assert [len(each) for each in places] == [5, 5]
     assert places[0].isdisjoint(places[1])
-    arguments = json.loads(settings.acting.kubeflow.pipeline_arguments)
-    assert arguments.items() >= {"store": str(settings.store), "lake": uploader.lake}.items()
+    told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
+    compiled = dict(re.findall(r"--(store|lake|work) (\S+)", told))
+    assert compiled == {"store": str(settings.store), "lake": uploader.lake, "work": "/evergreen/shop/work"}
+    assert f"--pipeline {settings.acting.kubeflow.pipeline_name} " in told
+    assert settings.acting.kubeflow.pipeline_name != PIPELINE_NAME
     loaded = [each for each in triton_container(objects)["args"] if each.startswith("--load-model=")]
     assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
 

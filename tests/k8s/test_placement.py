@@ -68,7 +68,7 @@ def test_training_goes_to_the_gpu_nodes_of_the_serving_servers(compiled, manifes
 
 def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, overlay):
     found = re.fullmatch(
-        r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)", compiled(overlay).defaults["triton_urls"]
+        r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)", compiled(overlay).places["triton_urls"]
     )
     service = find(manifests, "Service", found[1])
     assert service["metadata"]["namespace"] == found[2]
@@ -76,7 +76,7 @@ def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, o
     assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {int(found[3])}
 
 
-def test_parameters_default_to_the_places_and_the_device_that_the_manifests_have(compiled, manifests, overlay):
+def test_the_pipeline_names_the_places_and_the_device_that_the_manifests_have(compiled, manifests, overlay):
     settings = {m["metadata"]["name"].rpartition("-")[0]: m["data"] for m in manifests if m["kind"] == "ConfigMap"}
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     expected = {
@@ -86,8 +86,8 @@ def test_parameters_default_to_the_places_and_the_device_that_the_manifests_have
         "server": "onnxruntime",
         "device": "gpu" if any(name.startswith("nvidia.com/") for name in limits) else "cpu",
     }
-    defaults = compiled(overlay).defaults
-    assert {name: defaults[name] for name in expected} == expected
+    places = compiled(overlay).places
+    assert {name: places[name] for name in expected} == expected
 
 
 def test_account_that_runs_are_given_exists_where_they_run(manifests):

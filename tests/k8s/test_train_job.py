@@ -53,8 +53,7 @@ def api(monkeypatch):
 
 @pytest.fixture
 def flags(tmp_path):
-    for name in ("training_set", "validation_report"):
-        (tmp_path / name).write_text(f"the {name}")
+    (tmp_path / "training_set").write_text("the training_set")
     return Namespace(
         run=RUN,
         store=str(tmp_path / "store"),
@@ -63,7 +62,6 @@ def flags(tmp_path):
         num_gpus=1,
         train_job=train_job_spec(PLACEMENT),
         training_set=tmp_path / "training_set",
-        validation_report=tmp_path / "validation_report",
         output=tmp_path / "model",
     )
 
@@ -109,8 +107,7 @@ def test_a_job_is_created_followed_and_its_model_taken_over(api, flags, do, caps
 
     def look():
         seen.update(json.loads(json.dumps(api.jobs[RUN])))
-        for name in ("training_set", "validation_report"):
-            assert (tmp_path / "work" / RUN / f"train-job/{name}.json").read_text() == f"the {name}"
+        assert (tmp_path / "work" / RUN / "train-job/training_set.json").read_text() == "the training_set"
 
     note = follow(
         api, flags, look, do.start(phase="Pending"), do.start("one", "two"), do.write("three"), do.write(), do.succeed

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pipelines.images import ENVIRONMENT_OF_STEP
+from pipelines.package import read_places
 from tests.support.yaml_texts import documents
 
 STEPS = tuple(ENVIRONMENT_OF_STEP)
@@ -22,10 +23,28 @@ class Compiled:
         }
 
     @property
-    def defaults(self) -> dict:
-        """Defaults of the pipeline's parameters."""
-        inputs = self.spec["root"]["inputDefinitions"]["parameters"]
-        return {name: parameter["defaultValue"] for name, parameter in inputs.items()}
+    def num_pods(self) -> int:
+        """Pods of a run in which every step runs: Kubeflow drives each group and each step, and executes each step."""
+        components = [self.spec["components"][task["componentRef"]["name"]] for task, _ in self.tasks.values()]
+        return 1 + sum(1 if "dag" in component else 2 for component in components)
+
+    @property
+    def edges(self) -> list[tuple[str, str]]:
+        """Producer and consumer of each artifact that a step takes."""
+        found = []
+        for step in STEPS:
+            for given in self.task(step)["inputs"].get("artifacts", {}).values():
+                if "taskOutputArtifact" in given:
+                    producer = given["taskOutputArtifact"]["producerTask"]
+                else:  # through a group, which names its input after the task and its output
+                    producer = given["componentInputArtifact"].removeprefix("pipelinechannel--").partition("-")[0]
+                found.append((producer, step))
+        return found
+
+    @property
+    def places(self) -> dict:
+        """Folders and servers that it names."""
+        return read_places(self.path)
 
     def executor(self, step: str) -> dict:
         return self.spec["deploymentSpec"]["executors"][f"exec-{dashed(step)}"]["container"]

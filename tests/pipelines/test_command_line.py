@@ -17,6 +17,7 @@ GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
     [
         (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
         (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
+        (["-p", "store=/s"], "`evergreen compile` decides store, by the placement or a flag"),
         (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
         (["-p", "settings=training.seed=7", "--set", "training.passes=0"], "passes is 0, expected at least 1"),
@@ -43,15 +44,17 @@ def test_a_run_without_an_accepted_recommender_says_how_to_accept_one(tmp_path, 
 
 
 def test_parameters_are_texts_and_settings_are_added_to_those_of_the_parameter():
-    assert read_parameters(GOLDEN, ["lake=a=b", "settings=training.seed=7"], ['training.solver={"stage_rows": 5}']) == {
-        "lake": "a=b",
+    assert read_parameters(
+        GOLDEN, ["parent=a=b", "settings=training.seed=7"], ['training.solver={"stage_rows": 5}']
+    ) == {
+        "parent": "a=b",
         "settings": "training.seed=7 'training.solver={\"stage_rows\": 5}'",
     }
 
 
 def test_from_scratch_continues_no_model_and_is_compared_with_none():
     scratch = {"parent": "none", "champion": "none"}
-    assert read_parameters(GOLDEN, ["lake=a"], from_scratch=True) == {"lake": "a", **scratch}
+    assert read_parameters(GOLDEN, ["settings=a"], from_scratch=True) == {"settings": "a", **scratch}
     assert read_parameters(GOLDEN, ["parent=none"], from_scratch=True) == scratch
     with pytest.raises(ContractError, match="champion is current, expected none with --from-scratch"):
         read_parameters(GOLDEN, ["champion=current"], from_scratch=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from components.contracts.manifests import RUN_PARAMETERS
 from pipelines.images import image_reference, step_of_image
 from pipelines.placement import NEEDS
 from tests.pipelines.compiled import STEPS, dashed
@@ -89,10 +90,30 @@ def test_the_backend_chosen_decides_the_training_image_and_its_gpus(compile_with
     assert given["num_gpus"]["runtimeValue"]["constant"] == 4.0
 
 
-def test_the_pipeline_asks_only_for_what_is_a_runs_business(compiled):
+def test_a_run_is_asked_for_what_a_person_changes_and_what_the_monitor_gives(compiled):
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
-    assert len(parameters) < 20
+    people = {"window_start", "window_end", "parent", "champion", "recommender", "settings"}
+    assert parameters.keys() == people | {"trigger_id", "trigger_reason"} == set(RUN_PARAMETERS)
     assert {each["parameterType"] for each in parameters.values()} == {"STRING"}
+
+
+def test_each_step_takes_only_what_the_step_before_hands_on(compiled):
+    steps = [step for step in STEPS if step != "run_outcome"]
+    assert compiled.edges == list(zip(steps, steps[1:]))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_artifact_is_a_file_of_kubeflows_own_store_which_its_page_opens(compiled, step):
+    """The page opens no path of a share, so manifests and reports stay where Kubeflow puts a task's outputs."""
+    script = " ".join(compiled.executor(step)["command"])
+    outputs = compiled.spec["components"][f"comp-{dashed(step)}"].get("outputDefinitions", {}).get("artifacts", {})
+    assert all(f"{name}.path" in script for name in outputs)
+    assert ".uri" not in script
+
+
+def test_a_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
+    """Each costs a turn of Argo, so a further one is a decision."""
+    assert compiled.num_pods == 18
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -118,13 +118,22 @@ def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_wit
     assert sent == train_job_spec(Placement(**placement))
 
 
-def test_defaults_of_the_parameters_are_the_clusters(everything, compile_with):
+def test_folders_and_servers_are_the_placements_in_every_step_that_has_them(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
-    chosen = {"repository": "gs://bucket/repository", "triton_urls": urls, "server": "python", "device": "gpu"}
-    found = compile_with(**chosen).defaults
-    assert {name: found[name] for name in chosen} == chosen
-    for name in ("lake", "store", "work", "repository"):
-        assert everything.defaults[name] == f"/mnt/loop/{name}"
+    chosen = {
+        "lake": "gs://lake/clicks", "store": "/shop/store", "work": "/shop/work", "repository": "gs://bucket/repository",
+        "triton_urls": urls, "server": "python", "device": "gpu", "served": "gs://lake/served",
+    }  # fmt: skip
+    compiled = compile_with(**chosen)
+    assert compiled.places == chosen
+    for step in STEPS:
+        given = compiled.task(step)["inputs"]["parameters"]
+        found = {name: given[name]["runtimeValue"]["constant"] for name in chosen if name in given}
+        assert found == {name: chosen[name] for name in found}
+        assert "store" in found
+    defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work", "repository")}
+    others = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
+    assert everything.places == defaults | others
 
 
 @pytest.mark.parametrize(

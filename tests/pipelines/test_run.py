@@ -11,13 +11,14 @@ from kfp import compiler, dsl
 
 from pipelines.__main__ import main
 from pipelines.local import environments
+from pipelines.places import PLACES
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
-def endless(store: str):
+def endless(lake: str, store: str, work: str, repository: str, triton_urls: str, server: str, device: str, served: str):
     import os
     import pathlib
     import time
@@ -31,8 +32,8 @@ def endless(store: str):
 
 
 @dsl.pipeline(name="tiny-endless")
-def endless_pipeline(lake: str, store: str, work: str, repository: str, server: str):
-    endless(store=store)
+def endless_pipeline(settings: str = ""):
+    endless(**dict.fromkeys(PLACES, "/of a cluster"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
@@ -75,6 +76,15 @@ def test_a_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
     assert "package.yaml is no compiled pipeline" in capsys.readouterr().err
+
+
+def test_a_file_of_an_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
+    """Its runs were given folders as parameters."""
+    accept_into(tmp_path / "folder" / "store")
+    (package := tmp_path / "old.yaml").write_text("root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n")
+    assert run_line(package) == 2
+    assert "old.yaml names no model registry or lake, expected one of this revision's" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["store"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):

@@ -24,6 +24,7 @@ from components.store.models import keep_verdict
 from components.store.runs import RunOutcome, noted, store_name, write_outcome
 from pipelines import search
 from pipelines.local.environments import python_of
+from pipelines.package import with_places
 from pipelines.runs import read_runs
 from tests.k8s.crds import validate_crd
 from tests.support.paths import REPOSITORY
@@ -131,8 +132,10 @@ def test_a_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path)
 
 def test_katib_is_given_an_experiment_whose_trials_run_the_uploaded_pipeline(tmp_path, kubeflow, monkeypatch, capsys):
     (tmp_path / "space.yaml").write_text(SPACE)
-    line = [f"--package={GOLDEN}", f"--space={tmp_path}/space.yaml", f"--katib={tmp_path}/katib.yaml"]
-    line += ["--recommender=examples/criteo/recommender.yaml", f"--host={kubeflow.url}", f"-pstore={tmp_path}"]
+    package = tmp_path / "retraining.yaml"
+    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    line = [f"--package={package}", f"--space={tmp_path}/space.yaml", f"--katib={tmp_path}/katib.yaml"]
+    line += ["--recommender=examples/criteo/recommender.yaml", f"--host={kubeflow.url}", "-pparent=none"]
     assert search.main(line) == 0
     experiment = yaml.safe_load((tmp_path / "katib.yaml").read_text())
     validate_crd(experiment)
@@ -160,4 +163,4 @@ def test_katib_is_given_an_experiment_whose_trials_run_the_uploaded_pipeline(tmp
     parameters = kubeflow.runs[0]["body"]["runtime_config"]["parameters"]
     tried = {"training.learning_rate": 0.001, "training.min_steps": 10, "model.tower": [64, 32]}
     assert parse_settings(parameters.pop("settings")) == {**tried, "release.rollout": "none"}
-    assert parameters == {"store": str(tmp_path), "trigger_id": "search-x7"}
+    assert parameters == {"parent": "none", "trigger_id": "search-x7"}

@@ -1,5 +1,6 @@
 """Submitting through the real kfp client, against an HTTP double of the KFP API."""
 
+import hashlib
 import json
 import re
 import time
@@ -16,7 +17,7 @@ from components.store.runs import RunOutcome, kubeflow_name, noted, read_outcome
 from pipelines import submit
 from pipelines.__main__ import main
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.package import read_parameters
+from pipelines.package import read_parameters, with_places
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.runs import print_runs, read_runs
 from pipelines.submit import RunRequest
@@ -115,10 +116,21 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
 def test_upload_is_named_by_the_revision_of_its_images(server, command, tmp_path, capsys):
     package = tmp_path / "retraining.yaml"
     assert main(["compile", "--output", str(package), "--tag", "3f2a9c1", "--registry", "localhost:5000/p"]) == 0
+    assert "store /evergreen/store" in capsys.readouterr().out
     assert command("--upload", "--no-run", package=package) == 0
     assert server.versions[-1]["display_name"] == "3f2a9c1"
     assert capsys.readouterr().out.strip() == server.versions[-1]["pipeline_version_id"]
     assert server.runs == server.experiments == []
+
+
+def test_version_says_in_kubeflows_page_which_folders_and_servers_its_runs_use(server, command):
+    assert command("--upload-version", "v1", "--no-run") == 0
+    digest = hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
+    assert server.versions[-1]["description"] == (
+        f"sha256:{digest} lake /evergreen/lake, store /evergreen/store, work /evergreen/work, "
+        "repository /evergreen/repository, Triton none"
+    )
+    assert command("--upload-version", "v1", "--no-run") == 0, "the same content"
 
 
 def test_upload_of_images_without_a_revision_wants_a_name(server, command, capsys):
@@ -271,13 +283,21 @@ def waiting_as(server, ends):
     return wait_for
 
 
-def test_run_that_is_waited_for_tells_what_it_made(server, command, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def mounted(tmp_path):
+    """A compiled pipeline whose store is this machine's."""
+    package = tmp_path / "mounted.yaml"
+    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    return package
+
+
+def test_run_that_is_waited_for_tells_what_it_made(server, command, mounted, tmp_path, monkeypatch, capsys):
     def ends(run):
         leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "refused", "evaluation", "auc fell")
         server.end(run, "SUCCEEDED")
 
     monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
-    assert command("--wait", "-p", f"store={tmp_path}") == 0
+    assert command("--wait", package=mounted) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
     assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
@@ -286,14 +306,16 @@ def test_run_that_is_waited_for_tells_what_it_made(server, command, tmp_path, mo
     assert "`evergreen runs --store /evergreen/store` tells of run manual " in capsys.readouterr().out
 
 
-def test_failed_run_that_is_waited_for_names_step_reason_and_page(server, command, tmp_path, monkeypatch, capsys):
+def test_failed_run_that_is_waited_for_names_step_reason_and_page(
+    server, command, mounted, tmp_path, monkeypatch, capsys
+):
     def ends(run):
         leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "failed", "deployment", "disk is full")
         tasks = {"condition_3": "FAILED", "deployment": "FAILED", "executor": "FAILED", "training": "SUCCEEDED"}
         server.end(run, "FAILED", **tasks)
 
     monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
-    assert command("--wait", "-p", f"store={tmp_path}") == 3
+    assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
     told = capsys.readouterr().err
     assert f"run {run_id} ended FAILED: deployment failed; deployment: disk is full; see {server.url}/#/runs" in told
@@ -347,7 +369,7 @@ def test_run_of_a_schedule_has_kubeflows_name_in_the_store(server, command, tmp_
         "trigger_reason": "",
         "status": SimpleNamespace(state="FAILED"),
     }
-    run_outcome.python_func(**given, **told)
+    run_outcome.python_func(**{**given, **told})
     assert [kubeflow_name(each.run)[0] for each in read_outcomes(tmp_path)] == [run["display_name"]]
 
 

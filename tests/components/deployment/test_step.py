@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from components.contracts.manifests import RawDataset, Release, Verdict
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
+from components.storage.uris import local_path
 from components.store import runs
+from components.store.models import keep_verdict
 from components.store.promotion_journal import canary_at_work, current
 from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import criteo_with
@@ -18,26 +21,28 @@ from tests.support.recommenders import criteo_with
 @pytest.fixture
 def step(make_candidate, tmp_path):
     """Runs the step for an accepted or a refused model."""
-    paths = {}
-    for accepted, seed in ((True, 1), (False, 2)):
-        candidate = make_candidate(tmp_path / "store", seed, accepted=accepted)
-        for kind, manifest in zip(("model", "verdict", "raw-dataset"), candidate, strict=True):
-            paths[accepted, kind] = tmp_path / f"{kind}-{seed}.json"
-            manifest.write(paths[accepted, kind])
+    store, paths = tmp_path / "store", {True: tmp_path / "accepted.json", False: tmp_path / "refused.json"}
+
+    def judge(accepted, seed, **changes):
+        """Evaluation's part: the verdict on a model of the store."""
+        _, verdict, raw = make_candidate(store, seed, accepted=accepted)
+        keep_verdict(store, dataclasses.replace(verdict, **changes), raw).write(paths[accepted])
+
+    judge(True, 1)
+    judge(False, 2)
 
     def run(accepted, name, *, release=None, **other):
-        for (_, kind), path in paths.items():
-            if kind == "raw-dataset":
-                raw = RawDataset.read(path)
-                dataclasses.replace(raw, recommender=criteo_with(release=release or {})).write(path)
+        verdict = Verdict.read(paths[accepted])
+        raw = RawDataset.read(local_path(verdict.raw_dataset.uri))
+        raw = dataclasses.replace(raw, recommender=criteo_with(release=release or {}))
+        keep_verdict(store, verdict, raw).write(paths[accepted])
         flags = {
-            "run": name, "store": tmp_path / "store", "repository": tmp_path / "repository",
-            "triton-urls": "", "output": tmp_path / "release.json",
+            "run": name, "store": store, "repository": tmp_path / "repository", "triton-urls": "",
+            "verdict": paths[accepted], "output": tmp_path / "release.json",
         }  # fmt: skip
-        flags |= {kind: path for (a, kind), path in paths.items() if a == accepted}
         return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
-    run.paths = paths
+    run.judge, run.paths = judge, paths
     return run
 
 
@@ -46,7 +51,7 @@ def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp
     assert Release.read(tmp_path / "release.json").version == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert note.facts["version"] == 1
-    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
+    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True]).reason}"
     assert current(tmp_path / "store").who == "run-1"
 
 
@@ -80,18 +85,12 @@ def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(
     [("auto", "pass", False, "full"), ("auto", "inconclusive", False, "canary"), ("auto", "inconclusive", True, "full"),
      ("canary", "pass", False, "canary"), ("shadow", "inconclusive", False, "shadow"), ("full", "pass", True, "full")],
 )  # fmt: skip
-def test_rollout_follows_the_verdict_where_it_is_auto(
-    step, tmp_path, make_candidate, rollout, decision, is_first, done
-):
+def test_rollout_follows_the_verdict_where_it_is_auto(step, tmp_path, rollout, decision, is_first, done):
     store = tmp_path / "store"
     if not is_first:
         assert step(True, "run-1", release={"rollout": "full"}) == 0
-        live = current(store).model_id
-        for kind, manifest in zip(("model", "verdict", "raw-dataset"), make_candidate(store, 3), strict=True):
-            if kind == "verdict":
-                manifest = dataclasses.replace(manifest, champion_model_id=live)
-            manifest.write(step.paths[True, kind])
-    path = step.paths[True, "verdict"]
+        step.judge(True, 3, champion_model_id=current(store).model_id)
+    path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision=decision).write(path)
     assert step(True, "run-2", release={"rollout": rollout}) == 0
     [note] = runs.read_notes(store, "run-2")
@@ -101,7 +100,7 @@ def test_rollout_follows_the_verdict_where_it_is_auto(
 
 
 def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, capsys):
-    path = step.paths[True, "verdict"]
+    path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     assert step(True, "run-1", release={"rollout": "full"}) == 1
     assert "rollout is full and the verdict inconclusive" in capsys.readouterr().err
@@ -110,7 +109,7 @@ def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, cap
 
 
 def test_a_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
-    path = step.paths[True, "verdict"]
+    path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     for _ in range(2):
         assert step(True, "run-1") == 0
@@ -137,18 +136,29 @@ def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys
 @pytest.fixture
 def arguments(make_candidate, tmp_path):
     store = tmp_path / "store"
-    artifacts = {}
-    for name, manifest in zip(("model", "verdict", "raw_dataset"), make_candidate(store, 1)):
-        artifacts[name] = SimpleNamespace(path=str(tmp_path / name))
-        manifest.write(artifacts[name].path)
+    _, verdict, raw = make_candidate(store, 1)
+    keep_verdict(store, verdict, raw).write(tmp_path / "verdict")
     folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
         "run": "run-1", "run_resource": "x", "run_id": "", "triton_urls": "", "server": "python", "device": "cpu",
         "trigger_id": "",
-        **folders, **artifacts,
+        **folders, "verdict": SimpleNamespace(path=str(tmp_path / "verdict")),
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), 
         "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path"), [("raw_dataset", "verdicts/model-1/raw_dataset.json"),
+                                           ("model", "models/model-1/model.json")])  # fmt: skip
+def test_what_the_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, capsys, name, path):
+    file = tmp_path / "store" / path
+    assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
+    line = ["--run=r", f"--store={tmp_path / 'store'}", f"--repository={tmp_path / 'repository'}"]
+    line += [f"--verdict={step.paths[True]}", f"--output={tmp_path / 'release.json'}"]
+    file.write_text(file.read_text().replace('"digest"', '"another"'))
+    assert main(line) == 2
+    assert re.search(f"error: {re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected ", capsys.readouterr().err)
+    assert current(tmp_path / "store") is None
 
 
 def test_component_leaves_the_release_and_its_numbers(arguments):

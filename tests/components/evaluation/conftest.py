@@ -18,6 +18,7 @@ from components.contracts.manifests import Model, RawDataset, Release, TrainingS
 from components.contracts.workflow import FIRST_ID, FeatureWorkflow
 from components.models.files import TABLE, new_model
 from components.runtime.durable import sha256_tree
+from components.storage.references import keep
 from components.storage.uris import local_path
 from components.store.models import GRAPH_FILE, graph_folder, graph_sha256
 from tests.support.recommenders import criteo_with
@@ -142,8 +143,9 @@ class Round:
         return self.root / "artifacts" / name
 
     def write(self) -> None:
-        for name in ("raw", "training_set", "model"):
-            getattr(self, name).write(self.path(name))
+        training_set = replace(self.training_set, raw_dataset=keep(self.raw, self.path("raw")))
+        reference = keep(training_set, self.path("training_set"))
+        replace(self.model, training_set=reference).write(self.path("model"))
 
     def change(self, name: str, **changes) -> None:
         setattr(self, name, replace(getattr(self, name), **changes))
@@ -157,8 +159,6 @@ class Round:
             "store": self.store.as_uri(),
             "work": (self.root / "work").as_uri(),
             "champion": champion,
-            "raw-dataset": self.path("raw"),
-            "training-set": self.path("training_set"),
             "model": self.path("model"),
             "output": self.path("verdict"),
             "metrics": self.path("metrics"),

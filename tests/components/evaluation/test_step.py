@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from components.config.data import ColumnNames
 from components.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
 from components.evaluation.__main__ import main
+from components.storage.references import keep
 from components.storage.uris import local_path
 from components.store import models as model_store
 from components.store import runs
@@ -248,16 +249,17 @@ def test_metrics_are_finite_and_named(make_round):
 
 def run_as_component(made):
     """The component's process, as Kubeflow starts it, and what it recorded."""
-    replace(made.raw, recommender=criteo_with(gate={"max_auc_loss": 0.01})).write(made.path("raw_dataset"))
     files = dict.fromkeys(("statistics_uri", "schema_uri", "report_uri", "json_uri", "parent_statistics_uri"), "")
     report = {"decision": "warn", "reasons": ["I3 is <new>"], "findings": [], "drift": [], "raw_digest": "digest"}
-    ValidationReport(**report, **files, num_rows=1).write(made.path("validation_report"))
+    kept = keep(ValidationReport(**report, **files, num_rows=1), made.path("validation_report"))
+    made.change("training_set", validation_report=kept)
+    made.change("raw", recommender=criteo_with(gate={"max_auc_loss": 0.01}))
     parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
     return run_component(
         "evaluation",
         made.root / "artifacts",
         parameters,
-        inputs={"raw_dataset": "Dataset", "training_set": "Dataset", "model": "Model", "validation_report": "Artifact"},
+        inputs={"model": "Model"},
         outputs={"verdict": "Artifact", "metrics": "Metrics", "roc": "ClassificationMetrics", "report": "HTML"},
     )
 

@@ -69,7 +69,7 @@ def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, write_old
     assert encoded_set.negative_rate == 0.25
     np.testing.assert_array_equal(reading.encoded(encoded_set.holdout_uri).label, reading.raw([holdout]).label)
     folder = local_path(encoded_set.train_uri).parent
-    assert sorted(p.name for p in folder.iterdir()) == ["holdout", "replay", "train", "workflow"]
+    assert sorted(p.name for p in folder.iterdir()) == ["holdout", "raw_dataset.json", "replay", "train", "workflow"]
 
 
 def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, write_old_rows, run_step, raw_table):

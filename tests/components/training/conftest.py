@@ -11,6 +11,7 @@ import pytest
 from components.config.data import ColumnNames
 from components.contracts.manifests import Model, ValidationReport
 from components.runtime.flags import run_flags
+from components.storage.references import keep
 from components.store.runs import read_notes
 from components.training.__main__ import main
 from tests.support.logistic_engine import SETTINGS, fitted
@@ -70,14 +71,14 @@ def step_flags(tmp_path, validation_report):
     def flags_of(training_set, /, *, model=STEP_MODEL, training=None, weight=None, **changed):
         asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
         asked = replace(asked, data=ColumnNames(weight=weight))
-        replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
-        validation_report.write(tmp_path / "report.json")
+        report = keep(validation_report, tmp_path / "report.json")
+        handed_on = replace(training_set, recommender=asked, validation_report=report)
+        handed_on.write(tmp_path / "training_set.json")
         values = {
             "run": "r1",
             "store": (tmp_path / "a store").as_uri(),
             "work": str(tmp_path / "a work"),
             "training_set": tmp_path / "training_set.json",
-            "validation_report": tmp_path / "report.json",
             "output": tmp_path / "out" / "model.json",
             **changed,
         }

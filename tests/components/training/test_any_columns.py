@@ -29,6 +29,7 @@ from components.deployment.graph.parity import open_graph
 from components.models.files import WEIGHTS_FILE, open_model
 from components.models.scoring import load_scorer
 from components.runtime.flags import run_flags
+from components.storage.references import keep
 from components.storage.uris import local_path
 from components.store.models import GRAPH_FILE
 from components.training.__main__ import main
@@ -203,14 +204,14 @@ def train_and_serve(counts, kind, tmp_path, *, validation_report, capsys):
     ids = workflow.encode_categorical(workflow.with_buckets(dense, categorical))
     assert encoded.shape == (ROWS, len(recommender.features.dense_inputs))
     training_set = encoded_set(tmp_path / "rows", recommender, workflow, dense=encoded, ids=ids)
+    report = keep(validation_report, tmp_path / "report.json")
+    training_set = replace(training_set, validation_report=report)
     training_set.write(tmp_path / "training_set.json")
-    validation_report.write(tmp_path / "report.json")
     flags = run_flags(
         run="r1",
         store=(tmp_path / "store").as_uri(),
         work=str(tmp_path / "work"),
         training_set=tmp_path / "training_set.json",
-        validation_report=tmp_path / "report.json",
         output=tmp_path / "model.json",
     )
     flags += ["--backend", "hugectr"] * ("hugectr" in kind)

@@ -17,6 +17,7 @@ from components.contracts.metrics import roc_auc
 from components.models.scoring import load_scorer
 from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
+from components.storage.references import keep
 from components.store.runs import read_notes
 from components.training.pytorch.engine import PytorchEngine
 from tests.support.networks import shaped
@@ -106,12 +107,12 @@ MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2
 @pytest.fixture
 def command(tmp_path, world, make_training_set, validation_report):
     """The step's command line for a run, and the model it wrote."""
-    training_set = make_training_set(*world.rows(5_000)[:3])
-    validation_report.write(tmp_path / "report.json")
+    report = keep(validation_report, tmp_path / "report.json")
+    training_set = replace(make_training_set(*world.rows(5_000)[:3]), validation_report=report)
 
     def make(run, **training):
         replace(training_set, recommender=criteo_with(model=MODEL, training=training)).write(tmp_path / "set.json")
-        files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
+        files = {"training_set": tmp_path / "set.json"}
         folders = {"run": run, "store": tmp_path / run / "store", "work": tmp_path / "work"}
         return run_flags(**files, **folders, output=tmp_path / run / "model.json")
 

@@ -11,13 +11,14 @@ import pytest
 
 from components.config.model import config_from_document
 from components.config.training import TrainingSettings
-from components.contracts.manifests import Model
+from components.contracts.manifests import Model, TrainingSet
 from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from components.models.scoring import load_scorer
 from components.runtime.durable import sha256_tree
 from components.runtime.errors import ContractError, PermanentError
 from components.runtime.exit_codes import ExitCode
 from components.runtime.flags import run_flags
+from components.storage.references import keep, read_reference
 from components.storage.uris import local_path
 from components.store.runs import read_notes
 from components.training.engine import make_engine
@@ -37,7 +38,9 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert code == 0
     folder = local_path(model.uri)
     assert folder.parent == tmp_path / "a store" / "models"
-    assert Model.read(folder / Model.MANIFEST) == model
+    assert replace(model, training_set=None) == Model.read(folder / Model.MANIFEST), "the registry outlives the rows"
+    learned = read_reference(model.training_set, TrainingSet, source="the model")
+    assert (learned.train_uri, learned.raw_digest) == (training_set.train_uri, training_set.raw_digest)
     assert model.model_id.endswith(model.sha256["weights"][:8])
     for part in ("weights", "workflow", "statistics"):
         assert model.sha256[part] == sha256_tree(folder / part)
@@ -141,9 +144,9 @@ def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
 ):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     asked = criteo_with(model=MODEL, training={"batch_size": 256})
-    replace(training_set, recommender=asked).write(tmp_path / "set.json")
-    validation_report.write(tmp_path / "report.json")
-    files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
+    report = keep(validation_report, tmp_path / "report.json")
+    replace(training_set, recommender=asked, validation_report=report).write(tmp_path / "set.json")
+    files = {"training_set": tmp_path / "set.json"}
     folders = {"run": "r", "store": tmp_path / "store", "work": tmp_path / "work", "output": tmp_path / "model.json"}
     command = [sys.executable, "-c", WATCH_TORCH, *run_flags(**files, **folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -189,4 +192,4 @@ def test_what_decides_the_weights_starts_afresh_where_it_changed(step, training_
 def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
-    assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl", "training_set.json"]

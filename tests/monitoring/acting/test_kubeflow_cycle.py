@@ -16,7 +16,7 @@ def start(kubeflow, tmp_path):
 
     def make(name="one") -> Bench:
         (tmp_path / name).mkdir()
-        b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"store": "/mnt/store"}')
+        b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"recommender": "3"}')
         made.append(b)
         b.trigger = KubeflowTrigger(b.settings.acting.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
         b.start()

@@ -13,7 +13,7 @@ from tests.support.monitors import retrain_request as request
 def connect(kubeflow, tmp_path):
     def make(timeout_seconds=(2.0, 2.0), **changes) -> KubeflowTrigger:
         values = {"kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
-        settings = KubeflowSettings(**{**values, "pipeline_arguments": '{"store": "/mnt/store"}', **changes})
+        settings = KubeflowSettings(**{**values, "pipeline_arguments": '{"settings": "training.seed=7"}', **changes})
         return KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=timeout_seconds)
 
     return make
@@ -24,7 +24,7 @@ def test_a_request_becomes_a_run_of_its_name_with_its_parameters(kubeflow, conne
     (run,) = kubeflow.runs
     assert run["display_name"] == "drift-1"
     parameters = run["body"]["runtime_config"]["parameters"]
-    assert parameters == {"store": "/mnt/store", **request("drift-1").pipeline_arguments()}
+    assert parameters == {"settings": "training.seed=7", **request("drift-1").pipeline_arguments()}
     assert [each["display_name"] for each in kubeflow.experiments] == ["evergreen-retraining"]
 
 
