@@ -1,4 +1,4 @@
-"""Every page for people in a real browser: at the widths of a phone, a laptop and a desk, in light and in dark.
+"""Every page for people in a real browser: at the widths of a phone, a pane, a laptop and a desk, in light and in dark.
 
 The demo's report is seen by `tests/loop`.
 """
@@ -11,7 +11,7 @@ from components.store.model_cards import read_card
 from components.store.runs import report_path
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.page import History, status_page
-from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
+from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 from tests.support.snapshots import EVENTS, FULL, NOW, POINTS
 
 pytestmark = [needs_browser, pytest.mark.timeout(900)]
@@ -39,6 +39,8 @@ def comparison(chain):
     return comparison_page(found)
 
 
+WIDTHS = (390, 480, 1280, 1920)
+"""A phone's, that of Kubeflow's pane, a laptop's and a desk's."""
 PAGES = {
     "status": status,
     "comparison": comparison,
@@ -50,7 +52,8 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
     page = PAGES[name](chain)
-    assert pixels_too_wide(tmp_path, page, 390, 1280, 1920) == [0, 0, 0]
+    assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
+    assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []
 

@@ -17,7 +17,7 @@ from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import RunOutcome, run_folder, write_outcome
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world, read_verdicts
-from pipelines.local.report import fold_repeated, headline_sentence
+from pipelines.local.report import headline_sentence
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     AucNumbers,
@@ -304,13 +304,6 @@ def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
     assert "nothing that it could be sure of" not in sentence
     assert "data_drift was sure" in sentence
     assert "asked for no run" in sentence
-
-
-def test_drift_between_other_events_is_one_line_too():
-    events = [{"time": 10.0 + i, "kind": ("drift", "archived")[i % 2], "text": f"{i} rows"} for i in range(80)]
-    folded = fold_repeated([*events, {"time": 99.0, "kind": "run_started", "text": "run a started"}], start=0.0)
-    assert [kind for _, _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
-    assert folded[-1][:2] == ["99.0 s", "1970-01-01 00:01:39 UTC"]
 
 
 CHANGED = replace(GOOD, drift={"kind": "permutation", "columns": ["price", "shop"], "seed": 7})
