@@ -3,6 +3,8 @@
 The demo's report is seen by `tests/loop`.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from components.charts.model_card import card_page
@@ -41,10 +43,27 @@ def comparison(chain):
 
 WIDTHS = (390, 480, 1280, 1920)
 """A phone's, that of Kubeflow's pane, a laptop's and a desk's."""
+LONG = "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
+
+
+def card(chain, **changes):
+    return card_page(replace(read_card(chain.root / "store", "2"), **changes))
+
+
+def card_of_many(chain):
+    """Forty slices of long names, and a verdict with long warnings and advice."""
+    made = read_card(chain.root / "store", "2")
+    slices = [replace(made.slices[0], name=f"{number} {LONG}") for number in range(40)]
+    verdict = replace(made.verdict, warnings=[LONG * 3], advice=[LONG * 3] * 3, column_aucs={LONG: 0.9})
+    return card(chain, slices=slices, verdict=verdict)
+
+
 PAGES = {
     "status": status,
     "comparison": comparison,
-    "card": lambda chain: card_page(read_card(chain.root / "store", "2")),
+    "card": card,
+    "card of many slices": card_of_many,
+    "card of no slices": lambda chain: card(chain, slices=[], calibration=[], champion_calibration=[], validation=None),
     "validation": lambda chain: report_path(chain.root / "store", "round-2", "validation").read_text(),
 }
 
