@@ -1,1 +1,1 @@
-"""Charts as inline SVG, for every page that this project writes: no script, no network, readable on a phone."""
+"""Every page that this project draws: typed parts, templates, one style sheet, charts as inline SVG, no script."""

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.charts.model_card import calibration_chart, quality_table, slices_table
-from components.charts.page import ABSENT, html_page, number, probability, text_table
+from components.charts.formats import ABSENT, number, probability
+from components.charts.model_card import calibration_blocks, quality_blocks, slices_blocks
+from components.charts.page import PageTable, Text, html_page
 from components.contracts.manifests import Model, RawDataset, RowsQuality
 from components.models import share_cores
 from components.runtime.durable import write_whole
@@ -137,16 +138,18 @@ def comparison_page(found: Comparison) -> str:
     """The comparison for people, HTML."""
     head = ["what", f"A, {found.a}", f"B, {found.b}"]
     calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
-    rows = f"<p>{_rows_sentence(found)} Below, B is the candidate and A the champion.</p>"
+    differing = PageTable(caption="settings and facts that differ", head=head, rows=_cells(found.differing))
     return html_page(
         "Comparison of two models",
-        intro=rows,
+        first=[
+            Text(f"{_rows_sentence(found)} Below, B is the candidate and A the champion."),
+            *quality_blocks(found.quality, (f"B, {found.b}", f"A, {found.a}")),
+        ],
         sections={
-            "All rows": quality_table(found.quality, (f"B, {found.b}", f"A, {found.a}")),
-            "What differs": text_table(head, _cells(found.differing), caption="settings and facts that differ"),
-            "Sizes": text_table(head, _cells(found.sizes), caption="sizes", numbers=(1, 2)),
-            "Calibration": calibration_chart(calibrations),
-            "Slices": "<p>Those that speak most against B.</p>" + slices_table(found.slices),
+            "What differs": [differing],
+            "Sizes": [PageTable(caption="sizes", head=head, rows=_cells(found.sizes), numbers=(1, 2))],
+            "Calibration": calibration_blocks(calibrations),
+            "Slices": [Text("Those that speak most against B."), *slices_blocks(found.slices)],
         },
     )
 

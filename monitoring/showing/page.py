@@ -2,25 +2,40 @@
 
 In: the exposition, the time, and the recent history: the newest lines of the monitor's files and of the promotion
 journal, read from the ends of the files, so that what is shown survives a restart and costs the loop nothing. Out:
-HTML. Everything that comes from a record or a file is escaped. Lines are drawn by `components.charts`; answering
-requests is left to `showing.server`.
+HTML, drawn by `components.charts`. Answering requests is left to `showing.server`.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.charts.page import Line, Mark, html_page, html_table, line_chart, text_table, utc_time
+from components.charts.events import ShownEvent, event_list
+from components.charts.formats import utc_time
+from components.charts.model_card import without_verdict
+from components.charts.page import (
+    Badge,
+    Banner,
+    CheckRow,
+    Checks,
+    Code,
+    Link,
+    PageTable,
+    Text,
+    Tiles,
+    facts_table,
+    html_page,
+)
+from components.charts.rendering import PageBlock
+from components.charts.svg import SERIES, Line, LineChart, Mark, line_chart
 from components.runtime.errors import ContractError
 from components.store import promotion_journal
 from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.baking import BakingPolicy
 from monitoring.deciding.policies import SchedulePolicy
-from monitoring.deciding.policy import Action
+from monitoring.deciding.policy import Action, Decision
 from monitoring.journal import EVENTS_FILE, TIMELINE_FILE
 from monitoring.measures.open_labels import OpenEstimate
 from monitoring.measures.window import Kpis
@@ -40,11 +55,11 @@ MARKED_EVENTS = {
     "drift": "feature drift",
 }
 """Kinds of events with a mark in the chart, and the mark's text."""
-QUIET_EVENTS = ("archived", "uploaded", "started", "stopped")
-"""Kinds that are left out of the list: they occur every minute and change no decision."""
+ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
+"""Kinds that are folded: they occur every minute, and each decision that rests on them is an event of its own."""
 MAX_EVENTS = 80
+"""Lines of the list that are not folded."""
 MAX_DRIFT_ROWS = 12
-COLORS = ("#2563eb", "#059669", "#9333ea", "#b45309", "#be185d", "#0e7490", "#4d7c0f", "#7c2d12")
 UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
 """Longest time shown in a unit, the unit in seconds, its name."""
 
@@ -109,36 +124,38 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
         {
             "time": promotion_journal.moment_of(entry.time).timestamp(),
             "kind": entry.action,
-            "text": f"model version {entry.version} serves: {entry.reason}",
+            "text": f"model version {entry.version} serves: {without_verdict(entry.reason)}",
         }
         for entry in entries
     ]
 
 
 def status_page(exposition: Exposition, history: History, *, now: float) -> str:
-    """The page as of `now`, seconds since the epoch."""
+    """Return the page as of `now`, seconds since the epoch."""
     shown = exposition.snapshot
-    foot = (
-        f"<p class=soft>As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "
-        "<code>/status</code>, <code>/metrics</code>, <code>/healthz</code>, <code>/readyz</code>.</p>"
-    )
-    chart = _auc_chart(shown, history, now) or "<p>No window has an AUC yet.</p>"
+    foot: list[object] = [f"As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "]
+    for path in ("/status", "/metrics", "/healthz", "/readyz"):
+        foot += [Code(path), " "]
     return html_page(
         f"Evergreen monitor {shown.recommender}".rstrip(),
-        intro=_health_banner(exposition, now) + _tiles_section(shown, now),
+        first=[
+            _health_banner(exposition, now),
+            _auc_chart(shown, history, now) or Text("No window has an AUC yet."),
+            _decisions(shown),
+            _tiles(shown, now),
+        ],
         sections={
-            "AUC": chart + _decisions_table(shown),
-            "Model versions": _versions_table(shown.windows, shown.serving_version),
-            "Open labels": _open_labels_section(shown.open_labels, now),
-            "Feature drift": _drift_section(shown.drift, now),
-            "Acting": _acting_section(shown, now) + _last_run(shown, now),
-            "Events": _event_table(history.events, now) + foot,
+            "Model versions": [_versions(shown.windows, shown.serving_version)],
+            "Open labels": [_open_labels(shown.open_labels, now)],
+            "Feature drift": _drift(shown.drift, now),
+            "Acting": [_acting(shown, now), *_last_run(shown, now)],
+            "Events": [_events(history.events, now), Text(*foot, soft=True)],
         },
         refresh_seconds=REFRESH_SECONDS,
     )
 
 
-def _health_banner(exposition: Exposition, now: float) -> str:
+def _health_banner(exposition: Exposition, now: float) -> Banner:
     last = exposition.snapshot.last_record_time
     if reason := exposition.unhealthy():
         state, text = "bad", f"Not working: {reason}"
@@ -151,7 +168,7 @@ def _health_banner(exposition: Exposition, now: float) -> str:
     else:
         state, more = _judged(exposition.snapshot, now)
         text = f"Working; the newest prediction is {_format_duration(now - last)} old. {more}"
-    return f'<p class="banner {state}" id="health">{escape(text)}</p>'
+    return Banner(text=text, tone=state, identifier="health")
 
 
 def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
@@ -201,7 +218,7 @@ def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
     return "good", f"Version {version} was judged on {until}."
 
 
-def _tiles_section(shown: Snapshot, now: float) -> str:
+def _tiles(shown: Snapshot, now: float) -> Tiles:
     by_version = {kpis.version: kpis for kpis in shown.windows}
     scorers = [each.numbers.get("window_version") for each in shown.decisions]
     # Before a row of the serving version has matured, the rows of the version before it say what there is to say.
@@ -209,32 +226,33 @@ def _tiles_section(shown: Snapshot, now: float) -> str:
     serving = next((by_version[version] for version in measured if version in by_version), None)
     whose = "" if serving is None or serving.version == shown.serving_version else f" of version {serving.version}"
     lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
-    tiles = {
-        f"AUC, 95 %{whose}": _format_band(serving.auc, serving.auc_low, serving.auc_high) if serving else "undefined",
-        f"click rate{whose}": _format_share(serving.ctr if serving else None),
-        "log lag": "unknown" if lag is None else _format_duration(lag),
-        "messages waiting": "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}",
-        "rows with open labels": f"{shown.pending_rows:,}",
-        "dead letters": f"{int(shown.counters.get('dead_letter', 0)):,}",
-        "rows archived": f"{int(shown.counters.get('archived', 0)):,}",
-    }
-    divisions = "".join(f"<div>{name}<b>{escape(value)}</b></div>" for name, value in tiles.items())
     live = shown.store_status.promotions.live_version if shown.store_status else None
-    for name, version in (("live by the journal", live), ("seen last in the log", shown.serving_version)):
-        link = "none yet" if version is None else _version_link(version, "version ")
-        divisions = f"<div>{name}<b>{link}</b></div>{divisions}"
-    return f'<div class="tiles">{divisions}</div>'
+    return Tiles(
+        {
+            "seen last in the log": _version_link(shown.serving_version, "version "),
+            "live by the journal": _version_link(live, "version "),
+            f"AUC, 95 %{whose}": _format_band(serving.auc, serving.auc_low, serving.auc_high)
+            if serving
+            else "undefined",
+            f"click rate{whose}": _format_share(serving.ctr if serving else None),
+            "log lag": "unknown" if lag is None else _format_duration(lag),
+            "messages waiting": "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}",
+            "rows with open labels": f"{shown.pending_rows:,}",
+            "dead letters": f"{int(shown.counters.get('dead_letter', 0)):,}",
+            "rows archived": f"{int(shown.counters.get('archived', 0)):,}",
+        }
+    )
 
 
-def _version_link(version: int, before: str = "") -> str:
-    """Leads to the card of the version's model."""
-    return f'<a href="{CARDS}{version}">{before}{version}</a>'
+def _version_link(version: int | None, before: str = "") -> Link | str:
+    """Return a link to the card of the version's model."""
+    return "none yet" if version is None else Link(f"{before}{version}", f"{CARDS}{version}")
 
 
-def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
+def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | None:
     versions = sorted({int(point["version"]) for point in history.points})
     if not versions:
-        return ""
+        return None
     start = min(float(point["time"]) for point in history.points)
     scale, unit = _unit_of(now - start)
     lines = []
@@ -243,7 +261,7 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> str:
         lines.append(
             Line(
                 label=f"version {version}",
-                color=COLORS[number % len(COLORS)],
+                color=SERIES[number % len(SERIES)],
                 x=[(float(point["time"]) - now) / scale for point in points],
                 y=[point["auc"] for point in points],
                 low=[point["auc_low"] for point in points],
@@ -272,23 +290,43 @@ def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list
     return firsts
 
 
-def _decisions_table(shown: Snapshot) -> str:
-    rows = [[each.policy, each.action.value, each.reason] for each in shown.decisions]
-    if not rows:
-        return "<p>No decision point has passed yet.</p>"
-    return text_table(["policy", "says", "because"], rows, caption="Decisions")
+def _decisions(shown: Snapshot) -> PageBlock:
+    if not shown.decisions:
+        return Text("No decision point has passed yet.")
+    return Checks(caption="What the policies decided", rows=[_check_row(each) for each in shown.decisions])
 
 
-def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
+def _check_row(decision: Decision) -> CheckRow:
+    """Return one policy's decision; its value is what it compares with its limit."""
+    numbers = decision.numbers
+    drifted, threshold = numbers.get("drifted_columns"), numbers.get("threshold")
+    auc, low, high = (numbers.get(name) for name in ("auc", "auc_low", "auc_high"))
+    value: float | str | None = None
+    if drifted is not None:
+        value = f"{drifted:g} of {numbers.get('judged_columns'):g} columns"
+    elif threshold is not None:
+        value = auc
+    return CheckRow(
+        name=decision.policy,
+        value=value,
+        interval=None if value is not auc or low is None or high is None else (low, high),
+        limit=None if threshold is None else f"AUC at least {_format_number(threshold)}",
+        result=decision.action.value,
+        detail=f"{decision.reason}.",
+    )
+
+
+def _versions(windows: Sequence[Kpis], serving: int | None) -> PageBlock:
     if not windows:
-        return "<p>No label is final yet.</p>"
-    head = ["version", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE"]
+        return Text("No label is final yet.")
+    head = ["version", "serves", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE"]
     rows = []
     for kpis in windows:
         numbers = (kpis.log_loss, kpis.normalized_entropy, kpis.calibration, kpis.calibration_error)
         rows.append(
             [
-                _version_link(kpis.version) + (" (serving)" if kpis.version == serving else ""),
+                _version_link(kpis.version),
+                "serving" if kpis.version == serving else "",
                 f"{kpis.rows:,}",
                 f"{kpis.clicks:,}",
                 _format_band(kpis.auc, kpis.auc_low, kpis.auc_high),
@@ -297,13 +335,13 @@ def _versions_table(windows: Sequence[Kpis], serving: int | None) -> str:
                 *map(_format_number, (kpis.hit_rate, kpis.ndcg, kpis.gauc)),
             ]
         )
-    others = ["click rate", "conversion rate", "hit rate@k", "NDCG@k", "GAUC"]
-    return html_table([*head, *others], rows, caption="KPIs of the windows")
+    head += ["click rate", "conversion rate", "hit rate@k", "NDCG@k", "GAUC"]
+    return PageTable(caption="KPIs of the windows", head=head, rows=rows, numbers=range(2, len(head)))
 
 
-def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str:
+def _open_labels(open_labels: Sequence[OpenEstimate], now: float) -> PageBlock:
     if not open_labels:
-        return "<p>No row's attribution window is open.</p>"
+        return Text("No row's attribution window is open.")
     rows = [
         [
             estimate.version,
@@ -315,22 +353,22 @@ def _open_labels_section(open_labels: Sequence[OpenEstimate], now: float) -> str
         for estimate in open_labels
     ]
     head = ["version", "open rows", "clicks so far", "AUC, estimated", "known"]
-    return text_table(head, rows, caption="While labels are open")
+    return PageTable(caption="While labels are open", head=head, rows=rows, numbers=range(1, 4))
 
 
-def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
+def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
     if drift is None:
-        return "<p>No bucket of predictions has been judged yet.</p>"
+        return [Text("No bucket of predictions has been judged yet.")]
     columns = sorted(drift["columns"], key=_worst_first)
     num_drifted = sum(bool(row["drifted"]) for row in columns)
     summary = (
-        f"<p>{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
-        f"{_format_time(drift['bucket_end'], now)}, against the training rows of version {drift['version']}.</p>"
+        f"{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
+        f"{_format_time(drift['bucket_end'], now)}, against the training rows of version {drift['version']}."
     )
     rows = [
         [
             row["column"],
-            "drifted" if row["drifted"] else "outlying" if row.get("outlying") else "",
+            Badge("drifted") if row["drifted"] else Badge("outlying") if row.get("outlying") else "",
             f"{_format_number(row['distance'])} {row['measure']}"
             + (f", {row['excess']:.1f} times the limit" if row.get("excess") else ""),
             "< 0.001" if row["p_value"] is not None and row["p_value"] < 0.001 else _format_number(row["p_value"]),
@@ -339,7 +377,8 @@ def _drift_section(drift: Mapping[str, Any] | None, now: float) -> str:
         ]
         for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
     ]
-    return summary + text_table(["column", "", "distance", "p", "missing", "outliers"], rows, caption="Columns")
+    head = ["column", "state", "distance", "p", "missing", "outliers"]
+    return [Text(summary), PageTable(caption="Columns", head=head, rows=rows)]
 
 
 def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
@@ -348,45 +387,49 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
     return (quiet, 1.0 if p_value is None else p_value, -(row["distance"] or 0.0))
 
 
-def _acting_section(shown: Snapshot, now: float) -> str:
+def _acting(shown: Snapshot, now: float) -> PageTable:
     status = shown.acting or ActingStatus()
-    rows = [["request", f"{status.phase} {status.request_id or ''}"]]
+    facts = {"request": f"{status.phase} {status.request_id or ''}"}
     if status.blocked_until is not None:
-        rows.append(
-            ["next request", f"in {_format_duration(status.blocked_until - now)} at the earliest: {status.blocked_by}"]
-        )
+        wait = _format_duration(status.blocked_until - now)
+        facts["next request"] = f"in {wait} at the earliest: {status.blocked_by}"
     if status.daily_budget is not None:
-        rows.append(["budget left today", f"{status.budget_left} of {status.daily_budget} requests"])
+        facts["budget left today"] = f"{status.budget_left} of {status.daily_budget} requests"
     if status.incident_since is not None:
-        rows.append(["drifted since", f"{_format_duration(now - status.incident_since)} ago: {status.last_action}"])
+        facts["drifted since"] = f"{_format_duration(now - status.incident_since)} ago: {status.last_action}"
     if status.messages_waiting is not None:
-        rows.append(["messages waiting", str(status.messages_waiting)])
-    return text_table(["what", "state"], rows, caption="Requests")
+        facts["messages waiting"] = str(status.messages_waiting)
+    return facts_table(facts, caption="Requests")
 
 
-def _last_run(shown: Snapshot, now: float) -> str:
-    """How the last run ended, with links to its steps' reports."""
+def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
+    """Return how the last run ended, with links to its steps' reports."""
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is None:
-        return ""
-    links = ", ".join(
-        f'<a href="{escape(link_to(last.run, step))}">report of {escape(step)}</a>' for step in last.reports
-    )
-    text = f"Run {last.run}: {last.state} at {last.step}, {_format_time(last.ended_at, now)}. {last.reason}"
-    return f'<p id="last-run">{escape(text)}{"<br>" if links else ""}{links}</p>'
+        return []
+    text = f"Run {last.run}: {last.state} at {last.step}, {_format_time(last.ended_at, now)}. "
+    links: list[object] = []
+    for step in last.reports:
+        links += [" " if not links else ", ", Link(f"report of {step}", link_to(last.run, step))]
+    return [Text(text, without_verdict(last.reason), *links, identifier="last-run")]
 
 
-def _event_table(events: Sequence[Mapping[str, Any]], now: float) -> str:
-    listed = [event for event in events if event["kind"] not in QUIET_EVENTS][::-1]
-    if not listed:
-        return "<p>None yet.</p>"
-    rows = []
-    for _, group in groupby(listed, key=_alike):
+def _events(events: Sequence[Mapping[str, Any]], now: float) -> PageBlock:
+    """Return the list of events, newest first."""
+    return event_list(_lines(events, now), routine=ROUTINE_EVENTS) if events else Text("None yet.")
+
+
+def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEvent]:
+    """Yield a line for each series of alike events, newest first, until enough of them are not folded."""
+    prominent = 0
+    for _, group in groupby(reversed(events), key=_alike):
         newest, *others = group
-        name = str(newest["kind"]).replace("_", " ") + (f", {len(others) + 1} in a row" if others else "")
-        rows.append([_format_time(float(newest["time"]), now), name, newest["text"]])
-    rows = rows[:MAX_EVENTS]
-    return text_table(["when", "what", "details"], rows, caption="Newest first")
+        kind, text, time = str(newest["kind"]), without_verdict(str(newest["text"])), float(newest["time"])
+        age = f"{_format_duration(now - time)} ago"
+        yield ShownEvent(time=time, kind=kind, text=text, times=len(others) + 1, after=age)
+        prominent += kind not in ROUTINE_EVENTS
+        if prominent == MAX_EVENTS:
+            return
 
 
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:

@@ -1,18 +1,32 @@
 """The demo's one-page report: AUC over time with every event on it, versions, gate, findings, latency.
 
-The numbers are `summary`'s; page, tables and lines are drawn by `components.charts`.
+The numbers are `summary`'s. The page is drawn by `components.charts`.
 """
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from components.charts.page import Line, Mark, html_page, line_chart, number, text_table, utc_time
+from components.charts.events import EventList, ShownEvent, event_list
+from components.charts.formats import number
+from components.charts.model_card import gate_checks, without_verdict
+from components.charts.page import (
+    Badge,
+    Banner,
+    Checks,
+    Link,
+    PageTable,
+    Preformatted,
+    Text,
+    Tiles,
+    html_page,
+)
+from components.charts.rendering import PageBlock
+from components.charts.svg import SERIES, Line, Mark, line_chart
 from components.runtime.durable import write_whole
+from components.store.model_cards import ModelCard, card_path
 from components.store.runs import RunOutcome, read_outcomes
 from pipelines.local.plan import NOTIFY_ONLY
 from pipelines.local.summary import (
@@ -27,36 +41,44 @@ from pipelines.local.summary import (
 MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
 ROUTINE_EVENTS = ("drift", "archived")
 MIN_DRAWN_CLICKS = 10
-COLORS = {1: "#2563eb", 2: "#059669", 3: "#9333ea"}
 
 
 def write_report(observed: Observations, summary: DemoSummary) -> Path:
-    """Writes `report.html` into the demo's folder and returns its path."""
-    timeline, traffic = observed.timeline, observed.traffic
-    events = sorted([*observed.events, *journal_events(observed.folders.store)], key=lambda event: float(event["time"]))
+    """Write `report.html` into the demo's folder and return its path."""
+    store, timeline, traffic = observed.folders.store, observed.timeline, observed.traffic
+    events = sorted([*observed.events, *journal_events(store)], key=lambda event: float(event["time"]))
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
-    happened = fold_repeated(events, start=start)
-    again = escape(f"evergreen open {shlex.quote(str(observed.folders.root))}")
-    back = escape(f'evergreen rollback --store {shlex.quote(str(observed.folders.store))} --reason "trying it"')
+    again = f"evergreen open {shlex.quote(str(observed.folders.root))}"
+    back = f'evergreen rollback --store {shlex.quote(str(store))} --reason "trying it"'
     stages = [[name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()]
+    checks = _gate_checks(summary, store)
     page = html_page(
         "Evergreen: one turn of the loop",
-        intro=f"<p>{escape(headline_sentence(summary))}</p>"
-        f"<p>{escape(_describe_drift(summary.drift))} {escape(summary.created_at)}.</p>"
-        + _banner("What these rows are too few to tell", summary.uncertain)
-        + _banner("What the gate warns of", summary.warnings)
-        + _banner("What would make the loop turn", summary.to_turn)
-        + _number_boxes(summary),
+        first=[
+            Banner(text=headline_sentence(summary), tone="warn" if summary.auc.recovered is None else "good"),
+            _auc_chart(observed, events, summary, start=start),
+            *([checks[-1]] if checks else []),
+            _tiles(summary),
+            Text(f"{_describe_drift(summary.drift)} {summary.created_at}."),
+            *_warnings("What these rows are too few to tell", summary.uncertain),
+            *_warnings("What the gate warns of", summary.warnings),
+            *_warnings("What would make the loop turn", summary.to_turn),
+        ],
         sections={
-            "AUC over time, as the monitor saw it": _auc_chart(observed, events, summary, start=start),
-            "Events": text_table(["after", "time", "what", "details"], happened, caption="What happened, in order"),
-            "Versions and the gate": _version_table(summary),
-            "Runs": "".join(map(_run_links, read_outcomes(observed.folders.store))),
+            "Events": [_events(events, start=start)],
+            "Versions and the gate": [_versions(summary), *checks],
+            "Runs": [_run_links(each) for each in read_outcomes(store)],
             "What was served": _sentences(serving_sentences(summary)),
             "How it was decided": _sentences(decision_sentences(summary)),
-            "Where the time went": text_table(["stage", "seconds"], stages, caption="Seconds of each stage"),
-            "Afterwards": f"<p>This serves the live version and the monitor's page until Ctrl-C:</p><pre>{again}</pre>"
-            f"<p>Meanwhile this goes back to the version before it:</p><pre>{back}</pre>",
+            "Where the time went": [
+                PageTable(caption="Seconds of each stage", head=["stage", "seconds"], rows=stages, numbers=(1,))
+            ],
+            "Afterwards": [
+                Text("This serves the live version and the monitor's page until Ctrl-C:"),
+                Preformatted(again),
+                Text("Meanwhile this goes back to the version before it:"),
+                Preformatted(back),
+            ],
         },
     )
     path = observed.folders.root / "report.html"
@@ -64,41 +86,46 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
     return path
 
 
-def _run_links(outcome: RunOutcome) -> str:
-    """How the run ended, with its steps' reports, which lie below this page's folder."""
-    links = (
-        f'<a href="store/runs/{quote(outcome.run)}/{step}_report.html">report of {step}</a>' for step in outcome.reports
+def _run_links(outcome: RunOutcome) -> Text:
+    """Return how the run ended, with its steps' reports, which lie below this page's folder."""
+    links: list[object] = []
+    for step in outcome.reports:
+        address = f"store/runs/{quote(outcome.run)}/{step}_report.html"
+        links += [", " if links else "", Link(f"report of {step}", address)]
+    return Text(f"{outcome.run}: ", Badge(outcome.state), " ", *links)
+
+
+def _sentences(sentences: Iterable[str]) -> list[Text]:
+    return [Text(f"{sentence[0].upper()}{sentence[1:]}.") for sentence in sentences]
+
+
+def _warnings(title: str, sentences: Sequence[str]) -> list[Banner]:
+    return [Banner(text=title, tone="warn", items=sentences)] if sentences else []
+
+
+def _events(events: Lines, *, start: float) -> EventList:
+    """Return the list of events, in order, each with the seconds since `start`."""
+    lines = (
+        ShownEvent(
+            time=float(event["time"]),
+            kind=event["kind"],
+            text=without_verdict(event["text"]),
+            after=f"{event['time'] - start:.1f} s",
+        )
+        for event in events
     )
-    return f"<p>{escape(outcome.run)}: {escape(outcome.state)}. {', '.join(links)}</p>"
+    return event_list(lines, routine=ROUTINE_EVENTS)
 
 
-def _sentences(sentences: Iterable[str]) -> str:
-    return "".join(f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" for sentence in sentences)
-
-
-def _banner(title: str, sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<div class="banner"><b>{title}</b><ul>{items}</ul></div>' if items else ""
-
-
-def fold_repeated(events: Lines, *, start: float) -> list[list[str]]:
-    """Rows of the table of events: when since `start`, what, details.
-
-    Events of a routine kind that lie between two others are one row, with their number and the details of the first.
-    """
-    rows: list[list[str]] = []
-    for is_routine, stretch in groupby(events, key=lambda event: event["kind"] in ROUTINE_EVENTS):
-        kinds: dict[Any, list[Mapping[str, Any]]] = {}
-        for place, event in enumerate(stretch):
-            kinds.setdefault(event["kind"] if is_routine else place, []).append(event)
-        for same in kinds.values():
-            begin, end = (f"{event['time'] - start:.1f}" for event in (same[0], same[-1]))
-            what = same[0]["kind"].replace("_", " ")
-            when, what = (
-                (f"{begin} s", what) if len(same) == 1 else (f"{begin} to {end} s", f"{what}, {len(same)} times")
-            )
-            rows.append([when, utc_time(same[0]["time"]), what, same[0]["text"]])
-    return rows
+def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
+    """Return the gate's checks of each released version whose card is in the store."""
+    found = []
+    for version in summary.versions:
+        path = card_path(store, version.model_id)
+        if path.exists():
+            caption = f"The gate's checks of version {version.version}: {version.gate}"
+            found.append(Checks(caption=caption, rows=gate_checks(ModelCard.read(path))))
+    return found
 
 
 def headline_sentence(summary: DemoSummary) -> str:
@@ -144,7 +171,7 @@ def _describe_drift(drift: Mapping[str, Any]) -> str:
     return f"Drift: what the values of {columns} mean rotates; new values appear in {new}." if columns else ""
 
 
-def _number_boxes(summary: DemoSummary) -> str:
+def _tiles(summary: DemoSummary) -> Tiles:
     bayes, records, requests = summary.bayes_auc or {}, summary.records, summary.requests
     shown = [
         ("requests sent / failed", f"{requests['sent']:,} / {requests['failed']}"),
@@ -160,10 +187,10 @@ def _number_boxes(summary: DemoSummary) -> str:
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
         if (seconds := summary.seconds[name]) is not None:
             shown.append((words, f"{number(seconds)} s"))
-    return '<div class="tiles">' + "".join(f"<div>{escape(k)}<b>{escape(v)}</b></div>" for k, v in shown) + "</div>"
+    return Tiles(dict(shown))
 
 
-def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, start: float) -> str:
+def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, start: float) -> PageBlock:
     lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
         # With a handful of clicks the AUC is anything, and its interval not to be believed.
@@ -171,42 +198,39 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
         lines.append(
             Line(
                 label=f"version {version}, with 95 % interval",
-                color=COLORS.get(version, "#666"),
+                color=SERIES[(version - 1) % len(SERIES)],
                 x=[t["time"] - start for t in own],
                 y=[t["auc"] for t in own],
                 low=[t["auc_low"] for t in own],
                 high=[t["auc_high"] for t in own],
             )
         )
-    marks = [
-        Mark(x=e["time"] - start, text=MARKED_EVENTS[e["kind"]], color="#92400e")
-        for e in events
-        if e["kind"] in MARKED_EVENTS
-    ]
+    marks = [Mark(x=e["time"] - start, text=MARKED_EVENTS[e["kind"]]) for e in events if e["kind"] in MARKED_EVENTS]
     drifted = next((t["time"] for t in observed.traffic if t["phase"] != "before"), None)
     if drifted is not None:
-        marks.append(Mark(x=drifted - start, text="drift", color="#dc2626"))
+        marks.append(Mark(x=drifted - start, text="drift", color="var(--mark)"))
     if (bad := summary.bad_release) is not None:
         back_at = bad.taken_back.started_at + bad.taken_back.seconds
         for at, words in ((bad.made.started_at, "bad release"), (back_at, "taken back")):
-            marks.append(Mark(x=at - start, text=words, color="#6d28d9"))
+            marks.append(Mark(x=at - start, text=words, color="var(--series-3)"))
     level = summary.auc.threshold
     levels = [] if level is None else [(level, f"threshold {level:.3f}")]
-    return line_chart(lines, y_label="AUC", marks=marks, levels=levels) or "<p>No window was full.</p>"
+    return line_chart(lines, y_label="AUC, as the monitor saw it", marks=marks, levels=levels) or Text(
+        "No window was full."
+    )
 
 
-def _version_table(summary: DemoSummary) -> str:
+def _versions(summary: DemoSummary) -> PageTable:
     rows = [
         [
             str(version.version),
             f"{version.trained_rows:,}, up to {version.learned_until[:19]}",
             f"{version.judged_rows:,} newer ones",
             version.parent or "from scratch",
-            version.gate,
-            version.reason,
+            Badge(version.gate),
             number(version.parity_max_abs_diff),
         ]
         for version in summary.versions
     ]
-    head = ["version", "rows learned from", "rows judged by", "parent", "gate", "because", "parity"]
-    return text_table(head, rows, caption="Released versions and what the gate said of them")
+    head = ["version", "rows learned from", "rows evaluated by", "parent", "gate", "parity"]
+    return PageTable(caption="Released versions", head=head, rows=rows)

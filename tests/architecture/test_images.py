@@ -108,6 +108,24 @@ def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
+DRAWN = [name for name in IMAGES if any(source == "components/charts" for _, source, _ in stages(name)[-1].copies())]
+"""Images whose programs draw pages."""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_jinja(name, image):
+    root = image(name)
+    code = "from components.charts.page import refusal_page\n page = refusal_page('a step', '<why>')"
+    drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
+    assert "<h1>a step refused" in drawn
+    assert "&lt;why&gt;" in drawn
+    locked = (REPOSITORY / "requirements" / f"{lock(name)}.lock").read_text()
+    assert {"jinja2", "markupsafe"} <= set(re.findall(r"^([a-z0-9-]+)==", locked, re.MULTILINE))
+    suffixes = {path.suffix for path in (REPOSITORY / "components" / "charts").rglob("*.*")} - {".pyc"}
+    seen = re.findall(r"^!components/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
+    assert suffixes <= set(seen)
+
+
 @pytest.mark.parametrize("name", OURS_ALONE)
 def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
     build, shipped = stages(name)

@@ -1,7 +1,9 @@
-"""Every page for people in a real browser: at the widths of a phone, a laptop and a desk, in light and in dark.
+"""Every page for people in a real browser: at the widths of a phone, a pane, a laptop and a desk, in light and in dark.
 
 The demo's report is seen by `tests/loop`.
 """
+
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,7 @@ from components.store.model_cards import read_card
 from components.store.runs import report_path
 from monitoring.showing.exposition import Exposition
 from monitoring.showing.page import History, status_page
-from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
+from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 from tests.support.snapshots import EVENTS, FULL, NOW, POINTS
 
 pytestmark = [needs_browser, pytest.mark.timeout(900)]
@@ -39,10 +41,29 @@ def comparison(chain):
     return comparison_page(found)
 
 
+WIDTHS = (390, 480, 1280, 1920)
+"""A phone's, that of Kubeflow's pane, a laptop's and a desk's."""
+LONG = "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
+
+
+def card(chain, **changes):
+    return card_page(replace(read_card(chain.root / "store", "2"), **changes))
+
+
+def card_of_many(chain):
+    """Forty slices of long names, and a verdict with long warnings and advice."""
+    made = read_card(chain.root / "store", "2")
+    slices = [replace(made.slices[0], name=f"{number} {LONG}") for number in range(40)]
+    verdict = replace(made.verdict, warnings=[LONG * 3], advice=[LONG * 3] * 3, column_aucs={LONG: 0.9})
+    return card(chain, slices=slices, verdict=verdict)
+
+
 PAGES = {
     "status": status,
     "comparison": comparison,
-    "card": lambda chain: card_page(read_card(chain.root / "store", "2")),
+    "card": card,
+    "card of many slices": card_of_many,
+    "card of no slices": lambda chain: card(chain, slices=[], calibration=[], champion_calibration=[], validation=None),
     "validation": lambda chain: report_path(chain.root / "store", "round-2", "validation").read_text(),
 }
 
@@ -50,7 +71,8 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
     page = PAGES[name](chain)
-    assert pixels_too_wide(tmp_path, page, 390, 1280, 1920) == [0, 0, 0]
+    assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
+    assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []
 

@@ -7,7 +7,7 @@ import re
 from components.store.promotion_journal import INTENT, read_entries
 from components.store.runs import read_outcomes
 from pipelines.runs import describe_run, read_runs
-from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
+from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 
 
 def test_loop_turns_and_holds_every_promise(turned):
@@ -113,7 +113,8 @@ def test_report_needs_no_network(turned):
 @needs_browser
 def test_report_fits_every_screen_and_hinders_nobody(turned, tmp_path):
     page = (turned[0] / "report.html").read_text()
-    assert pixels_too_wide(tmp_path, page, 390, 1280, 1920) == [0, 0, 0]
+    assert pixels_too_wide(tmp_path, page, 390, 480, 1280, 1920) == [0, 0, 0, 0]
+    assert cut_texts(tmp_path, page, 390, 480, 1280, 1920) == [[], [], [], []]
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []
 

@@ -1,6 +1,5 @@
 """The running monitor where models are released more often than labels become final: what it judges and shows."""
 
-import html
 import re
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,6 +10,7 @@ import pytest
 from components.contracts.manifests import ModelQuality
 from components.store.models import verdict_paths
 from monitoring.showing.page import History, status_page
+from tests.support.html_pages import health_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import keep_model, passing_verdict, release
 
@@ -50,8 +50,7 @@ def seen(tmp_path_factory):
                 publish(bench.log, clicks(f"c-{name}", events))
         bench.tick(at=START + second + 1.0)
         page = status_page(monitor._exposition, History([], []), now=bench.clock.now)
-        state, text = re.search(r'<p class="banner (\w+)" id="health">(.*?)</p>', page).groups()
-        banners.append((state, html.unescape(text)))
+        banners.append(health_of(page))
     yield banners, bench
     bench.close()
 

@@ -17,71 +17,17 @@ from components.store.promotion_journal import Promotion, append_promotion
 from components.store.runs import RunOutcome, run_folder, write_outcome
 from pipelines.local import summary as numbers
 from pipelines.local.plan import DemoSettings, plan_for_world, read_verdicts
-from pipelines.local.report import fold_repeated, headline_sentence
+from pipelines.local.report import headline_sentence
 from pipelines.local.runner import LocalFolders
 from pipelines.local.summary import (
     AucNumbers,
-    DemoSummary,
-    FeatureDriftNumbers,
-    LiveChange,
     Observations,
-    RecordNumbers,
     ReleaseNumbers,
     ReplayedDecisions,
-    RunNumbers,
     TrafficDuring,
-    TriggerNumbers,
-    VerifiedVersion,
-    VersionNumbers,
 )
+from tests.support.demo_summaries import DRIFT_TIME, GOOD, PLANTED, RUNS, START, VERSIONS, traffic_line
 from tests.support.releases import passing_verdict
-
-START = 1_800_000_000.0
-DRIFT_TIME = 100.0
-
-
-def traffic_line(second, version, *, p99=4.0, failed=0):
-    versions = version if isinstance(version, dict) else {str(version): 1984}
-    return {
-        "time": START + second, "requests_sent": 31, "requests_failed": failed, "p99_ms": p99, "versions": versions,
-    }  # fmt: skip
-
-
-PLANTED = [
-    LiveChange(version=3, started_at=START + 200.2, seconds=1.2, why="planted"),
-    LiveChange(version=2, started_at=START + 201.4, seconds=3.1, why="the AUC is low", answered_at=START + 206.0),
-]
-QUIET = TrafficDuring(requests_sent=31, requests_failed=0, p99_ms=6.0)
-RELEASE = ReleaseNumbers(
-    version=2, seconds=0.5,
-    during=QUIET, p99_ms_before=4.0, p99_ms_after=None,
-)  # fmt: skip
-BAD_RELEASE = numbers.bad_release_numbers(PLANTED, [traffic_line(second, 1) for second in range(198, 208)])
-VERIFIED = [
-    VerifiedVersion(version=n, same=True, num_rows=320, num_different=0, max_abs_diff=1e-7, wrong_checks=[])
-    for n in (1, 2)
-]
-RUNS = [
-    RunNumbers(run=name, trigger_id=name, state="released", step="deployment", reason="", version=1, ended_at="")
-    for name in ("first", "drift-1")
-]
-VERSIONS = [
-    VersionNumbers(
-        version=n, model_id=f"m{n}", trained_rows=1, learned_until="2026-01-01T00:00:00+00:00", judged_rows=1,
-        parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
-    )
-    for n in (1, 2)
-]  # fmt: skip
-GOOD = DemoSummary(
-    created_at="", bayes_auc=None, requests={"sent": 10, "failed": 0}, latency_ms={}, drift={},
-    auc=AucNumbers(threshold=0.7, baseline=0.78, recovered=0.77, regained_share=0.9),
-    versions=VERSIONS, release=RELEASE, bad_release=BAD_RELEASE, verified=VERIFIED,
-    records=RecordNumbers(published=640, archived=640, duplicates=0, dead_letters=0),
-    trigger=TriggerNumbers(reason="low", runs=1), policies={},
-    feature_drift=FeatureDriftNumbers(seconds=None, columns={}),
-    decisions=ReplayedDecisions(points=20, equal=True, digest="00"), seconds={},
-    serving_parity_max_abs_diff=3e-7, runs=RUNS, uncertain=[],
-)  # fmt: skip
 
 
 def changed(path, value, summary=GOOD):
@@ -304,13 +250,6 @@ def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
     assert "nothing that it could be sure of" not in sentence
     assert "data_drift was sure" in sentence
     assert "asked for no run" in sentence
-
-
-def test_drift_between_other_events_is_one_line_too():
-    events = [{"time": 10.0 + i, "kind": ("drift", "archived")[i % 2], "text": f"{i} rows"} for i in range(80)]
-    folded = fold_repeated([*events, {"time": 99.0, "kind": "run_started", "text": "run a started"}], start=0.0)
-    assert [kind for _, _, kind, _ in folded] == ["drift, 40 times", "archived, 40 times", "run started"]
-    assert folded[-1][:2] == ["99.0 s", "1970-01-01 00:01:39 UTC"]
 
 
 CHANGED = replace(GOOD, drift={"kind": "permutation", "columns": ["price", "shop"], "seed": 7})

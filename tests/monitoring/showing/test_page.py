@@ -1,6 +1,5 @@
 """What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
 
-import html
 import json
 import re
 from dataclasses import replace
@@ -13,6 +12,7 @@ from monitoring.acting.acting import ActingStatus
 from monitoring.deciding.policy import Action, Decision
 from monitoring.showing.exposition import Exposition, Snapshot
 from monitoring.showing.page import MAX_POINTS, History, read_history, status_page, tail
+from tests.support.html_pages import health_of, table_of
 from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, LAST_RUN, NOW, POINTS
 
 
@@ -111,9 +111,7 @@ def banner(**changes) -> tuple[str, str]:
     exposition = Exposition()
     snapshot = Snapshot(time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800)
     exposition.show(replace(snapshot, **changes))
-    shown = status_page(exposition, History([], []), now=NOW)
-    found = re.search(r'<p class="banner (\w+)" id="health">(.*?)</p>', shown)
-    return found[1], html.unescape(found[2])
+    return health_of(status_page(exposition, History([], []), now=NOW))
 
 
 def about(version, action="ok", *, policy="sequential", window=None):
@@ -208,8 +206,9 @@ def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
 def test_a_series_of_one_kind_is_one_line_and_one_mark():
     drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
     shown = page(FULL, History(POINTS, drifts))
-    assert "1970-01-01 02:45:38 UTC, 62 s ago drift, 20 in a row bucket 19" in shown.text
-    assert shown.text.count("feature drift") == 1
+    assert "02:45:38 20 × drift 02:45:38 62 s ago drift, 20 in a row bucket 19" in shown.text
+    assert shown.text.count("1 feature drift") == 2, "beside its line, and below the chart for a narrow pane"
+    assert "2 feature drift" not in shown.text
 
 
 def test_different_events_of_one_kind_are_lines_of_their_own():
@@ -230,3 +229,47 @@ def test_what_is_not_known_of_acting_is_left_out():
     assert "budget left today 3 of 4 requests" in shown.text
     assert "drifted since" not in shown.text
     assert "messages waiting" not in shown.text.partition("Acting")[2]
+
+
+def drawn(snapshot: Snapshot, events=()) -> str:
+    exposition = Exposition()
+    exposition.show(replace(snapshot, time=NOW))
+    return status_page(exposition, History([], list(events)), now=NOW)
+
+
+def test_decision_is_a_table_of_its_checks():
+    numbers = {**DECISION.numbers, "auc": 0.61234, "auc_low": 0.6, "auc_high": 0.625}
+    columns = {"drifted_columns": 1, "judged_columns": 11, "threshold": None, "auc": 0.6}
+    decisions = (
+        replace(DECISION, numbers=numbers),
+        replace(DECISION, policy="data_drift", action=Action.OK, reason="calm", numbers=columns),
+        replace(DECISION, policy="schedule", action=Action.OK, reason="young", numbers={"auc": 0.6}),
+    )
+    assert table_of(drawn(replace(FULL, decisions=decisions)), "What the policies decided")[1:] == [
+        ["threshold", "0.6123", "0.6 to 0.625", "AUC at least 0.740", "breach"],
+        ["auc 0.6 < 0.7."],
+        ["data_drift", "1 of 11 columns", "–", "–", "ok"],
+        ["calm."],
+        ["schedule", "–", "–", "–", "ok"],
+        ["young."],
+    ]
+
+
+def test_archived_files_and_drift_are_folded_and_decisions_are_not():
+    kinds = ["archived", "drift", "decision", "drift"]
+    events = [{"time": NOW - 10 + i, "kind": kind, "text": f"{kind} of version {i}"} for i, kind in enumerate(kinds)]
+    section = drawn(FULL, events).partition('id="events"')[2]
+    folded = re.findall(r'<details class="routine">(.*?)</details>\n</details>', section, re.DOTALL)
+    assert [re.findall(r"of version (\d)", each) for each in folded] == [["3"], ["1", "0"]]
+    assert re.findall(r"<time>(.*?)</time>", section) == ["02:46:33", "02:46:32", "02:46:31", "02:46:30"]
+    assert section.count("1970-01-01 <small>") == 1
+
+
+def test_event_names_a_verdict_and_does_not_repeat_its_sentence(tmp_path):
+    reason = "pass over 900 held-out rows with 90 clicks: auc 0.8 [0.7, 0.9] is at least the floor 0.6"
+    promotion_journal.append_promotion(tmp_path, promotion(reason=reason))
+    (event,) = read_history(tmp_path / "state", tmp_path).events
+    assert event["text"] == "model version 3 serves: pass"
+    asked = {"time": NOW, "kind": "run_ended", "text": f"run r refused: {reason}"}
+    assert "run r refused: pass" in drawn(FULL, [asked])
+    assert "is at least the floor" not in drawn(FULL, [asked])
