@@ -41,8 +41,8 @@ from components.contracts.record_format import RecordFormat
 from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions
 from components.logs.event_log import Delivery, partition_of
 from components.logs.sqlite import SqliteLog
+from components.statistics.profile_counter import ProfileCounter
 from components.store.models import model_folder
-from components.validation.windows import ReferenceCounter
 from inference_client.simulation.world import World
 from monitoring.memory.archive import build_row_table
 from monitoring.memory.store import Store
@@ -149,15 +149,15 @@ class RecordTraffic:
 
 
 def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
-    """Releases version 1 with training statistics of these rows, so that drift is measured too."""
+    """Releases version 1 with a training profile of these rows, so that drift is measured too."""
     requests = Predictions.of(records)
-    counter = ReferenceCounter(CRITEO)
+    counter = ProfileCounter(CRITEO)
     for batch in build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO).to_batches():
         counter.add(batch)
     release(store, 1, "model")
     reference = model_folder(store, "model") / Model.REFERENCE
     reference.parent.mkdir(parents=True, exist_ok=True)
-    counter.statistics().write(reference)
+    counter.reference().write(reference)
 
 
 def _monitor_settings(folder: Path) -> MonitorSettings:

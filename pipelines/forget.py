@@ -40,7 +40,6 @@ from components.config.features import category_of
 from components.config.spec import Recommender
 from components.contracts.manifests import CURRENT, Model, Release
 from components.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
-from components.contracts.reference_statistics import read_reference
 from components.contracts.serving import ServedNames
 from components.contracts.values import NoCategory, word_of
 from components.contracts.workflow import FeatureWorkflow
@@ -62,6 +61,7 @@ from components.runtime.durable import fsync_path
 from components.runtime.errors import FROM_SCRATCH, ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
+from components.statistics.reference import read_reference
 from components.storage.objects import ObjectInfo, Objects, local_copy
 from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from components.store.archived_rows import is_list, parquet_file, parquet_writer, reading_parquet
@@ -376,8 +376,8 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
         column = load_columns(folder / Model.WORKFLOW, workflow)[workflow.features.slots.index(user.column)]
         known = {"vocabulary": column.vocabulary, "list of rare categories": column.candidates.categories}
     if (folder / Model.REFERENCE).exists():
-        listed = read_reference(folder / Model.REFERENCE).categorical.get(user.column)
-        known["training statistics"] = listed.values if listed else np.empty(0)
+        listed = read_reference(folder / Model.REFERENCE).profile.columns.get(user.column)
+        known["training profile"] = np.empty(0) if listed is None else listed.values
     found = [f"the user is in its {name}" for name, values in known.items() if (values == user.category).any()]
     learnt = sorted({each["day"] for each in model.days if user.days.get(each["day"], np.inf) <= watermark(model)})
     return [*found, *([f"it learnt from {', '.join(learnt)}, where rows hold the user"] if learnt else [])]

@@ -150,22 +150,27 @@ class DriftSettings:
     drift_bucket_seconds: float = 3600.0
     """Event time that predictions are compared over with the training rows; 0 = drift is not watched."""
     drift_min_rows: int = 2000
-    """Fewest rows that are judged; a smaller bucket joins the next one of its version."""
-    drift_false_discovery_rate: float = 0.01
-    """Probability that anything is called drift, or outlying, in a bucket where nothing moved."""
-    drift_min_divergence: float = 0.003
-    """Least Jensen-Shannon divergence, in bits, of an integer column or the score that counts as drift."""
-    drift_min_share_change: float = 0.02
-    """Least change of a category's share (L-infinity) or of a column's missing share that counts as drift."""
-    drift_min_outlier_rise: float = 0.005
-    """Least rise of an integer column's share of outliers that is an alarm."""
+    """Minimum rows of a comparison; a smaller bucket joins the next one of its version."""
+    false_discovery_rate: float = 0.01
+    """Share of the columns called drifted or outlying that may be so by chance (false discovery rate). Where nothing
+    moved, that is the probability of any in a bucket."""
+    categorical_drift: float = 0.02
+    """Change of one category's share that counts as drift, if it is not explained by chance."""
+    categorical_drift_relative: float = 0.5
+    """The same relative to the share that the category had; the smaller of the two applies, down to 0.002."""
+    numeric_drift: float = 0.003
+    """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
+    missing_drift: float = 0.02
+    """Change of a column's share of missing values that counts as drift."""
+    outlier_drift: float = 0.005
+    """Rise of a numeric column's share of outliers that is an alarm."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
         expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
         expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
-        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "drift_false_discovery_rate")
-        least = ("drift_min_divergence", "drift_min_share_change", "drift_min_outlier_rise")
+        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "false_discovery_rate")
+        least = ("categorical_drift", "categorical_drift_relative", "numeric_drift", "missing_drift", "outlier_drift")
         expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)
 
 

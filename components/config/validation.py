@@ -46,7 +46,7 @@ class ValidationSettings:
     """Largest share of rows with a category unknown to the champion that passes without a finding."""
     click_rate_factor: float = 2.0
     """How many times larger or smaller the share of clicks may become without a finding."""
-    false_alarm_rate: float = 0.05
+    false_discovery_rate: float = 0.05
     """Share of the features reported as drifted that may be reported by chance (false discovery rate)."""
     skew_share: float = 0.001
     """Largest share of rows, joined between training and serving, whose value may differ."""
@@ -177,7 +177,7 @@ RULES: dict[str, Rule] = {
         "a feature moved away from the champion's rows; if it blocked, no retraining could mend it",
         (
             *("categorical_drift", "categorical_drift_relative", "numeric_drift", "mean_drift", "missing_drift"),
-            "false_alarm_rate",
+            "false_discovery_rate",
         ),
     ),
     "new_categories": Rule(WARN, "many rows with a category that is certainly new", ("new_value_share",)),

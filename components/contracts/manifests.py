@@ -281,8 +281,8 @@ class ValidationReport(Manifest):
     findings: list[dict[str, Any]]
     """Each as `config.validation.Finding`; `rule` is its name in `RULES`."""
     drift: list[dict[str, Any]]
-    """Per judged feature, as `components.validation.drift.DriftEntry`, against the windows of the parent's line; empty
-    without a parent."""
+    """Per judged feature, as `components.statistics.comparison.ColumnDrift`, against the windows of the parent's line;
+    empty without a parent."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
@@ -295,7 +295,7 @@ class ValidationReport(Manifest):
     parent_statistics_uri: str | None
     raw_digest: str
     reference_uri: str | None = None
-    """The training rows counted for the monitor (`contracts.reference_statistics`)."""
+    """The training rows counted for the monitor (`components.statistics.reference`)."""
     label: dict[str, Any] | None = None
     """Change of the click rate, as `components.validation.drift.LabelShift`; None without a parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
@@ -378,8 +378,8 @@ class Model(Manifest):
     STATISTICS: ClassVar[str] = "statistics/statistics.pb"
     """TFDV statistics of the training rows."""
     SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
-    REFERENCE: ClassVar[str] = "statistics/reference.json"
-    """The same rows counted for the monitor (`contracts.reference_statistics`)."""
+    REFERENCE: ClassVar[str] = "statistics/reference.npz"
+    """The same rows counted for the monitor (`components.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
     """Summaries of the windows that its line learned from (`components.validation.windows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")

@@ -73,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> Verdict:
     share_cores()
     from components.charts.model_card import card_page
-    from components.contracts.reference_statistics import ScoreHistogram
     from components.evaluation.evaluate import evaluate
     from components.evaluation.report import make_card, metrics_document, roc_document
+    from components.statistics.reference import ScoreHistogram
 
     store, model = local_path(arguments.store), Model.read(arguments.model)
     training_set = read_reference(model.training_set, TrainingSet, source=arguments.model)

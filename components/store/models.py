@@ -4,7 +4,7 @@ Joins training (writes models), deployment (writes releases and the journal) and
 given references: `current` (what is live), `none`, or the id of a stored model.
 
 Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/<model_id>/{verdict,raw_dataset}.json`
-(evaluation's last answer), with `scores.json` (`contracts.reference_statistics`) and `card.json` (`store.model_cards`),
+(evaluation's last answer), with `scores.json` (`components.statistics.reference`), `card.json` (`store.model_cards`),
 `<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and golden rows, which outlive their
 place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`), `<store>/journal.jsonl`
 (`store.promotion_journal`), `<store>/runs/` (`store.runs`).

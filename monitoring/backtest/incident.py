@@ -31,12 +31,12 @@ from components.config.monitor import JudgingSettings
 from components.config.reader import flat_values, make_settings, read_mapping
 from components.contracts import raw_rows
 from components.contracts.manifests import Model, Release
-from components.contracts.reference_statistics import ReferenceStatistics, read_reference
 from components.runtime.durable import fsync_path, sha256_file
 from components.runtime.errors import ContractError
 from components.runtime.exit_codes import ExitCode, exits_with_code
 from components.runtime.flags import CommandParser
 from components.runtime.plain_text import show
+from components.statistics.reference import TrainingReference, read_reference
 from components.storage.folder import FolderObjects
 from components.storage.objects import Objects
 from components.storage.uris import open_objects, typed_folder, typed_uri
@@ -53,7 +53,7 @@ MANIFEST = "incident.json"
 RECORDS = "records"
 STATISTICS = "statistics"
 DECISIONS = "decisions.jsonl"
-REFERENCE, SCORES = "reference.json", "scores.json"
+REFERENCE, SCORES = "reference.npz", "scores.json"
 
 
 @exits_with_code
@@ -200,7 +200,7 @@ def replay(incident: Path) -> Replayed:
         known = manifest["baselines"].get(str(version))
         return Baseline(**known) if known else None
 
-    def reference(version: int) -> ReferenceStatistics | None:
+    def reference(version: int) -> TrainingReference | None:
         folder = incident / STATISTICS / str(version)
         return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
 

@@ -26,7 +26,7 @@ from components.config.features import Features
 from components.config.monitor import DriftSettings
 from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from components.contracts.records import Predictions
-from components.contracts.reference_statistics import ReferenceStatistics
+from components.statistics.reference import TrainingReference
 from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 
@@ -43,14 +43,14 @@ class DriftWatch:
 
     def __init__(
         self,
-        reference_of: Callable[[int], ReferenceStatistics | None],
+        reference_of: Callable[[int], TrainingReference | None],
         settings: DriftSettings,
         *,
         features: Features | None = None,
     ) -> None:
         """Watches nothing yet.
 
-        `reference_of` gives a version's training statistics, None where there are none, and is asked again for each new
+        `reference_of` gives a version's training profile, None where there are none, and is asked again for each new
         bucket. A bucket length of 0 watches nothing; `features` None = those of every version's training rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features

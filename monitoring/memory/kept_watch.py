@@ -13,6 +13,7 @@ from typing import Any
 
 from components.contracts.records import Predictions
 from monitoring.drift.comparison import DriftReport
+from monitoring.drift.sketch import FORMAT_VERSION
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.memory.store import Store
@@ -36,7 +37,9 @@ class KeptWatch:
         self._journal = journal
         self._clock = clock
         kept = store.read_document(DOCUMENT) or {"mark": 0, "watch": None, "shown": []}
-        self._shown: dict[int, dict[str, Any]] = {shown["version"]: shown for shown in kept["shown"]}
+        # Reports of another version of the watch have other fields.
+        reports = kept["shown"] if kept.get("format_version") == FORMAT_VERSION else []
+        self._shown: dict[int, dict[str, Any]] = {shown["version"]: shown for shown in reports}
         if kept["watch"]:
             watch.restore(kept["watch"])
         self._counted = Counter(watch.passed_over)
@@ -75,7 +78,8 @@ class KeptWatch:
             counts.update(drift_bucket=1, drifted_bucket=int(bool(report.drifted)))
             counts.update(outlying_bucket=int(bool(report.outlying)))
         self._mark = self._store.prediction_mark()
-        kept = {"mark": self._mark, "watch": self._watch.memory(), "shown": list(self._shown.values())}
+        kept = {"format_version": FORMAT_VERSION, "mark": self._mark, "watch": self._watch.memory()}
+        kept |= {"shown": list(self._shown.values())}
         own = {DOCUMENT: kept, **{name: dict(document) for name, document in documents.items()}}
         self._store.write_documents(own, {name: float(n) for name, n in counts.items() if n})
         self._counted = Counter(self._watch.passed_over)
@@ -101,10 +105,10 @@ class KeptWatch:
 
 def _event_details(report: DriftReport) -> dict[str, Any]:
     """The report with the names of the columns that something is wrong with, and no others."""
-    wrong = {column.column: asdict(column) for column in (*report.drifted, *report.outlying)}
+    wrong = {column.feature: asdict(column) for column in (*report.drifted, *report.outlying)}
     return {
         **asdict(report),
-        "drifted": [column.column for column in report.drifted],
-        "outlying": [column.column for column in report.outlying],
+        "drifted": [column.feature for column in report.drifted],
+        "outlying": [column.feature for column in report.outlying],
         "columns": list(wrong.values()),
     }

@@ -170,13 +170,13 @@ def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
 
 
 def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    judged = [row for row in rows if row["distance"] is not None]
+    judged = [row for row in rows if row["effect"] is not None]
     for name, text, field, counted in (
-        ("drift_distance", "Distance to the training rows, by column", "distance", judged),
+        ("drift_distance", "Effect: distance to the training rows, by column", "effect", judged),
         ("drifted", "1 where the column drifted, all columns tested", "drifted", judged),
         ("outlying", "1 where outliers rose: a unit or a join broke", "outlying", rows),
     ):
-        yield _labelled_gauge(name, text, label="column", values={row["column"]: row[field] for row in counted})
+        yield _labelled_gauge(name, text, label="column", values={row["feature"]: row[field] for row in counted})
 
 
 def _acting_metrics(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:

@@ -16,7 +16,6 @@ from components.charts.events import ShownEvent, event_list
 from components.charts.formats import utc_time
 from components.charts.model_card import without_verdict
 from components.charts.page import (
-    Badge,
     Banner,
     CheckRow,
     Checks,
@@ -367,24 +366,32 @@ def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
     )
     rows = [
         [
-            row["column"],
-            Badge("drifted") if row["drifted"] else Badge("outlying") if row.get("outlying") else "",
-            f"{_format_number(row['distance'])} {row['measure']}"
-            + (f", {row['excess']:.1f} times the limit" if row.get("excess") else ""),
-            "< 0.001" if row["p_value"] is not None and row["p_value"] < 0.001 else _format_number(row["p_value"]),
-            f"{_format_share(row.get('missing_share_before'))} to {_format_share(row.get('missing_share'))}",
-            _format_share(row.get("outlier_rate")),
+            row["feature"],
+            ", ".join(row["changes"]),
+            _format_effect(row),
+            "< 0.001" if row["q_value"] is not None and row["q_value"] < 0.001 else _format_number(row["q_value"]),
+            f"{_format_share(row['missing_before'])} to {_format_share(row['missing_now'])}",
+            _format_share(row["outliers_now"]),
         ]
         for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
     ]
-    head = ["column", "state", "distance", "p", "missing", "outliers"]
+    head = ["column", "change", "effect [95 %]", "q", "missing", "outliers"]
     return [Text(summary), PageTable(caption="Columns", head=head, rows=rows)]
+
+
+def _format_effect(row: Mapping[str, Any]) -> str:
+    """Return the effect with its interval, and how many times the limit it is."""
+    if row["effect"] is None:
+        return _format_number(None)
+    interval = f"[{_format_number(row['effect_low'])}, {_format_number(row['effect_high'])}]"
+    times = f", {row['excess']:.1f} times the limit" if row["excess"] else ""
+    return f"{_format_number(row['effect'])} {interval}{times}"
 
 
 def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
     p_value = row["p_value"]
-    quiet = not row["drifted"] and not row.get("outlying")
-    return (quiet, 1.0 if p_value is None else p_value, -(row["distance"] or 0.0))
+    quiet = not row["drifted"] and not row["outlying"]
+    return (quiet, 1.0 if p_value is None else p_value, -(row["effect"] or 0.0))
 
 
 def _acting(shown: Snapshot, now: float) -> PageTable:

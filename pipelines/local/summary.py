@@ -200,7 +200,7 @@ class FeatureDriftNumbers:
     seconds: float | None
     """From the change to the end of the first bucket after it."""
     columns: dict[str, float]
-    """Largest distance of each column that drifted after the change, largest first."""
+    """Largest effect of each column that drifted after the change, largest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +351,7 @@ def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumber
     after = [e for e in drifted if drift_time is not None and e["bucket_end"] > drift_time]
     columns: dict[str, float] = {}
     for row in (row for event in after for row in event["columns"] if row["drifted"]):
-        columns[row["column"]] = max(columns.get(row["column"], 0.0), row["distance"] or 0.0)
+        columns[row["feature"]] = max(columns.get(row["feature"], 0.0), row["effect"] or 0.0)
     return FeatureDriftNumbers(
         seconds=round(after[0]["bucket_end"] - drift_time, 2) if after and drift_time is not None else None,
         columns=dict(sorted(columns.items(), key=lambda item: -item[1])),

@@ -18,8 +18,8 @@ from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
 PURE_ROOMS = (
-    *("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.drift_statistics"),
-    "components.config",
+    *("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.config"),
+    *("components.statistics.column_profile", "components.statistics.comparison", "components.statistics.two_sample"),
 )
 """Rooms that compute and neither read nor write anything."""
 IO_MODULES = {

@@ -20,7 +20,7 @@ OUT_OF_RANGE = {
     PolicySettings: {**POLICIES_OUT_OF_RANGE, "drift_buckets": 0, "drift_columns": 0, "max_serving_seconds": 0.0},
     JudgeSettings: {"window_rows": 0, "attribution_window_seconds": -1.0, "decide_seconds": float("nan")},
     RestraintSettings: {"daily_budget": 0, "cooldown_seconds": float("nan"), "failure_backoff_seconds": 0.0},
-    DriftSettings: {"drift_bucket_seconds": -1.0, "drift_min_rows": 0, "drift_min_divergence": 1.5},
+    DriftSettings: {"drift_bucket_seconds": -1.0, "drift_min_rows": 0, "numeric_drift": 1.5},
     BakingSettings: {"bake_alpha": 1000.0, "max_calibration_ratio": 1000.0},
     RecipeSettings: {"full_every_releases": -1, "full_after_refusals": -1},
 }

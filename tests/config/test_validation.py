@@ -22,7 +22,7 @@ def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
     rules = rules_of(actions={"drift": "block", "domain": "quarantine"}, click_rate_factor=3)
     assert (rules.action_of("drift"), rules.action_of("domain")) == ("block", "quarantine")
     assert rules.action_of("click_rate") == "warn"
-    assert (rules.click_rate_factor, rules.false_alarm_rate) == (3.0, 0.05)
+    assert (rules.click_rate_factor, rules.false_discovery_rate) == (3.0, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
@@ -113,7 +114,7 @@ def test_paired_difference_equals_delong_written_out(sample):
     # The definition subtracts nearly equal terms: its variance is exact to rounding only, its root to the root of it.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
     if difference.standard_error:
-        half = metrics.student_quantile(metrics.Z_95, difference.degrees) * difference.standard_error
+        half = stats.t.ppf(0.975, difference.degrees) * difference.standard_error
         assert difference.high - difference.auc == pytest.approx(half)
 
 
@@ -148,11 +149,14 @@ def test_perfect_order_has_no_interval_and_equal_order_no_difference():
     assert (equal.auc, equal.low, equal.high, equal.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize(("degrees", "exact"), [(3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423), (1e6, 1.96)])
-def test_quantiles_and_p_values_are_those_of_students_t(degrees, exact):
-    assert metrics.student_quantile(metrics.Z_95, degrees) == pytest.approx(exact, rel=0.013 if degrees < 5 else 0.003)
-    assert metrics.student_p_value(metrics.student_quantile(metrics.Z_95, degrees), degrees) == pytest.approx(0.05)
-    assert metrics.student_quantile(-metrics.Z_95, degrees) == -metrics.student_quantile(metrics.Z_95, degrees)
+@pytest.mark.parametrize(
+    ("degrees", "exact"), [(3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1e6, 1.95997)]
+)
+def test_intervals_and_p_values_are_those_of_students_t(degrees, exact):
+    """By a printed table of the distribution's 97.5 % quantiles."""
+    assert metrics.Deviation(2.0, degrees).half_width == pytest.approx(2 * exact, rel=1e-5)
+    assert metrics.student_p_value(exact, degrees) == pytest.approx(0.05, rel=1e-4)
+    assert metrics.student_p_value(-exact, degrees) == metrics.student_p_value(exact, degrees)
 
 
 def test_log_loss_equals_scikit_learn_and_survives_certainty():

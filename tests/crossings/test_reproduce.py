@@ -92,7 +92,7 @@ def test_lost_days_of_the_lake_and_collected_weights_of_the_parent_are_named(cop
     ("step", "line"),
     [
         ("extraction", "num_malformed is 3, expected 0"),
-        ("validation", "reference.json is "),
+        ("validation", "reference.npz is "),
         ("preprocessing", "admission.npz is "),
         ("training", "weights: 1 of "),
     ],
@@ -123,7 +123,7 @@ def test_a_difference_that_was_planted_in_a_step_is_the_first(copy, second, monk
             replace(model, uri=(made / "model").as_uri(), sha256=sha256).write(manifest)
         else:
             with open(
-                made / {"validation": "reference.json", "preprocessing": "workflow/admission.npz"}[name], "ab"
+                made / {"validation": "reference.npz", "preprocessing": "workflow/admission.npz"}[name], "ab"
             ) as file:
                 file.write(b" ")
 

@@ -19,17 +19,10 @@ from components.contracts.metrics import user_quality
 from components.contracts.raw_rows import category_matrix, lake_types, raw_types
 from components.contracts.record_format import RecordFormat
 from components.contracts.records import PredictionBatch, Predictions
-from components.contracts.reference_statistics import (
-    DENSE_EDGES,
-    CategoryColumn,
-    DenseColumn,
-    ReferenceStatistics,
-    count_between,
-)
 from components.runtime.errors import ContractError
+from components.statistics.profile_counter import ProfileCounter
 from components.storage.folder import FolderObjects
 from components.store.archived_rows import arrow_schema
-from components.validation.windows import ReferenceCounter
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging import judge_requests, read_requests
 from monitoring.backtest.judging_file import write_judging
@@ -74,18 +67,15 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    counts = [count_between(DENSE_EDGES, column) for column in batch.dense.T]
-    listed = [np.unique(column, return_counts=True) for column in batch.categorical.T]
-    none = np.zeros_like
-    return ReferenceStatistics(
-        rows=len(batch),
-        dense_edges=DENSE_EDGES,
-        dense={name: DenseColumn.of(c, none(c), 0) for name, c in zip(features.numeric, counts)},
-        categorical={
-            name: CategoryColumn(values=v, counts=n, others=0, fair_counts=n, fair_others=0, missing=0)
-            for name, (v, n) in zip(features.categorical, listed)
-        },
-    )
+    """One row a request, as validation counts them once they are archived."""
+    counter, rows = ProfileCounter(features), []
+    for at in range(len(batch.scores)):
+        arrays = {name: getattr(batch, name)[at : at + 1] for name in ("dense", "categorical", "scores")}
+        rows.append(replace(batch, request_id=f"r-{at}", **arrays))
+    requests = Predictions.of(rows)
+    for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), features).to_batches():
+        counter.add(record_batch)
+    return counter.reference()
 
 
 @EACH
@@ -138,7 +128,7 @@ def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_
     array = changed.categorical if features.categorical else changed.dense
     array[:, -1] = 1
     layout = Layout(reference_of(trained, features))
-    assert layout.columns == (*features.names, "score")
+    assert layout.columns == features.names
     assert layout.fits(Predictions.of([trained]))
     other = batch_of(Features(numeric=("a", "b", "c"), categorical=("d",)))
     assert not layout.fits(Predictions.of([other]))
@@ -149,8 +139,8 @@ def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_
         sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
     assert [sketch.cells[layout.slice_of(name)].sum() for name in layout.columns] == [4000] * len(layout.columns)
     compared = compare(sketch, DriftSettings())
-    assert [column.column for column in compared] == list(features.names)
-    distances = [column.distance for column in compared]
+    assert [column.feature for column in compared] == list(features.names)
+    distances = [column.effect for column in compared]
     assert np.argmax(distances) == len(distances) - 1
     assert max(distances) > 10 * max([0.001, *distances[:-1]])
 
@@ -172,10 +162,14 @@ def lists_of(lengths, elements, *, seed):
 @cache
 def layout_of(lengths, elements):
     """By the statistics that validation makes of such rows once they are archived."""
-    counter, requests = ReferenceCounter(LISTS), Predictions.of([*lists_of(lengths, elements, seed=1)])
+    return Layout(counted(lists_of(lengths, elements, seed=1)))
+
+
+def counted(batches):
+    counter, requests = ProfileCounter(LISTS), Predictions.of([*batches])
     for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), LISTS).to_batches():
         counter.add(record_batch)
-    return Layout(counter.statistics())
+    return counter.reference()
 
 
 @pytest.mark.parametrize(
@@ -188,23 +182,25 @@ def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, dr
     sketch, cut = Sketch(layout), Sketch(layout)
     for batch in lists_of(lengths, elements, seed=90_000):
         sketch.add(Predictions.of([batch]))
-    compared = {column.column: column for column in compare(sketch, DriftSettings())}
+    compared = {column.feature: column for column in compare(sketch, DriftSettings())}
     assert set(compared) == {"price", "genres/length", "seen/length", "item", "genres", "seen"}
     assert {name for name, column in compared.items() if column.drifted} == drifted
     held = 4_000 * 4 * np.mean(lengths)
     assert sketch.cells[layout.slice_of("genres")].sum() == pytest.approx(held, rel=0.03)
-    assert compared["genres"].distance == pytest.approx(1 / 6 if "genres" in drifted else 0, abs=0.02)
+    assert compared["genres"].effect == pytest.approx(1 / 6 if "genres" in drifted else 0, abs=0.02)
     assert compared["genres"].design_effect == pytest.approx(1, abs=0.3)
     cut.merge(Sketch.restore(layout, sketch.memory()))
     assert compare(cut, DriftSettings()) == tuple(compared.values())
 
 
 def test_elements_of_a_request_that_are_all_alike_count_as_one():
-    sketch = Sketch(layout_of((3,), (1, 2)))
-    for at, batch in enumerate(lists_of([3], [1, 2], seed=90_000)):
+    requests = list(lists_of([3], [1, 2], seed=90_000))
+    for at, batch in enumerate(requests):
         batch.categorical[:, 1:4] = 1 + at % 2
+    sketch = Sketch(Layout(counted(requests)))
+    for batch in requests:
         sketch.add(Predictions.of([batch]))
-    (genres,) = (column for column in compare(sketch, DriftSettings()) if column.column == "genres")
+    (genres,) = (column for column in compare(sketch, DriftSettings()) if column.feature == "genres")
     assert genres.design_effect == pytest.approx(12)  # four rows of three elements
     assert not genres.drifted
 

@@ -166,7 +166,7 @@ def test_each_policy_is_sure_when_it_says_so_first_and_never_where_nothing_chang
 
 
 def drift_event(bucket_end, version=1, **distances):
-    columns = [{"column": name, "distance": value, "drifted": True} for name, value in distances.items()]
+    columns = [{"feature": name, "effect": value, "drifted": True} for name, value in distances.items()]
     return {
         "time": bucket_end + 2, "kind": "drift", "version": version, "bucket_end": bucket_end,
         "drifted": list(distances), "columns": columns,

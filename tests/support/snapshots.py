@@ -36,12 +36,14 @@ DRIFT = {
     "version": 3,
     "rows": 5000,
     "columns": [
-        {"column": column, "measure": measure, "distance": distance, "p_value": p_value, "drifted": drifted}
-        | {"outlying": False, "outlier_rate": outlier_rate}
-        for column, measure, distance, p_value, drifted, outlier_rate in (
-            ("I1", "JS", 0.2, 1e-9, True, 0.01),
-            ("C2", "L-inf", 0.01, 0.4, False, None),
-            ("C3", "L-inf", None, None, False, None),
+        {"feature": feature, "effect": effect, "effect_low": effect, "effect_high": effect, "excess": 0.0}
+        | {"p_value": p_value, "q_value": p_value, "drifted": drifted, "outlying": False}
+        | {"changes": ["values"] if drifted else [], "missing_before": 0.0, "missing_now": 0.0}
+        | {"outliers_now": outliers}
+        for feature, effect, p_value, drifted, outliers in (
+            ("I1", 0.2, 1e-9, True, 0.01),
+            ("C2", 0.01, 0.4, False, None),
+            ("C3", None, None, False, None),
         )
     ],
 }

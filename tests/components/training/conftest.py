@@ -55,8 +55,8 @@ def validation_report(tmp_path):
     folder.mkdir()
     (folder / "statistics.pb").write_bytes(b"statistics")
     (folder / "schema.pbtxt").write_text("schema")
-    (folder / "reference.json").write_text("reference")
-    names = {"statistics": "statistics.pb", "schema": "schema.pbtxt", "reference": "reference.json"}
+    (folder / "reference.npz").write_text("reference")
+    names = {"statistics": "statistics.pb", "schema": "schema.pbtxt", "reference": "reference.npz"}
     names |= {"report": "report.html", "json": "report.json"}
     uris = {f"{part}_uri": (folder / name).as_uri() for part, name in names.items()} | {"parent_statistics_uri": None}
     return ValidationReport(

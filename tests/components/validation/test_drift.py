@@ -11,9 +11,10 @@ import pytest
 from components.config.validation import ValidationSettings
 from components.contracts import criteo, raw_rows
 from components.contracts.words import ShownValues
+from components.statistics.profile_counter import ProfileCounter
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
-from components.validation.windows import KeptWindows, ReferenceCounter
+from components.validation.windows import KeptWindows
 
 SETTINGS = ValidationSettings()
 
@@ -45,7 +46,7 @@ def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_no
 
 def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_requests, window_of):
     """Rows of a request share five columns; at a rate of 20 % within the binomial bound of 1 in 1000."""
-    rate, alarms, settings = 0.2, 0, ValidationSettings(false_alarm_rate=0.2)
+    rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
     pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
     significant = 0
@@ -142,7 +143,7 @@ def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
         return judged(60_000, C1=pa.array((random.random(60_000) < share).astype(np.int64)))
 
     entry = drift_of(coins(0.515), coins(0.5))["C1"]
-    assert entry.q_value <= SETTINGS.false_alarm_rate
+    assert entry.q_value <= SETTINGS.false_discovery_rate
     assert not entry.drifted
     assert entry.effect < entry.threshold == SETTINGS.categorical_drift
     strict = ValidationSettings(categorical_drift=0.005)
@@ -261,10 +262,10 @@ def clicked(judged):
         table = features.take(pa.array(np.arange(n) % 64))
         table = table.append_column(raw_rows.LABEL, pa.array(np.asarray(clicks, np.int32)))
         ids = pa.array([f"r{i}" for i in range(-(-n // size))]).take(pa.array(np.arange(n) // size))
-        counter = ReferenceCounter(criteo.CRITEO, excluded=criteo.FEATURES[2:])
+        counter = ProfileCounter(criteo.CRITEO, excluded=criteo.FEATURES[2:])
         for batch in table.append_column(raw_rows.REQUEST_ID, ids).combine_chunks().to_batches():
             counter.add(batch)
-        return counter.window()
+        return counter.profile()
 
     return make
 

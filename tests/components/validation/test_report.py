@@ -9,7 +9,7 @@ import pytest
 from components.charts.rendering import STYLE
 from components.charts.svg import Bar, BarChart
 from components.contracts import criteo, raw_rows
-from components.contracts.reference_statistics import DENSE_EDGES
+from components.statistics.column_profile import DENSE_EDGES
 from components.validation import validate
 from components.validation.report_page import draw_page
 from tests.support.html_pages import assert_needs_nothing, parse_page, table_of

@@ -181,7 +181,7 @@ def test_a_second_attempt_replaces_the_first(step, write_rows, raw_table):
     code, report = step(write_rows(raw_table(400), name="raw2"))
     assert (code, report.num_rows) == (0, 400)
     folder = local_path(report.statistics_uri).parent
-    names = {"reference.json", "report.html", "report.json", "schema.pbtxt", "statistics.pb", "windows.npz"}
+    names = {"reference.npz", "report.html", "report.json", "schema.pbtxt", "statistics.pb", "windows.npz"}
     names.add("validation_report.json")  # to which the rows that are handed on refer
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in folder.parent.iterdir()] == ["validation"]

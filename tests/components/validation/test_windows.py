@@ -8,18 +8,11 @@ import pyarrow as pa
 import pytest
 
 from components.contracts import criteo, raw_rows
-from components.contracts.reference_statistics import DENSE_EDGES
 from components.runtime.errors import ContractError
-from components.validation import windows
-from components.validation.windows import (
-    BLOCK_ROWS,
-    LISTED,
-    KeptWindows,
-    ReferenceCounter,
-    WindowSummary,
-    find_sums,
-    read_windows,
-)
+from components.statistics import profile_files
+from components.statistics.column_profile import DENSE_EDGES, LISTED, RowTotal, TableProfile, find_sums
+from components.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
+from components.validation.windows import KeptWindows, read_windows
 
 
 def by_request(table, cut=BLOCK_ROWS):
@@ -29,7 +22,7 @@ def by_request(table, cut=BLOCK_ROWS):
     return frame
 
 
-def assert_same(one: WindowSummary, other: WindowSummary):
+def assert_same(one: TableProfile, other: TableProfile):
     assert {**vars(one), "columns": None} == {**vars(other), "columns": None}
     assert list(one.columns) == list(other.columns)
     for name, column in one.columns.items():
@@ -49,13 +42,11 @@ def test_sums_over_requests_are_pandas(rows, window_of):
     sizes = frame.groupby("key").size()
     assert (found.rows, found.requests, found.sizes) == (5000, len(sizes), (sizes**2).sum())
     clicks = frame.groupby("key")[raw_rows.LABEL].sum()
-    assert found.clicks == windows.RowTotal(
-        rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum()
-    )
+    assert found.clicks == RowTotal(rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum())
     for name in criteo.FEATURES:
         column, present = found.columns[name], frame.groupby("key")[name].count()
         missing = sizes - present
-        assert column.missing == windows.RowTotal(
+        assert column.missing == RowTotal(
             rows=missing.sum(), squares=(missing**2).sum(), products=(missing * sizes).sum()
         )
         assert column.present == present.sum()
@@ -91,7 +82,7 @@ def test_cells_are_pandas(rows, window_of):
 
 @pytest.mark.parametrize("batch_rows", [BLOCK_ROWS, 3 * BLOCK_ROWS])
 def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(rows, window_of, batch_rows):
-    whole, parts = window_of(rows), [ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)]
+    whole, parts = window_of(rows), [ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)]
     batches = rows.combine_chunks().to_batches(max_chunksize=batch_rows)
     first = 0
     for number, batch in enumerate(batches):
@@ -99,7 +90,7 @@ def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(row
         first += batch.num_rows
     counter = pickle.loads(pickle.dumps(parts[0]))
     counter.merge(pickle.loads(pickle.dumps(parts[1])))
-    assert_same(counter.window(), whole)
+    assert_same(counter.profile(), whole)
 
 
 def test_rows_of_a_request_need_not_lie_together(in_requests, window_of):
@@ -147,8 +138,8 @@ def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_byt
     ("break_it", "words"),
     [
         (lambda p: p.unlink(), "cannot be read"),
-        (lambda p: p.write_bytes(p.read_bytes()[:-40]), "holds no training windows"),
-        (lambda p: p.write_text("nothing"), "holds no training windows"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-40]), "holds no TrainingWindows"),
+        (lambda p: p.write_text("nothing"), "holds no TrainingWindows"),
         (lambda p: np.savez(p, head=np.frombuffer(b'{"kind": "Other", "format_version": 9}', np.uint8)), "version 9"),
     ],
     ids=["absent", "cut", "text", "version"],
@@ -165,8 +156,8 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_pat
 def test_edges_that_another_numpy_computed_are_the_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
-    monkeypatch.setattr(windows, "DENSE_EDGES", DENSE_EDGES * factor)
-    assert not np.array_equal(windows.DENSE_EDGES, DENSE_EDGES)
+    monkeypatch.setattr(profile_files, "DENSE_EDGES", DENSE_EDGES * factor)
+    assert not np.array_equal(profile_files.DENSE_EDGES, DENSE_EDGES)
     if same:
         assert len(read_windows(path).windows) == 1
     else:

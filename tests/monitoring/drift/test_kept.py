@@ -27,7 +27,7 @@ DRIFT = {
 
 @pytest.fixture
 def watched(bench, reference):
-    """A monitor of a store that holds version 1 with its training statistics."""
+    """A monitor of a store that holds version 1 with its training profile."""
     made = bench(**DRIFT)
     store = made.settings.store
     reference.write(model_folder(store, "m1") / Model.REFERENCE)
@@ -60,10 +60,10 @@ def test_a_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
     pass_bucket(watched)
     (event,) = drift_events(watched)
     assert (event["drifted"], event["version"], event["rows"]) == (["C14"], 1, 3000)
-    assert "C14 L-inf" in event["text"]
+    assert "drift: C14 0.3" in event["text"]
     shown = watched.monitor._snapshot().drift
-    assert [row["column"] for row in shown["columns"]] == [*criteo.FEATURES, "score"]
-    assert [row["column"] for row in shown["columns"] if row["drifted"]] == ["C14"]
+    assert [row["feature"] for row in shown["columns"]] == [*criteo.FEATURES, "score"]
+    assert [row["feature"] for row in shown["columns"] if row["drifted"]] == ["C14"]
     json.dumps(shown, allow_nan=False)
     assert watched.store.counters["drift_bucket"] == watched.store.counters["drifted_bucket"] == 1
     noted = watched.store.read_document("drift")

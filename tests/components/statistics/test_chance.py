@@ -2,21 +2,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.drift_statistics import (
+from components.statistics.two_sample import (
     MIN_EXPECTED,
     adjusted,
-    chi_square_tail,
-    design_effect,
     homogeneity,
     proportion,
 )
-
-
-def test_the_tail_of_the_chi_square_equals_scipys():
-    for freedom in (1, 2, 3, 10, 57, 200, 1000):
-        for statistic in (1e-6, 0.1, 1.0, freedom / 2, freedom, freedom + 3.0, 2.0 * freedom, 5.0 * freedom + 20):
-            expected = stats.chi2.sf(statistic, freedom)
-            assert chi_square_tail(statistic, freedom) == pytest.approx(expected, rel=1e-9, abs=1e-14)
 
 
 def scipys(now, before):
@@ -101,14 +92,3 @@ def test_adjusted_p_values_equal_scipys():
             expected = stats.false_discovery_control(p_values, method="bh")
             assert adjusted(p_values.tolist()) == pytest.approx(expected, rel=1e-12)
     assert adjusted([]) == []
-
-
-def test_the_design_effect_is_one_for_independent_rows_and_the_request_for_equal_ones():
-    shares = np.array([0.5, 0.3, 0.2])
-    assert design_effect(380, 1000, shares=shares, mean_rows=64.0) == 1.0
-    assert design_effect(1000, 1000, shares=shares, mean_rows=64.0) == 64.0
-    assert design_effect(690, 1000, shares=shares, mean_rows=65.0) == pytest.approx(33.0)
-    assert design_effect(100, 1000, shares=shares, mean_rows=64.0) == 1.0
-    assert design_effect(0, 0, shares=shares, mean_rows=64.0) == 64.0
-    assert design_effect(5, 5, shares=np.array([1.0]), mean_rows=64.0) == 64.0
-    assert design_effect(5, 5, shares=shares, mean_rows=1.0) == 1.0

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.drift_statistics import Clustered, comparison_design, correlations, homogeneity, with_few
+from components.statistics.two_sample import (
+    Clustered,
+    comparison_design,
+    correlations,
+    homogeneity,
+    own_designs,
+    with_few,
+)
 
 
 def sample(values, requests, cells):
@@ -69,6 +76,17 @@ def test_a_difference_of_the_samples_is_no_likeness_within_them():
     now = sample(*drawn(random, 500, 32, 0.0, FIVE[::-1]), 5)
     before = sample(*drawn(random, 500, 32, 0.0, FIVE), 5)
     assert correlations((now, before))[1] == pytest.approx(0.0, abs=0.005)
+
+
+def test_a_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
+    random = np.random.default_rng(5)
+    now = sample(*drawn(random, 100, 32, 1.0, FIVE), 5)
+    before = sample(*drawn(random, 10_000, 32, 0.0, FIVE), 5)
+    correlation, overall = correlations((now, before))
+    assert overall < 0.05
+    own = own_designs(correlation, now, before)
+    np.testing.assert_allclose(own[0], 32, rtol=0.01)
+    np.testing.assert_allclose(own[1], 1 + overall * 31, rtol=0.5)
 
 
 def test_a_sample_whose_requests_are_not_known_takes_the_other_s_likeness():
