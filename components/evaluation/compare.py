@@ -8,6 +8,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def comparison_page(found: Comparison) -> str:
     """The comparison for people, HTML."""
     head = ["what", f"A, {found.a}", f"B, {found.b}"]
     calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
-    rows = f"<p>{_rows_sentence(found)} Below, B is the candidate and A the champion.</p>"
+    rows = f"<p>{escape(_rows_sentence(found))} Below, B is the candidate and A the champion.</p>"
     return html_page(
         "Comparison of two models",
         intro=rows,

@@ -67,7 +67,8 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
 def _run_links(outcome: RunOutcome) -> str:
     """How the run ended, with its steps' reports, which lie below this page's folder."""
     links = (
-        f'<a href="store/runs/{quote(outcome.run)}/{step}_report.html">report of {step}</a>' for step in outcome.reports
+        f'<a href="store/runs/{quote(outcome.run)}/{quote(step)}_report.html">report of {escape(step)}</a>'
+        for step in outcome.reports
     )
     return f"<p>{escape(outcome.run)}: {escape(outcome.state)}. {', '.join(links)}</p>"
 
