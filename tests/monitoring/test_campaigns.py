@@ -3,6 +3,7 @@
 `EVERGREEN_CAMPAIGN_SHARE=0.02` tries few of them.
 """
 
+import json
 import os
 import random
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from components.logs.sqlite import SqliteLog
+from monitoring.journal import DECISIONS_FILE
 from tests.support import campaigns
 from tests.support.campaigns import Program, expect_each_once, faults, strike
 from tests.support.monitors import clicks, prediction, read_events, read_rows
@@ -119,6 +121,8 @@ def test_each_request_counts_once_whichever_disk_fills_up(processes, name):
             assert num_met > 0
             assert installation.monitor.ends == installation.client.ends == []
             sent = installation.finish()
+            points = [json.loads(line)["time"] for line in (p.state / DECISIONS_FILE).read_text().splitlines()]
+            assert points == sorted(set(points)), "each decision is written once"
         finally:
             installation.kill()
     restarts = len(installation.uploader.ends)
