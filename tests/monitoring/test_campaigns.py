@@ -100,12 +100,18 @@ def small_disk(folder, size):
 def fill(folder, left: int):
     """Leave so many bytes free, and return the file that takes the others."""
     ballast = folder / "somebody else's"
+    size = 0
     with open(ballast, "wb") as file:
-        while True:
-            found = os.statvfs(folder)
+        while (room := free_bytes(folder) - left) > 0:
             with suppress(OSError):  # where a program has written meanwhile
-                os.posix_fallocate(file.fileno(), 0, max(found.f_bavail * found.f_frsize - left, 1))
-                return ballast
+                os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
+                size += step
+    return ballast
+
+
+def free_bytes(folder) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 @pytest.mark.parametrize("name", ["log", "state", "archive", "lake"])
@@ -113,7 +119,7 @@ def test_each_request_counts_once_whichever_disk_fills_up(processes, name):
     p, chance, number = processes, random.Random(name), faults(25)
     folders = {"log": p.folder / "log", "state": p.state, "archive": p.archive, "lake": p.lake}
     folders["log"].mkdir()
-    with small_disk(folders[name], "400m") as folder:
+    with small_disk(folders[name], "120m") as folder:
         installation = Installation(p, folders["log"] / "log.db")
         try:
             wait_for(lambda: p.counter("archived") > 0, "the first rows")
