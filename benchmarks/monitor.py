@@ -48,7 +48,7 @@ from monitoring.memory.archive import build_row_table
 from monitoring.memory.store import Store
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from tests.support.releases import release
+from tests.support.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}
 """Rows per second of one core, by the rows of a message."""
@@ -148,13 +148,14 @@ class RecordTraffic:
             yield name, _FORM.encode(batch)
 
 
-def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
-    """Releases version 1 with a training profile of these rows, so that drift is measured too."""
+def write_reference(store: Path, records: list[PredictionBatch]) -> None:
+    """Release version 1 with a training profile of these rows, so that drift is measured too."""
     requests = Predictions.of(records)
     counter = ProfileCounter(CRITEO)
     for batch in build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO).to_batches():
         counter.add(batch)
     release(store, 1, "model")
+    keep_model(store, "model")
     reference = model_folder(store, "model") / Model.REFERENCE
     reference.parent.mkdir(parents=True, exist_ok=True)
     counter.reference().write(reference)
@@ -185,7 +186,7 @@ def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, floa
         memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
         subscriber: Any = sqlite if log == "sqlite" else memory
         settings = _monitor_settings(folder)
-        _write_reference(settings.store, traffic.records)
+        write_reference(settings.store, traffic.records)
         store = Store(settings.state / "monitor.db")
         monitor = Monitor(
             settings,
@@ -257,7 +258,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
         logs, stores, monitors = [MemoryLog() for _ in folders], [], []
         for number, (folder, log) in enumerate(zip(folders, logs)):
             settings = replace(_monitor_settings(folder), log=f"sqlite:///p-{{0-{partitions - 1}}}", partition=number)
-            _write_reference(settings.store, traffic.records)
+            write_reference(settings.store, traffic.records)
             stores.append(Store(settings.state / "monitor.db"))
             monitors.append(
                 Monitor(

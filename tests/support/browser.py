@@ -79,5 +79,23 @@ def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
     return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "page.html").as_uri())))
 
 
+MARKUP = (
+    """"'></title></style></textarea>--><img data-planted src=x onerror="document.body.dataset.ran = 1">"""
+    """<script data-planted>document.body.dataset.ran = 1</script><a data-planted href="javascript:0">"""
+)
+"""Text that gets out of wherever a page puts it unescaped: an attribute, a title, a cell."""
+_LIST_PLANTED = """<script>onload = () => document.title = JSON.stringify([
+document.body.innerText.split('<img data-planted').length - 1, ...(document.body.dataset.ran ? ['it ran'] : []),
+...Array.from(document.querySelectorAll('[data-planted], [href^="javascript:"], [onerror]'), each => each.outerHTML)])
+</script>"""
+
+
+def planted(tmp_path, page: str) -> tuple[int, list[str]]:
+    """How often a page shows `MARKUP` as text, and what of it the browser took for markup."""
+    (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
+    num_shown, *taken = json.loads(_title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri())))
+    return num_shown, taken
+
+
 def _title(document: str) -> str:
     return unescape(re.search(r"<title>(.*?)</title>", document, re.DOTALL)[1])
