@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from benchmarks import machine
 from benchmarks.command import MEASURED
-from pipelines.local.environments import REPOSITORY, python_of
+from demo.environments import REPOSITORY, python_of
 
 
 class Plan(NamedTuple):

@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.command import anonymous_memory, benchmark_parser, documented
 from benchmarks.monitor import RecordTraffic, write_reference
 from benchmarks.spread import Figure, spread
-from components.logs.sqlite import SqliteLog
-from pipelines.local.environments import REPOSITORY
+from demo.environments import REPOSITORY
+from evergreen.events.sqlite import SqliteLog
 from tests.support.processes import ask
 from tests.support.recommenders import accept_into
 

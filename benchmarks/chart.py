@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import escape
 
-from components.charts.svg import HEIGHT, WIDTH, Line, line_chart
+from evergreen.reports.svg import HEIGHT, WIDTH, Line, line_chart
 
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#777", "#db2777", "#65a30d", "#111")
 

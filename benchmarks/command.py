@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import machine
 from benchmarks.spread import named
-from components.runtime.durable import write_whole
-from pipelines.local.environments import REPOSITORY
+from demo.environments import REPOSITORY
+from evergreen.runtime.durable import write_whole
 
 MEASURED = Path("build/benchmarks")
 """Where documents are written to."""

@@ -16,9 +16,9 @@ from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
-from components.config.gate import GateSettings
-from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
+from evergreen.config.gate import GateSettings
+from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from tests.support.planted_models import (
     PlantedRows,
     draw,

@@ -34,20 +34,20 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Figure, spread
-from components.config.reader import make_settings
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.manifests import Model
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions
-from components.logs.event_log import Delivery, partition_of
-from components.logs.sqlite import SqliteLog
-from components.statistics.profile_counter import ProfileCounter
-from components.store.models import model_folder
-from inference_client.simulation.world import World
-from monitoring.memory.archive import build_row_table
-from monitoring.memory.store import Store
+from demo.simulation.world import World
+from evergreen.config.reader import make_settings
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions
+from evergreen.events.event_log import Delivery, partition_of
+from evergreen.events.sqlite import SqliteLog
+from evergreen.registry.models import model_folder
+from evergreen.statistics.profile_counter import ProfileCounter
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
+from monitoring.state.archive import build_row_table
+from monitoring.state.store import Store
 from tests.support.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}

@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
-from components.config.monitor import PolicySettings
-from components.contracts.metrics import auc_estimate, roc_auc
-from monitoring.deciding.policies import SequentialPolicy, ThresholdPolicy
-from monitoring.deciding.policy import Action, DecisionPoint, MaturedRows, Policy
+from evergreen.config.monitor import PolicySettings
+from evergreen.statistics.metrics import auc_estimate, roc_auc
+from monitoring.policies.policies import SequentialPolicy, ThresholdPolicy
+from monitoring.policies.policy import Action, DecisionPoint, MaturedRows, Policy
 from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, of_partition, part
 from tests.support.release_streams import START, Releases, decisions
 

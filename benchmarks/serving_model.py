@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from benchmarks.command import run_to_end
 from benchmarks.initial_model import write_initial_model
-from components.config.model import DcnConfig
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.manifests import Model
-from components.contracts.workflow import FeatureWorkflow
-from components.models.files import Tensors
-from components.runtime.durable import sha256_tree
-from components.store.models import keep_verdict, model_folder, verdict_paths
+from demo.simulation.world import World, WorldRows, raw_table
+from evergreen.config.model import DcnConfig
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.files import Tensors
+from evergreen.registry.models import keep_verdict, model_folder, verdict_paths
+from evergreen.runtime.durable import sha256_tree
 from inference_client.rows import FeatureRows
-from inference_client.simulation.world import World, WorldRows, raw_table
 from tests.support import networks
 from tests.support.releases import keep_model, passing_verdict
 from tests.support.validation_models import make_dataset

@@ -19,8 +19,8 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
 from benchmarks.validation_study.contestants import JUDGES, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
-from components.config.validation import ValidationSettings
-from inference_client.simulation.world import World
+from demo.simulation.world import World
+from evergreen.config.validation import ValidationSettings
 
 WORLD_SEED = 7
 FOUND_TARGET = 0.95

@@ -12,8 +12,8 @@ server's address, `host:port`, and the place of its recommender's description; t
 
     >>> import asyncio, tempfile
     >>> import numpy as np
-    >>> from components.config.features import Features
-    >>> from components.config.spec import Recommender
+    >>> from evergreen.config.features import Features
+    >>> from evergreen.config.spec import Recommender
     >>> from inference_client import Outcome, RecommenderClient
     >>> from inference_client.scoring import Scored
     >>> class Server:
@@ -40,7 +40,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from components.runtime.errors import ContractError, PermanentError, TemporaryError
+    from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
     from inference_client.access import ServerAccess
     from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished, metrics_text
     from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient

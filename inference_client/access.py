@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from components.runtime.errors import ContractError
+from evergreen.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 
 
 class ServerUnavailable(TemporaryError):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import OutcomeBatch, Record, record_id
-from components.logs.event_log import Publisher
-from components.runtime.errors import ContractError
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import OutcomeBatch, Record, record_id
+from evergreen.events.event_log import Publisher
+from evergreen.runtime.errors import ContractError
 
 RECORDS_PER_TURN = 16
 """Encoded without a pause, which takes half a millisecond."""

@@ -19,9 +19,9 @@ from datetime import datetime
 
 import numpy as np
 
-from components.config.features import Features
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import (
+from evergreen.config.features import Features
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import (
     CLICK,
     EVENTS,
     MAX_ID_CHARACTERS,
@@ -31,9 +31,9 @@ from components.contracts.records import (
     Record,
     record_id,
 )
-from components.contracts.values import is_missing
-from components.logs.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
-from components.runtime.errors import ContractError, PermanentError, TemporaryError, expect
+from evergreen.contracts.values import is_missing
+from evergreen.events.event_log import MAX_MESSAGE_BYTES, Publisher, partition_of
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 from inference_client.flush import Flush
 from inference_client.timing import Timing
 

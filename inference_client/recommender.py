@@ -19,14 +19,14 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.features import Features
-from components.config.spec import Recommender
-from components.contracts.exploration import check_share, explored
-from components.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch
-from components.logs.event_log import Publisher
-from components.logs.locations import open_publisher, partition_urls
-from components.runtime.errors import ContractError
-from components.store.recommenders import recommender_at
+from evergreen.config.features import Features
+from evergreen.config.spec import Recommender
+from evergreen.contracts.exploration import check_share, explored
+from evergreen.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch
+from evergreen.events.event_log import Publisher
+from evergreen.events.locations import open_publisher, partition_urls
+from evergreen.registry.recommenders import recommender_at
+from evergreen.runtime.errors import ContractError
 from inference_client.errors import UnusableScores
 from inference_client.publisher import (
     Outcome,
@@ -139,8 +139,8 @@ class RecommenderClient:
             server: host:port of Triton's gRPC endpoint, `dns:///name:port` for all replicas behind a name, or a scorer
                 of your own.
             recommender: What the rows' columns are, and as which the model is served: a description, or where one is
-                (`components.store.recommenders.recommender_at`).
-            log: URL of the log (`components.logs.locations`), which may be in partitions, or its writing end; None =
+                (`evergreen.registry.recommenders.recommender_at`).
+            log: URL of the log (`evergreen.events.locations`), which may be in partitions, or its writing end; None =
                 nothing is logged.
             plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
             settings: See `ClientSettings`.

@@ -6,7 +6,7 @@ the second would be learned as one on the first.
 
 from collections import OrderedDict
 
-from components.runtime.errors import ContractError
+from evergreen.runtime.errors import ContractError
 
 REMEMBERED_IDS = 100_000
 """Newest requests whose ids a client remembers, in about 25 MB. The monitor recognizes an id that comes again later,

@@ -3,7 +3,7 @@
 Nobody is worse off for the plan. Without one the stable model answers; while it cannot be read, the last good plan
 holds; a request that the canary does not answer goes to the stable arm within the same deadline. A shadow request
 starts after the served answer came, uses a connection of its own, is tried once, and is dropped and counted where
-shadows are out already or served requests wait. `store.traffic_plan` defines the plan; judging what shadows score is
+shadows are out already or served requests wait. `registry.traffic_plan` defines the plan; judging what shadows score is
 deployment's job.
 """
 
@@ -21,11 +21,11 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.spec import Recommender
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.objects import Objects
-from components.storage.uris import open_objects
-from components.store.traffic_plan import PLAN_POLL_SECONDS, Arm, TrafficPlan, traffic_file
+from evergreen.config.spec import Recommender
+from evergreen.registry.traffic_plan import PLAN_POLL_SECONDS, Arm, TrafficPlan, traffic_file
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.storage.objects import Objects
+from evergreen.storage.uris import open_objects
 from inference_client.errors import DeadlineExpired, Overloaded
 from inference_client.scoring import ClientSettings, Scored, ScoringClient
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
-from components.config.reader import nearest
-from components.contracts.raw_rows import FINITE, is_infinite, placed_lists
-from components.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
-from components.runtime.errors import ContractError
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
+from evergreen.config.reader import nearest
+from evergreen.contracts.raw_rows import FINITE, is_infinite, placed_lists
+from evergreen.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
+from evergreen.runtime.errors import ContractError
 
 _A_NUMBER = f"{FINITE}, or None for missing"
 _SCALARS = (str, int, float, type(None))
@@ -86,7 +86,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     >>> feature_rows([{"price": 1.5, "itme": 7}], shop, may_lack_columns=True)
     Traceback (most recent call last):
     ...
-    components.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
+    evergreen.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
     """
     if isinstance(rows, FeatureRows):
         _check_widths(rows, features)

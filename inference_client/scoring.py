@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 
-from components.contracts.records import MAX_VERSION
-from components.contracts.serving import (
+from evergreen.contracts.records import MAX_VERSION
+from evergreen.contracts.serving import (
     COLUMNS,
     INPUT_TYPES,
     MAX_BATCH_ROWS,

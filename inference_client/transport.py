@@ -21,7 +21,7 @@ from typing import Any
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from components.contracts.serving import GRPC_OPTIONS, QUEUE_REFUSALS
+from evergreen.contracts.serving import GRPC_OPTIONS, QUEUE_REFUSALS
 from inference_client.access import ServerAccess, Token
 from inference_client.errors import DeadlineExpired, Overloaded, ServerUnavailable, translated
 from inference_client.replicas import (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from components.contracts.manifests import NONE, SCRATCH
-from components.runtime.errors import FROM_SCRATCH, ContractError
+from evergreen.contracts.manifests import NONE, SCRATCH
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError
 from pipelines.places import PLACES, places_of, replace_places
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 from kfp import dsl, kubernetes
 
-from components.config.reader import read_mapping
-from components.runtime.errors import ContractError, expect
-from components.runtime.kubeflow import POD_NAME, POD_UID
-from components.runtime.onnx_runtime import SILENT
+from evergreen.config.reader import read_mapping
+from evergreen.runtime.errors import ContractError, expect
+from evergreen.runtime.kubeflow import POD_NAME, POD_UID
+from evergreen.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
 from pipelines.places import PLACES
 

@@ -16,9 +16,9 @@ from components.evaluation.component import evaluation
 from components.extraction.component import extraction
 from components.preprocessing.component import preprocessing
 from components.run_outcome.component import run_outcome
-from components.runtime.kubeflow import PIPELINE_NAME
 from components.training.component import training
 from components.validation.component import validation
+from evergreen.runtime.kubeflow import PIPELINE_NAME
 from pipelines.placement import Placement, place, train_job_spec
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import CURRENT
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.flags import whoami
-from components.runtime.kubeflow import (
+from evergreen.contracts.manifests import CURRENT
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.flags import whoami
+from evergreen.runtime.kubeflow import (
     EXPERIMENT,
     PIPELINE_NAME,
     SERVICE_ACCOUNT,

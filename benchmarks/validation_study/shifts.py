@@ -16,9 +16,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from benchmarks.world_effects import effects_of
-from components.config.features import MISSING_CATEGORY
-from components.contracts.criteo import CATEGORICAL, DENSE
-from inference_client.simulation.world import World, WorldRows, raw_table, sigmoid
+from demo.simulation.world import World, WorldRows, raw_table, sigmoid
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
 ROWS_PER_REQUEST = 64
 USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]

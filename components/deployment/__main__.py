@@ -10,15 +10,15 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from components.config.release import AUTO, CANARY, FULL, SHADOW, UNRELEASED, RolloutSettings, ServingSettings
-from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
-from components.runtime.durable import own_umask, write_whole
-from components.runtime.errors import ContractError, Refused
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.store import promotion_journal, runs
-from components.store.model_cards import card_path, read_card
+from evergreen.config.release import AUTO, CANARY, FULL, SHADOW, UNRELEASED, RolloutSettings, ServingSettings
+from evergreen.registry import promotion_journal, runs
+from evergreen.registry.model_cards import card_path, read_card
+from evergreen.runtime.durable import own_umask, write_whole
+from evergreen.runtime.errors import ContractError, Refused
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.serving.repository.triton_config import DEVICES, SERVERS, ServingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text()
-    from components.storage.uris import local_path
+    from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
     with runs.noted(store, arguments.run, STEP) as note:
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             _deploy(arguments, note)
         except Refused as error:
             if arguments.html:
-                from components.charts.page import refusal_page
+                from evergreen.reports.page import refusal_page
 
                 write_whole(arguments.html, refusal_page(STEP, str(error)))
             raise
@@ -72,12 +72,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
-    from components.contracts.manifests import PASS, Model, RawDataset, Verdict
-    from components.deployment.canary.steps import FIRST_SHARE, start
-    from components.deployment.release import ReleaseSettings, release
-    from components.deployment.servers import parse_urls
-    from components.storage.references import read_reference
-    from components.storage.uris import local_path
+    from evergreen.contracts.manifests import PASS, Model, RawDataset, Verdict
+    from evergreen.serving.canary import FIRST_SHARE, start
+    from evergreen.serving.release import ReleaseSettings, release
+    from evergreen.serving.servers import parse_urls
+    from evergreen.storage.references import read_reference
+    from evergreen.storage.uris import local_path
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
@@ -129,7 +129,7 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
 
 def _keep_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:
     """Writes the model's card again, as of now; the release stands whether or not this works."""
-    from components.charts.model_card import card_page
+    from evergreen.reports.model_card import card_page
 
     try:
         card = read_card(store, model_id)

@@ -40,8 +40,8 @@ def deployment(
         card: The model's card as of its release, for people.
     """
     from components.deployment.__main__ import main
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(

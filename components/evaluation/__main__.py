@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.config.gate import GateSettings
-from components.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
-from components.models import share_cores
-from components.runtime.durable import own_umask, write_whole
-from components.runtime.errors import Refused
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.references import read_reference
-from components.storage.uris import local_path
-from components.store.model_cards import card_path, completed
-from components.store.models import champion, keep_verdict, scores_path
-from components.store.runs import forget_report, keep_report, noted
+from evergreen.config.gate import GateSettings
+from evergreen.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
+from evergreen.networks import share_cores
+from evergreen.registry.model_cards import card_path, completed
+from evergreen.registry.models import champion, keep_verdict, scores_path
+from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.runtime.durable import own_umask, write_whole
+from evergreen.runtime.errors import Refused
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import read_reference
+from evergreen.storage.uris import local_path
 
 STEP = "evaluation"
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             verdict = _run(arguments)
         except Refused as error:
             if arguments.html:
-                from components.charts.page import refusal_page
+                from evergreen.reports.page import refusal_page
 
                 write_whole(Path(arguments.html), refusal_page(STEP, str(error)))
             raise
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> Verdict:
     share_cores()
-    from components.charts.model_card import card_page
     from components.evaluation.evaluate import evaluate
     from components.evaluation.report import make_card, metrics_document, roc_document
-    from components.statistics.reference import ScoreHistogram
+    from evergreen.reports.model_card import card_page
+    from evergreen.statistics.reference import ScoreHistogram
 
     store, model = local_path(arguments.store), Model.read(arguments.model)
     training_set = read_reference(model.training_set, TrainingSet, source=arguments.model)

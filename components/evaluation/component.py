@@ -41,8 +41,8 @@ def evaluation(
     from pathlib import Path
 
     from components.evaluation.__main__ import main
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(

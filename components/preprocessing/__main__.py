@@ -5,14 +5,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.contracts.manifests import RawDataset
-from components.runtime.durable import own_umask
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.references import keep
-from components.storage.uris import local_path
-from components.store.runs import noted
+from evergreen.contracts.manifests import RawDataset
+from evergreen.registry.runs import noted
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 
 
 def build_parser() -> argparse.ArgumentParser:

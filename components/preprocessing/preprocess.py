@@ -20,14 +20,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.config.data import WEIGHT
-from components.config.features import Features
-from components.config.preprocessing import PreprocessingSettings
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset, TrainingSet
-from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW
-from components.contracts.row_hash import row_identities, uniforms
-from components.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
 from components.preprocessing import encode, fitting, raw_partitions
 from components.preprocessing.engines import EncodingEngine, engine_of
 from components.preprocessing.parent import (
@@ -37,13 +29,21 @@ from components.preprocessing.parent import (
 )
 from components.preprocessing.raw_partitions import open_raw, raw_files
 from components.preprocessing.vocabularies import Column
-from components.runtime import forked
-from components.runtime.durable import whole_directory, whole_file
-from components.runtime.errors import ContractError, PermanentError
-from components.runtime.workers import THIS_PROCESS, Workers, workers_of
-from components.storage.uris import local_path
-from components.store.archived_rows import parquet_writer, reading_parquet
-from components.store.promotion_journal import moment_of
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset, TrainingSet
+from evergreen.contracts.raw_rows import LABEL, REQUEST_ID, ROW
+from evergreen.contracts.row_hash import row_identities, uniforms
+from evergreen.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.rows.archived_rows import parquet_writer, reading_parquet
+from evergreen.runtime import forked
+from evergreen.runtime.durable import whole_directory, whole_file
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.workers import THIS_PROCESS, Workers, workers_of
+from evergreen.storage.uris import local_path
 
 SALT = 0x5EED0F7415
 """Another than replay's (its salt is a time), so that the rows drawn to be replayed are thinned like all others."""

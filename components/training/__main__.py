@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.config.model import network_config
-from components.config.training import TrainingSettings
-from components.contracts.manifests import TrainingSet, ValidationReport
-from components.models import share_cores
-from components.runtime.durable import own_umask
-from components.runtime.errors import ContractError
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.references import keep, read_reference
-from components.storage.uris import local_path
-from components.store.runs import noted
 from components.training.hugectr.nodes import communicator, follow
 from components.training.preemption import stop_on_sigterm
 from components.training.torchrec import launch
+from evergreen.config.model import network_config
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import TrainingSet, ValidationReport
+from evergreen.networks import share_cores
+from evergreen.registry.runs import noted
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import keep, read_reference
+from evergreen.storage.uris import local_path
 
 if TYPE_CHECKING:
     from components.training.fit import FitResult

@@ -34,9 +34,9 @@ def training(
             model keeps.
         model: The trained model (manifest).
     """
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
     from components.training.__main__ import main
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(

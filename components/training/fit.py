@@ -23,14 +23,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.model import NetworkConfig
-from components.config.training import TrainingSettings
-from components.contracts.manifests import TrainingSet
-from components.contracts.metrics import log_loss, roc_auc, row_log_losses, row_weighted
-from components.contracts.workflow import FeatureWorkflow
-from components.models.files import add_to_bias
-from components.runtime.errors import ContractError, PermanentError, Preempted
-from components.storage.uris import local_path
 from components.training.calibration import corrected, newest_bias_shift
 from components.training.checkpoint import (
     DIVERGED,
@@ -46,6 +38,14 @@ from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
 from components.training.rows import RowFolder
 from components.training.start import log_odds_correction, write_initial
+from evergreen.config.model import NetworkConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import TrainingSet
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.files import add_to_bias
+from evergreen.runtime.errors import ContractError, PermanentError, Preempted
+from evergreen.statistics.metrics import log_loss, roc_auc, row_log_losses, row_weighted
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class FitResult:
     """What a fit ended with."""
 
     weights: Path
-    """Folder of `components.models.files`; scores are of all rows, also where rows were thinned."""
+    """Folder of `evergreen.networks.files`; scores are of all rows, also where rows were thinned."""
     optimizer_step: int
     """Steps taken, those of earlier rounds included."""
     progressive: Mapping[str, float | None]

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.config.data import WEIGHT
-from components.config.features import Features
-from components.contracts.hugectr_folder import listed_files
-from components.contracts.raw_rows import LABEL
-from components.runtime.errors import ContractError, PermanentError
-from components.store.archived_rows import parquet_file, reading_parquet
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.contracts.hugectr_folder import listed_files
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.rows.archived_rows import parquet_file, reading_parquet
+from evergreen.runtime.errors import ContractError, PermanentError
 
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time by each thread: 4 MB of columns. Half as many took a twentieth longer."""

@@ -26,11 +26,11 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from components.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
-from components.runtime.flags import run_flags
-from components.runtime.kubeflow import POD_NAME, POD_UID
-from components.storage.uris import local_path
-from components.store.runs import StepNote, Stopped, read_notes
+from evergreen.registry.runs import StepNote, Stopped, read_notes
+from evergreen.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
+from evergreen.runtime.flags import run_flags
+from evergreen.runtime.kubeflow import POD_NAME, POD_UID
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

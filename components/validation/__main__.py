@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
-from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
-from components.runtime.durable import own_umask
-from components.runtime.errors import run_again
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.references import keep
-from components.storage.uris import local_path
-from components.store import models as model_store
-from components.store.runs import forget_report, keep_report, noted
+from evergreen.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
+from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
+from evergreen.registry import models as model_store
+from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.errors import run_again
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 
 STEP = "validation"
 

@@ -24,12 +24,12 @@ import tensorflow_data_validation as tfdv
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions, WorkerOptions
 
-from components.config.features import Features
-from components.runtime.errors import ContractError, TemporaryError, first_line
-from components.statistics.profile_counter import ProfileCounter
-from components.storage.uris import is_bucket_uri
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
 from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
+from evergreen.config.features import Features
+from evergreen.runtime.errors import ContractError, TemporaryError, first_line
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.uris import is_bucket_uri
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,18 @@
 """How far each feature, and the click rate, moved from the rows that the champion's lineage learned.
 
-The rows are compared with all kept windows merged (`components.statistics.comparison`). A change that the champion has
+The rows are compared with all kept windows merged (`evergreen.statistics.comparison`). A change that the champion has
 already learned is not reported again: if its newest kept window would have shown the effect and does not differ from
 these rows.
 """
 
 from dataclasses import dataclass
 
-from components.config.validation import ValidationSettings
-from components.contracts.words import ShownValues
-from components.statistics.column_profile import TableProfile
-from components.statistics.comparison import ColumnDrift, compare_tables, design_of_totals
-from components.statistics.two_sample import proportion, share_change
 from components.validation.windows import KeptWindows
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts.words import ShownValues
+from evergreen.statistics.column_profile import TableProfile
+from evergreen.statistics.comparison import ColumnDrift, compare_tables, design_of_totals
+from evergreen.statistics.two_sample import proportion, share_change
 
 
 @dataclass(frozen=True, kw_only=True)

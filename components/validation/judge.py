@@ -7,14 +7,6 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
-from components.contracts.words import ShownValues, read_words
-from components.statistics.column_profile import TableProfile
-from components.statistics.comparison import ColumnDrift
-from components.statistics.profile_counter import ProfileCounter
-from components.storage.uris import local_path
 from components.validation.drift import LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
@@ -22,6 +14,14 @@ from components.validation.schema import check_statistics, fitted_to, infer_sche
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
+from evergreen.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.words import ShownValues, read_words
+from evergreen.statistics.column_profile import TableProfile
+from evergreen.statistics.comparison import ColumnDrift
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

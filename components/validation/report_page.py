@@ -7,8 +7,8 @@ cannot see the chart; its bars differ by shape, not by colour alone.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components.charts.formats import number, percent, probability
-from components.charts.page import (
+from evergreen.reports.formats import number, percent, probability
+from evergreen.reports.page import (
     Badge,
     Banner,
     Card,
@@ -23,8 +23,8 @@ from components.charts.page import (
     Tiles,
     html_page,
 )
-from components.charts.rendering import PageBlock
-from components.charts.svg import Bar, BarChart
+from evergreen.reports.rendering import PageBlock
+from evergreen.reports.svg import Bar, BarChart
 
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], object]]

@@ -17,11 +17,11 @@ import tensorflow_data_validation as tfdv
 from scipy import special
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.config.features import Features
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
 from components.validation.schema_versions import SERVING, TRAINING
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
+from evergreen.config.features import Features
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
 
 STANDARD_ERRORS = 4.0
 ALIKE_ROWS = 64

@@ -18,12 +18,12 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
-from components.config.features import Features
-from components.contracts import raw_rows
-from components.runtime.errors import ContractError
-from components.runtime.forked import run_all, shares, usual_processes
-from components.statistics.profile_counter import ProfileCounter
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
+from evergreen.config.features import Features
+from evergreen.contracts import raw_rows
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.forked import run_all, shares, usual_processes
+from evergreen.statistics.profile_counter import ProfileCounter
 
 ROWS_PER_PROCESS = 25_000
 """Fewer are not worth another process."""

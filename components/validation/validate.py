@@ -29,12 +29,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from components.config.validation import BLOCK, WARN, Finding, decide
-from components.contracts import raw_rows
-from components.contracts.manifests import Model, RawDataset, ValidationReport
-from components.contracts.words import ShownValues
-from components.runtime.durable import whole_directory
-from components.statistics.column_profile import DENSE_EDGES, NUM_BUCKETS, ColumnProfile, TableProfile, find_sums
 from components.validation.judge import Measured, judge, measure
 from components.validation.report_page import draw_page
 from components.validation.round import Round
@@ -47,6 +41,12 @@ from components.validation.tfdv_statistics import (
     num_values,
 )
 from components.validation.windows import KeptWindows, read_windows
+from evergreen.config.validation import BLOCK, WARN, Finding, decide
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
+from evergreen.contracts.words import ShownValues
+from evergreen.runtime.durable import whole_directory
+from evergreen.statistics.column_profile import DENSE_EDGES, NUM_BUCKETS, ColumnProfile, TableProfile, find_sums
 
 logger = logging.getLogger(__name__)
 

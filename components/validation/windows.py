@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
 
-from components.config.features import Features
-from components.runtime.errors import ContractError
-from components.statistics.column_profile import TableProfile
-from components.statistics.profile_files import read_profiles, write_profiles
+from evergreen.config.features import Features
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.column_profile import TableProfile
+from evergreen.statistics.profile_files import read_profiles, write_profiles
 
 KIND, FORMAT_VERSION = "TrainingWindows", 1
 

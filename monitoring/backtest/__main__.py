@@ -11,12 +11,12 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from components.config.monitor import JudgingSettings
-from components.config.reader import build_parser, flat_values, make_settings, read_flags
-from components.runtime.errors import expect
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.storage.uris import open_objects, typed_folder, typed_uri
-from components.store.recommenders import logged_recommender
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import build_parser, flat_values, make_settings, read_flags
+from evergreen.registry.recommenders import logged_recommender
+from evergreen.runtime.errors import expect
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 from monitoring.backtest.judging import (
     Backtest,
     Span,
@@ -27,7 +27,7 @@ from monitoring.backtest.judging import (
     read_requests,
 )
 from monitoring.backtest.judging_file import read_judging
-from monitoring.deciding.judging import no_baseline
+from monitoring.policies.judging import no_baseline
 from monitoring.released_models import ReleasedModels
 
 FEW_POINTS = 20

@@ -1,6 +1,6 @@
 """The live judge over archived requests, and what its policies would have done: fires, delay, false alarms.
 
-In: the files that `monitoring.memory.archive` wrote, in a folder or a bucket, read as the live judge saw their
+In: the files that `monitoring.state.archive` wrote, in a folder or a bucket, read as the live judge saw their
 requests: matured, in order of event time, day by day. Rows that no model of ours served are passed over. Labels are
 those of the click window, as archived: late outcomes changed no live decision and change none here. Memory holds one
 day.
@@ -23,20 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.config.features import MISSING_CATEGORY, Features
-from components.config.monitor import JudgingSettings
-from components.contracts import raw_rows
-from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
-from components.runtime.errors import ContractError
-from components.statistics.reference import TrainingReference
-from components.storage.objects import Objects
-from components.store.archived_rows import ArchivedFile, archived_files, arrow_schema
-from components.store.promotion_journal import moment_of
-from monitoring.deciding.judging import Judge, no_baseline, serving_ahead
-from monitoring.deciding.policies import make_policies
-from monitoring.deciding.policy import Action, Baseline, DecisionPoint
-from monitoring.deciding.restraint import RunMemory, ended, requested, restrain
+from evergreen.config.features import MISSING_CATEGORY, Features
+from evergreen.config.monitor import JudgingSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.records import NO_POSITION, NO_VERSION, Predictions
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.rows.archived_rows import ArchivedFile, archived_files, arrow_schema
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.reference import TrainingReference
+from evergreen.storage.objects import Objects
 from monitoring.drift.watch import DriftWatch
+from monitoring.policies.judging import Judge, no_baseline, serving_ahead
+from monitoring.policies.policies import make_policies
+from monitoring.policies.policy import Action, Baseline, DecisionPoint
+from monitoring.policies.restraint import RunMemory, ended, requested, restrain
 from monitoring.rows import MaturedRequests
 
 _NEEDED = (

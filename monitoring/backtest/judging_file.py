@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from components.config.monitor import JudgingSettings
-from components.config.reader import flat_values, make_settings
-from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, TemporaryError
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import flat_values, make_settings
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError, TemporaryError
 
 JUDGING_FILE = "judging.json"
 

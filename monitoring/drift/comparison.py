@@ -1,6 +1,6 @@
 """Compares one bucket of predictions with the rows that its model was trained on, and reports on every column.
 
-The comparison is `components.statistics.comparison`'s, with outliers set apart and no means. It adds the score, whose
+The comparison is `evergreen.statistics.comparison`'s, with outliers set apart and no means. It adds the score, whose
 histogram is compared with that of the held-out rows.
 
 Rows of one user in several requests are not known to be alike: nothing in a record names the user. Where few users make
@@ -9,11 +9,11 @@ most requests, the rate of false alarms is above the setting's.
 
 from dataclasses import dataclass, replace
 
-from components.config.monitor import DriftSettings
-from components.statistics.column_profile import histogram_profile
-from components.statistics.comparison import ColumnDrift, Outliers, compare_tables
-from monitoring.deciding.policy import FeatureDrift
+from evergreen.config.monitor import DriftSettings
+from evergreen.statistics.column_profile import histogram_profile
+from evergreen.statistics.comparison import ColumnDrift, Outliers, compare_tables
 from monitoring.drift.sketch import SCORE, Sketch
+from monitoring.policies.policy import FeatureDrift
 
 
 @dataclass(frozen=True, kw_only=True)

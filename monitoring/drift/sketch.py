@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.features import LENGTH, MISSING_CATEGORY, Features
-from components.contracts.records import Predictions
-from components.contracts.serving import ColumnMap
-from components.statistics.column_profile import (
+from evergreen.config.features import LENGTH, MISSING_CATEGORY, Features
+from evergreen.contracts.records import Predictions
+from evergreen.contracts.serving import ColumnMap
+from evergreen.statistics.column_profile import (
     DENSE_EDGES,
     NUM_BUCKETS,
     SCORE_EDGES,
@@ -34,7 +34,7 @@ from components.statistics.column_profile import (
     cell_sums,
     request_totals,
 )
-from components.statistics.reference import TrainingReference
+from evergreen.statistics.reference import TrainingReference
 
 SCORE = "score"
 FORMAT_VERSION = 2

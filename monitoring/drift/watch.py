@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.features import Features
-from components.config.monitor import DriftSettings
-from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
-from components.contracts.records import Predictions
-from components.statistics.reference import TrainingReference
+from evergreen.config.features import Features
+from evergreen.config.monitor import DriftSettings
+from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
+from evergreen.contracts.records import Predictions
+from evergreen.statistics.reference import TrainingReference
 from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 

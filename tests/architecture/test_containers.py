@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import numpy_helper
 
-from components.contracts.manifests import RawDataset, ValidationReport
-from components.store.runs import find_outcome
+from demo import runner
+from demo.environments import python_of
+from evergreen.contracts.manifests import RawDataset, ValidationReport
+from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local import runner
-from pipelines.local.environments import python_of
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
 from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers

@@ -155,7 +155,7 @@ def test_every_image_that_the_compiled_pipeline_names_is_built(backend, tmp_path
     output = tmp_path / "pipeline.yaml"
     placement = REPOSITORY / "k8s" / "overlays" / "gke" / "placement.yaml"
     flags = {"placement": placement, "backend": backend, "tag": REVISION, "output": output}
-    words = [sys.executable, "-m", "pipelines", "compile", *(f"--{name}={value}" for name, value in flags.items())]
+    words = [sys.executable, "-m", "cli", "compile", *(f"--{name}={value}" for name, value in flags.items())]
     subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
     found = images_of(output.read_text())
     assert len(found) >= 7

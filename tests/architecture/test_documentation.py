@@ -1,6 +1,6 @@
 """What the pages point at exists: files, headings, `make` targets.
 
-Their commands are run by tests/loop/test_documents.py, and parsed by tests/pipelines/test_help.py.
+Their commands are run by tests/loop/test_documents.py, and parsed by tests/cli/test_help.py.
 A figure of speed is on docs/performance.md, or its paragraph says since when it was not measured again.
 """
 

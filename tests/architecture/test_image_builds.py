@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import build_images
+from demo.stack import DIRECT, LOOPBACK, Stack, answers, free_port
 from pipelines.images import DOCKERFILES, image_name
-from pipelines.local.stack import DIRECT, LOOPBACK, Stack, answers, free_port
 from tests.support.dockerfiles import environment, lay_out, stages
 from tests.support.paths import REPOSITORY
+from tools import build_images
 
 GIT = shutil.which("git")
 REGISTRY = "europe-docker.pkg.dev/my-project/evergreen"
@@ -61,7 +61,7 @@ def original(tmp_path_factory):
     (folder / ".git" / "info" / "exclude").write_text("*.key\n*.parquet\n")
     for planted in (
         "service-account.key", "components/secret.key", ".venvs/driver/pyvenv.cfg", "build/data.parquet",
-        "components/contracts/__pycache__/old.cpython-311.pyc", "monitoring/__pycache__/deep/old.pyc",
+        "evergreen/contracts/__pycache__/old.cpython-311.pyc", "monitoring/__pycache__/deep/old.pyc",
         "components/build/lib/old.py", "components/training/build/old.py", "monitoring/.ruff_cache/1/old.py",
         "inference_client/rows.parquet",
     ):  # fmt: skip
@@ -260,6 +260,9 @@ def test_make_hands_its_variables_on(tree):
     assert "REVISION=abc" in shlex.split(build)
 
 
+CODE = ("evergreen/", "components/", "controller/", "demo/", "inference_client/", "monitoring/")
+
+
 def laid_out(name: str, root: Path, context: Path) -> set[str]:
     """The files of ours in the image."""
     return {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
@@ -271,7 +274,7 @@ def test_an_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, p
     command = ["podman", "build", "-q", f"--output=type=local,dest={context}", f"--file={tmp_path}/Dockerfile", tree]
     subprocess.run(command, check=True)
     sent = {path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file()}
-    others = {path for path in sent if not path.startswith(("components/", "inference_client/", "monitoring/"))}
+    others = {path for path in sent if not path.startswith(CODE)}
     assert {Path(path).parent.name for path in others} == {"requirements"}
     assert sent <= committed
     for name in DOCKERFILES:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from components.runtime.onnx_runtime import SILENT
+from demo.environments import python_of
+from evergreen.runtime.onnx_runtime import SILENT
 from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
-from pipelines.local.environments import python_of
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
 from tests.support.sources import HEAVY, imports_of, told_after
@@ -26,7 +26,7 @@ STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
 """Images with one of our locks; the others are NVIDIA's with our code."""
-OURS = ("components", "inference_client", "monitoring", "pipelines")
+OURS = ("evergreen", "components", "controller", "monitoring", "inference_client", "pipelines", "cli", "demo", "tools")
 IN_SLIM_BASE = {
     *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
@@ -101,21 +101,21 @@ def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
     root = image(name)
     code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', None, '__main__', True)"
     path = root / python_path(name).lstrip("/")
-    told = "[sorted(sys.modules), sys.modules['components'].__file__]"
+    told = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
     (loaded, package), printed = told_after(code, told, folder=root, python_path=path)
     assert printed.startswith(("usage: python -m ", "usage: evergreen "))
     assert Path(package).is_relative_to(root), "the image's own code was not what ran"
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-DRAWN = [name for name in IMAGES if any(source == "components/charts" for _, source, _ in stages(name)[-1].copies())]
+DRAWN = [name for name in IMAGES if any(source == "evergreen/reports" for _, source, _ in stages(name)[-1].copies())]
 """Images whose programs draw pages."""
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_jinja(name, image):
     root = image(name)
-    code = "from components.charts.page import refusal_page\n page = refusal_page('a step', '<why>')"
+    code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
     assert "<h1>a step refused" in drawn
     assert "&lt;why&gt;" in drawn

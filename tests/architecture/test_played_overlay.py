@@ -16,13 +16,13 @@ import sys
 import pytest
 import yaml
 
-from components.store.runs import find_outcome
+from demo import runner
+from demo.environments import python_of
+from demo.log_server import LogPlace
+from demo.plan import DemoSettings, Services, plan_for_world
+from demo.summary import count_served_rows
+from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local import runner
-from pipelines.local.environments import python_of
-from pipelines.local.log_server import LogPlace
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.summary import count_served_rows
 from pipelines.package import compile_pipeline
 from pipelines.placement import read_placement
 from tests.k8s.pod import expanded, variables

@@ -18,21 +18,15 @@ from tests.support.sources import HEAVY, PACKAGES, imports_of, told_after
 MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
 PURE_ROOMS = (
-    *("monitoring.measures", "monitoring.drift", "monitoring.deciding", "components.config"),
-    *("components.statistics.column_profile", "components.statistics.comparison", "components.statistics.two_sample"),
+    *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
+    *("evergreen.statistics.column_profile", "evergreen.statistics.comparison", "evergreen.statistics.two_sample"),
 )
 """Rooms that compute and neither read nor write anything."""
 IO_MODULES = {
     "os", "io", "shutil", "tempfile", "sqlite3", "socket", "subprocess", "urllib", "http", "requests", "grpc", "google",
-    "components.storage", "components.store", "components.logs", "components.runtime.durable",
+    "evergreen.storage", "evergreen.registry", "evergreen.events", "evergreen.runtime.durable",
 }  # fmt: skip
 IO_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink", "mkdir", "iterdir", "glob"}
-LATE_IMPORTS = {
-    ("components.training.engine", "components.training.pytorch.engine"),
-    ("components.training.engine", "components.training.hugectr.engine"),
-    ("components.training.engine", "components.training.torchrec.engine"),
-}
-"""Imports inside a function that makes the one of several engines which is asked for: each takes seconds to load."""
 TRITONS_NAME = "TritonPythonModel"
 """The class that Triton's python backend looks for in every `model.py`."""
 
@@ -54,10 +48,7 @@ def trees() -> dict[str, ast.Module]:
 def graph() -> grimp.ImportGraph:
     sys.path.insert(0, str(REPOSITORY))
     try:
-        built = grimp.build_graph(*PACKAGES, cache_dir=None)
-        for importer, imported in LATE_IMPORTS:
-            built.remove_import(importer=importer, imported=imported)
-        return built
+        return grimp.build_graph(*PACKAGES, cache_dir=None)
     finally:
         sys.path.remove(str(REPOSITORY))
 
@@ -145,11 +136,11 @@ def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobu
     }
     own = {"__mp_main__"}  # multiprocessing's name for the main module
     optional = {"typing_extensions"}  # msgspec knows its types where it is installed
-    messages = "components.contracts.record_format"
+    messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):
         loaded = modules_after("import numpy, " + ", ".join(sorted(modules))) - before
         loaded -= {*sys.stdlib_module_names, *own, *optional}
-        assert loaded - {"msgspec"} == {"numpy", "components", *more}
+        assert loaded - {"msgspec"} == {"numpy", "evergreen", *more}
 
 
 def test_compiling_the_pipeline_loads_kfp_and_nothing_heavier():

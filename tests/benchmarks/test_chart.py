@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from benchmarks.chart import chart_file
-from components.charts.svg import Line
+from evergreen.reports.svg import Line
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.load import closed_loop, open_loop
-from components.runtime.errors import PermanentError, TemporaryError
+from evergreen.runtime.errors import PermanentError, TemporaryError
 from tests.support.virtual_time import VirtualTime
 
 

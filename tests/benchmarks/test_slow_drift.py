@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.slow_drift import DriftingWorld, SlowDrift
-from inference_client.simulation.world import World
+from demo.simulation.world import World
 
 ROWS = 50_000
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.config.features import MISSING_CATEGORY
-from components.config.spec import Recommender
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
-from components.contracts.raw_rows import LABEL
-from components.storage.references import keep, refer
-from inference_client.simulation.world import Drift, World, write_lake
+from demo.environments import python_of
+from demo.plan import DemoSettings, Services, plan_for_world
+from demo.runner import LocalFolders
+from demo.simulation.world import Drift, World, write_lake
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from evergreen.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.storage.references import keep, refer
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local.environments import python_of
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.runner import LocalFolders
 from tests.crossings.warm_steps import WarmSteps
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
@@ -130,7 +130,7 @@ class Chain:
 
     def go_back(self, version: int) -> None:
         """Makes an earlier version live again."""
-        command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "components.deployment.rollback"]
+        command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "controller.rollback"]
         command += ["--store", self.uri("store"), "--repository", self.uri("repository"), f"--to={version}"]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from components.deployment.verify import verify
-from components.storage.folder import FolderObjects
-from inference_client.simulation.world import Drift, World, write_lake
-from pipelines.__main__ import main as evergreen
-from pipelines.backup import main, restore
+from cli.__main__ import main as evergreen
+from cli.backup import main, restore
+from controller.verify import verify
+from demo.simulation.world import Drift, World, write_lake
+from evergreen.storage.folder import FolderObjects
 from tests.support.crashes import Killed
 from tests.support.monitors import Bench, prediction, publish, traffic
 

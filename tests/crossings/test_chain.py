@@ -6,12 +6,12 @@ import subprocess
 import numpy as np
 import pytest
 
-from components.contracts import criteo
-from components.contracts.manifests import Model
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.storage.uris import local_path
+from demo.environments import python_of
+from evergreen.contracts import criteo
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from evergreen.storage.uris import local_path
 from monitoring.released_models import ReleasedModels
-from pipelines.local.environments import python_of
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from components.run_outcome.component import run_outcome
-from components.runtime.exit_codes import ExitCode
-from components.store.runs import STEPS, store_name
+from evergreen.registry.runs import STEPS, store_name
+from evergreen.runtime.exit_codes import ExitCode
 
 FLAG_OF_OUTPUT = {
     "extraction": {"raw_dataset": "output"},

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.storage.uris import local_path
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.storage.uris import local_path
 from inference_client import Outcome, RecommenderClient
 from inference_client.scoring import Scored
 from inference_client.timing import Timing

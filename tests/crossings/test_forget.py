@@ -14,32 +14,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.data import ColumnNames
-from components.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
-from components.config.spec import Recommender
-from components.contracts.manifests import Model, ServingPlace
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import CONVERSION, PredictionBatch
-from components.deployment.graph.parity import GoldenRows
+from cli.backfill import backfill
+from cli.forget import PLACES, main
+from cli.ingest import IngestSettings, ingest
+from cli.models import print_models
 from components.extraction.__main__ import main as extraction
-from components.extraction.backfill import backfill
-from components.extraction.ingest import IngestSettings, ingest
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles
-from components.extraction.raw_schema import MalformedRows, lake_schema, raw_batch
-from components.extraction.times import TimeSpan
 from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column
-from components.storage.folder import FolderObjects
-from components.store.models import graph_folder, model_folder, write_serving_place
 from components.validation.quarantine_store import keep_quarantined
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import Model, ServingPlace
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import CONVERSION, PredictionBatch
+from evergreen.registry.models import graph_folder, model_folder, write_serving_place
+from evergreen.rows.raw_schema import MalformedRows, lake_schema, raw_batch
+from evergreen.rows.times import TimeSpan
+from evergreen.serving.parity import GoldenRows
+from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging_file import write_judging
-from monitoring.memory.database import unpack
 from monitoring.rows import MaturedRequests
+from monitoring.state.database import unpack
 from monitoring.uploader import Uploader
-from pipelines.forget import PLACES, main
-from pipelines.models import print_models
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage, put
 from tests.support.monitors import Bench, clicks, publish

@@ -10,10 +10,10 @@ from itertools import groupby
 
 import pytest
 
-from components.contracts.manifests import RawDataset
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
-from components.storage.objects import download
-from components.storage.uris import open_objects
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
+from evergreen.storage.objects import download
+from evergreen.storage.uris import open_objects
 from monitoring.uploader import Uploader
 from tests.support import monitors
 from tests.support.lakes import extract_by_command, rows_in

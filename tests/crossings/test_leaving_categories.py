@@ -6,12 +6,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from components.contracts.manifests import Model
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow, vocabulary_changes
-from components.models.files import open_model
-from components.storage.uris import local_path
-from inference_client.simulation.world import Drift, World, write_lake
+from demo.simulation.world import Drift, World, write_lake
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from evergreen.contracts.workflow import FIRST_ID, TOMBSTONE, FeatureWorkflow, vocabulary_changes
+from evergreen.networks.files import open_model
+from evergreen.storage.uris import local_path
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -5,16 +5,16 @@ import asyncio
 import numpy as np
 import pytest
 
-from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO
-from components.contracts.records import CONVERSION, PredictionBatch
-from components.storage.uris import local_path
+from demo.plan import DemoSettings, Services, plan_for_world
+from demo.runner import LocalFolders
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import CONVERSION, PredictionBatch
+from evergreen.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher
 from inference_client.timing import Timing
 from monitoring.uploader import Uploader
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.runner import LocalFolders
 from tests.support.lakes import extract_by_command, rows_in
 from tests.support.log_benches import open_log
 from tests.support.monitors import Bench

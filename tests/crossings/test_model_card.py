@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.storage.uris import local_path
-from components.store.model_cards import ModelCard, card_path
-from components.store.runs import report_path
-from monitoring.showing.server import read_report
-from pipelines.__main__ import main
+from cli.__main__ import main
+from evergreen.registry.model_cards import ModelCard, card_path
+from evergreen.registry.runs import report_path
+from evergreen.storage.uris import local_path
+from monitoring.web.server import read_report
 from tests.support.html_pages import assert_needs_nothing
 
 pytestmark = pytest.mark.timeout(900)

@@ -6,12 +6,12 @@ from datetime import date
 import numpy as np
 import pytest
 
-from components.config.model import NETWORKS
-from components.contracts.metrics import roc_auc
-from components.deployment.servers import Triton
-from components.storage.uris import local_path
-from inference_client.simulation.world import World, write_lake
-from pipelines.local.triton import TritonServer
+from demo.simulation.world import World, write_lake
+from demo.triton import TritonServer
+from evergreen.config.model import NETWORKS
+from evergreen.serving.servers import Triton
+from evergreen.statistics.metrics import roc_auc
+from evergreen.storage.uris import local_path
 from tests.support.served_names import MODEL_NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

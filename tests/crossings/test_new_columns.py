@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from components.contracts.workflow import FeatureWorkflow
-from components.extraction.ingest import main as ingest
-from components.storage.uris import local_path
-from pipelines.recommender_file.form import parse_recommender
+from cli.ingest import main as ingest
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.recommender_file.form import parse_recommender
+from evergreen.storage.uris import local_path
 from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 

@@ -11,14 +11,14 @@ from enum import Enum
 
 import pytest
 
-from components.charts.model_card import card_page
-from components.charts.page import refusal_page
-from components.evaluation.compare import Comparison, comparison_page
-from components.store.model_cards import read_card
-from components.store.runs import report_path
+from cli.compare import Comparison, comparison_page
 from components.validation.report_page import draw_page
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.page import History, status_page
+from evergreen.registry.model_cards import read_card
+from evergreen.registry.runs import report_path
+from evergreen.reports.model_card import card_page
+from evergreen.reports.page import refusal_page
+from monitoring.web.exposition import Exposition
+from monitoring.web.page import History, status_page
 from tests.support.browser import DARK, MARKUP, cut_texts, needs_browser, pixels_too_wide, planted, serious_findings
 from tests.support.snapshots import EVENTS, FULL, NOW, POINTS
 

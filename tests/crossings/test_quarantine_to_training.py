@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from components.contracts.manifests import RawDataset
-from components.storage.uris import local_path
-from inference_client.simulation.world import World, write_lake
+from demo.simulation.world import World, write_lake
+from evergreen.contracts.manifests import RawDataset
+from evergreen.storage.uris import local_path
 from tests.crossings.conftest import Chain
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
@@ -36,7 +36,7 @@ def column(uri, name):
 def evergreen(*words):
     """The `evergreen` command, as it is typed."""
     return subprocess.run(
-        [sys.executable, "-m", "pipelines", *map(str, words)],
+        [sys.executable, "-m", "cli", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

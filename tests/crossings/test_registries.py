@@ -10,11 +10,11 @@ import onnx
 import pytest
 import yaml
 
-from components.contracts.manifests import Verdict
-from components.store.models import graph_folder, verdict_paths
-from components.store.promotion_journal import CANARY, ROLLBACK, append_promotion, read_journal
-from pipelines.local.environments import python_of
-from pipelines.local.stack import DIRECT, Stack, answers, free_port
+from demo.environments import python_of
+from demo.stack import DIRECT, Stack, answers, free_port
+from evergreen.contracts.manifests import Verdict
+from evergreen.registry.models import graph_folder, verdict_paths
+from evergreen.registry.promotion_journal import CANARY, ROLLBACK, append_promotion, read_journal
 from tests.support.model_registry import ModelRegistry
 from tests.support.paths import REPOSITORY
 from tests.support.warm import Warm
@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=export"),
 ]
-IMPORTS = "import components.registries.mlflow_server, components.registries.kubeflow"
-PROGRAM = "import runpy; runpy.run_module('components.registries', run_name='__main__', alter_sys=True)"
+IMPORTS = "import cli.registries.mlflow_server, cli.registries.kubeflow"
+PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__', alter_sys=True)"
 
 
 def ask(mlflow, path, body=None):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from components.config.features import MISSING_CATEGORY
-from components.contracts import criteo, raw_rows
-from components.contracts.manifests import Model
-from components.contracts.workflow import FeatureWorkflow
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store import promotion_journal
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.registry import promotion_journal
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 from tests.support.lakes import table_in
 
 pytestmark = pytest.mark.timeout(900)

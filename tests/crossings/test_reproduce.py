@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import Model, RawDataset
-from components.models.files import add_to_bias
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from inference_client.simulation.world import World, write_lake
-from pipelines.reproduce import RUN, Reproduction, find, main
+from cli.reproduce import RUN, Reproduction, find, main
+from demo.simulation.world import World, write_lake
+from evergreen.contracts.manifests import Model, RawDataset
+from evergreen.networks.files import add_to_bias
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.features import Features
-from components.config.monitor import RecipeSettings, RestraintSettings
-from components.contracts.criteo import CRITEO
-from components.contracts.manifests import RetrainRequest
+from cli.__main__ import build_parser
 from components.extraction.window import find_rivals, resolve_window
-from components.runtime.errors import ContractError, PermanentError
-from monitoring.acting.retraining import Retraining
-from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
-from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.restraint import OBSERVED_NUMBERS
-from monitoring.memory.store import Store
-from pipelines.__main__ import build_parser
-from pipelines.local import runner as local_run
-from pipelines.local.plan import columns_to_change, plan_for_data
+from demo import runner as local_run
+from demo.plan import columns_to_change, plan_for_data
+from evergreen.config.features import Features
+from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.manifests import RetrainRequest
+from evergreen.runtime.errors import ContractError, PermanentError
+from monitoring.policies.policy import Action, Decision
+from monitoring.policies.restraint import OBSERVED_NUMBERS
+from monitoring.retraining.retraining import Retraining
+from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
+from monitoring.state.store import Store
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
 from pipelines.places import PLACES
@@ -114,7 +114,7 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, s
     request = monitor_asks(trigger)
     note = json.loads((tmp_path / "state" / "runs" / f"{request.request_id}.json").read_text())
     program, switch, module, *line = note["command"]
-    assert (program, switch, module) == ("true", "-m", "pipelines")
+    assert (program, switch, module) == ("true", "-m", "cli")
     parsed = build_parser().parse_args(line)
     assert parsed.command == "run"
     assert parsed.folder == services.folders.root

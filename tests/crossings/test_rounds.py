@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.features import MISSING_CATEGORY
-from components.contracts.criteo import CATEGORICAL, FEATURES
-from components.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
-from components.contracts.workflow import FeatureWorkflow
-from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
-from inference_client.simulation.world import Drift, World, write_lake
+from demo.simulation.world import Drift, World, write_lake
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, FEATURES
+from evergreen.contracts.raw_rows import EVENT_TIME, REQUEST_ID, ROW
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.storage.uris import local_path
 from tests.support.lakes import keys_in, table_in
 
 pytestmark = pytest.mark.timeout(300)

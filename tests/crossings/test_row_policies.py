@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.features import MISSING_CATEGORY
-from components.contracts import criteo, raw_rows
-from components.contracts.metrics import calibration, normalized_entropy
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.storage.uris import local_path
-from inference_client.simulation.world import World, write_lake
+from demo.simulation.world import World, write_lake
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from evergreen.statistics.metrics import calibration, normalized_entropy
+from evergreen.storage.uris import local_path
 from tests.crossings.conftest import Chain
 
 pytestmark = pytest.mark.timeout(900)

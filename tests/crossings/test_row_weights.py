@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
 
-from components.config.data import WEIGHT
-from components.extraction.ingest import main as ingest
-from components.storage.uris import local_path
-from pipelines.recommender_file.form import parse_recommender
+from cli.ingest import main as ingest
+from evergreen.config.data import WEIGHT
+from evergreen.recommender_file.form import parse_recommender
+from evergreen.storage.uris import local_path
 from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 

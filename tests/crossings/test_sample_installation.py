@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.manifests import CURRENT
-from components.deployment import verify
-from components.runtime.errors import PermanentError
-from components.store.models import stored_model
-from components.store.promotion_journal import current
-from components.store.recommenders import accepted
-from monitoring.memory.database import VERSION
-from pipelines.__main__ import main
+from cli.__main__ import main
+from controller import verify
+from evergreen.contracts.manifests import CURRENT
+from evergreen.registry.models import stored_model
+from evergreen.registry.promotion_journal import current
+from evergreen.registry.recommenders import accepted
+from evergreen.runtime.errors import PermanentError
+from monitoring.state.database import VERSION
 from tests.crossings.conftest import Chain
 from tests.crossings.sample_installation import MEMORY, OWN, unpack, write_day
 from tests.support.monitors import Bench

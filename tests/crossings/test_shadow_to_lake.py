@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.records import PredictionBatch
-from components.deployment.canary.evidence import read_pairs
-from components.storage.uris import open_objects
+from controller.canary.evidence import read_pairs
+from evergreen.contracts import raw_rows
+from evergreen.contracts.records import PredictionBatch
+from evergreen.storage.uris import open_objects
 from monitoring.uploader import Uploader
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed, crash_at

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Triton
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.server import HttpSettings, MonitorServer
-from pipelines.local.stack import LOOPBACK
-from pipelines.local.triton import TritonServer, TritonSettings
+from demo.stack import LOOPBACK
+from demo.triton import TritonServer, TritonSettings
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
+from monitoring.web.exposition import Exposition
+from monitoring.web.server import HttpSettings, MonitorServer
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.support.http_double import Page
 from tests.support.processes import wait_for

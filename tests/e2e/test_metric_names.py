@@ -5,9 +5,9 @@ import urllib.request
 
 import numpy as np
 
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Triton
-from pipelines.local.triton import TritonServer, TritonSettings
+from demo.triton import TritonServer, TritonSettings
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
 from tests.support import metric_names
 from tests.support.triton import write_model
 

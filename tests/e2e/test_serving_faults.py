@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.manifests import Release
-from components.contracts.serving import GRPC_OPTIONS
-from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.rollback import rollback
-from components.deployment.servers import Triton
-from components.runtime.errors import PermanentError, TemporaryError
-from components.storage.uris import local_path, open_objects
-from components.store.promotion_journal import current, read_entries
-from pipelines.local.triton import TritonServer, TritonSettings
+from controller.rollback import rollback
+from demo.triton import TritonServer, TritonSettings
+from evergreen.contracts.manifests import Release
+from evergreen.contracts.serving import GRPC_OPTIONS
+from evergreen.registry.promotion_journal import current, read_entries
+from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
+from evergreen.storage.uris import local_path, open_objects
 from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
 from tests.support.real_servers import Altered, RetryingTraffic

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from components.deployment.repository.triton_config import ServingOptions
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from pipelines.local import triton as module
-from pipelines.local.triton import Ports, TritonServer, TritonSettings, check_repository
+from demo import triton as module
+from demo.triton import Ports, TritonServer, TritonSettings, check_repository
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.serving.repository.triton_config import ServingOptions
 from tests.support.processes import running_in_group, wait_for
 from tests.support.triton import write_model
 
@@ -49,7 +49,7 @@ def test_an_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
 def test_a_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
     import numpy as np
 
-    from components.deployment.servers import Triton
+    from evergreen.serving.servers import Triton
 
     with TritonServer(repository, log=tmp_path / "a log folder" / "triton.log", variables={"MARK": "mine"}) as server:
         client = Triton(server.grpc_url)
@@ -61,7 +61,7 @@ def test_a_published_model_is_served_from_paths_with_spaces(repository, tmp_path
 
 
 def test_a_proxy_in_the_environment_is_not_asked(repository, tmp_path, monkeypatch):
-    from components.deployment.servers import Triton
+    from evergreen.serving.servers import Triton
 
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -173,7 +173,7 @@ def test_the_canary_is_loaded_at_the_start_beside_the_live_model(repository, tmp
 
 def test_the_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from pipelines.local.triton import TritonServer\n"
+        "import sys, time; from pathlib import Path; from demo.triton import TritonServer\n"
         "server = TritonServer(Path(sys.argv[1]), log=Path(sys.argv[2])).start()\n"
         "print(server.pid, flush=True); time.sleep(600)"
     )

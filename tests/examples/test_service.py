@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
-from components.config.data import ColumnNames
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch
-from components.logs.sqlite import SqliteLog
+from evergreen.config.data import ColumnNames
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
+from evergreen.contracts.records import CLICK, OutcomeBatch, PredictionBatch
+from evergreen.events.sqlite import SqliteLog
+from evergreen.recommender_file.form import read_recommender
 from examples.service.app import from_environment
 from examples.shop.world import write_clicks
-from pipelines.recommender_file.form import read_recommender
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 from tests.support.record_messages import decode

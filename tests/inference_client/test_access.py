@@ -7,8 +7,8 @@ import grpc
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.runtime.errors import ContractError
+from evergreen.contracts.criteo import CRITEO
+from evergreen.runtime.errors import ContractError
 from inference_client import transport as transport_module
 from inference_client.access import TOKEN_SECONDS, ServerAccess, Token
 from inference_client.errors import AccessDenied, ServerUnavailable

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.config.features import Features
-from components.contracts.criteo import CRITEO
-from components.contracts.records import MAX_ID_CHARACTERS, OutcomeBatch, PredictionBatch
-from components.logs.event_log import MAX_MESSAGE_BYTES
-from components.logs.sqlite import SqliteLog
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.config.features import Features
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import MAX_ID_CHARACTERS, OutcomeBatch, PredictionBatch
+from evergreen.events.event_log import MAX_MESSAGE_BYTES
+from evergreen.events.sqlite import SqliteLog
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client import publisher as publisher_module
 from inference_client.publisher import (
     MAX_OUTCOMES_PER_MESSAGE,

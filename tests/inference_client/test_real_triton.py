@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from demo.triton import TritonServer
+from evergreen.contracts.criteo import CRITEO
+from evergreen.serving.repository.triton_config import ServingOptions, triton_config
 from inference_client.errors import DeadlineExpired
 from inference_client.scoring import ClientSettings, ScoringClient
-from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
 
 MODEL = """

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
-from components.config.spec import Recommender
-from components.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
-from components.contracts.records import OutcomeBatch, PredictionBatch
-from components.runtime.errors import ContractError, TemporaryError
+from evergreen.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
+from evergreen.contracts.records import OutcomeBatch, PredictionBatch
+from evergreen.runtime.errors import ContractError, TemporaryError
 from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
 from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
 from inference_client.request_ids import RequestIds

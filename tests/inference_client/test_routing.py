@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from inference_client import routing
 from inference_client.errors import DeadlineExpired
 from inference_client.recommender import RecommenderClient

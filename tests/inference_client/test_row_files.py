@@ -5,14 +5,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.data import ColumnNames
-from components.config.features import CategoricalOptions, Features, category_of
-from components.config.spec import Recommender
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.raw_rows import LABEL
-from components.runtime.errors import ContractError
+from demo.simulation.traffic import concatenated, read_rows, row_files
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import CategoricalOptions, Features, category_of
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.runtime.errors import ContractError
 from inference_client.rows import WrongValue, categories
-from inference_client.traffic import concatenated, read_rows, row_files
 
 
 def write(path, table):

@@ -7,9 +7,9 @@ import grpc
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.serving import MAX_BATCH_ROWS
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.serving import MAX_BATCH_ROWS
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.errors import BadReply, BadRequest, ModelAbsent, ServerFault, ServerUnavailable, VersionsMixed
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing

@@ -148,10 +148,10 @@ def test_expressions_ask_only_for_what_is_exported():
 
 
 def test_label_values_asked_for_are_those_that_exist():
-    from components.store import promotion_journal
-    from monitoring.deciding.policies import POLICIES
-    from monitoring.deciding.policy import Action
-    from monitoring.showing.metrics import RECORD_OUTCOMES
+    from evergreen.registry import promotion_journal
+    from monitoring.policies.policies import POLICIES
+    from monitoring.policies.policy import Action
+    from monitoring.web.metrics import RECORD_OUTCOMES
 
     allowed = {
         "action": {*(action.value for action in Action), *promotion_journal.ACTIONS},

@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from k8s.scaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
 from tests.k8s.crds import validate_crd
 from tests.support.rendering import OVERLAYS, render_variant
 from tests.support.scaler_queries import ADAPTER, KEDA, adapter_rules, read_queries
 from tests.support.yaml_texts import documents
+from tools.autoscaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
 
 HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")

@@ -6,10 +6,10 @@ clients' own count of answers says that the counters can be trusted.
 
 import pytest
 
-from k8s.scaling.hpa import PENDING_METRIC, QUEUE_METRIC
 from tests.k8s.promql_units import Question, ask, close_to
 from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
 from tests.support.scaler_queries import KEDA, of_pods, read_queries
+from tools.autoscaling.hpa import PENDING_METRIC, QUEUE_METRIC
 
 REFERENCE = (
     f'1000 * avg(delta({QUEUE}{{namespace="evergreen",pod=~"triton-.+"}}[30s])'

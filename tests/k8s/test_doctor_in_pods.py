@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from components.runtime.kubeflow import KubeflowServer
-from pipelines import doctor
-from pipelines.doctor import WRONG, Installation, Kubectl, diagnose
+from cli import doctor
+from cli.doctor import WRONG, Installation, Kubectl, diagnose
+from evergreen.runtime.kubeflow import KubeflowServer
 from tests.k8s.environment import container, volume_at
 from tests.support.rendering import find
 

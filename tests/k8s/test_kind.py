@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import doctor
-from pipelines.__main__ import build_parser
+from cli import doctor
+from cli import recommender as recommender_file
+from cli.__main__ import build_parser
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.placement import NEEDS, read_placement, read_values
-from pipelines.recommender_file import __main__ as recommender_file
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import containers, workloads
 from tests.support.yaml_texts import documents

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.logs.sqlite import SqliteLog
+from evergreen.events.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY

@@ -4,16 +4,16 @@ import re
 
 import pytest
 
-from components.config.reader import build_parser, read_settings
-from components.logs.locations import SCHEMES
-from components.logs.urls import LogUrl
-from components.runtime.kubeflow import TOKEN_PATH
-from components.store.promotion_journal import findings_path
-from monitoring.acting.triggers import REQUEST_TIMEOUT_SECONDS
+from evergreen.config.reader import build_parser, read_settings
+from evergreen.events.locations import SCHEMES
+from evergreen.events.urls import LogUrl
+from evergreen.registry.promotion_journal import findings_path
+from evergreen.runtime.kubeflow import TOKEN_PATH
+from monitoring.retraining.triggers import REQUEST_TIMEOUT_SECONDS
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
-from monitoring.showing.exposition import STALL_SECONDS
 from monitoring.uploader import ENVIRONMENT_PREFIX as UPLOADER_PREFIX
 from monitoring.uploader import UploaderSettings
+from monitoring.web.exposition import STALL_SECONDS
 from pipelines.retraining import PIPELINE_NAME
 from tests.k8s.environment import command, container, environment_of, volume_at
 from tests.k8s.pod import triton_container, variables

@@ -2,7 +2,7 @@
 
 import re
 
-from monitoring.showing.metrics import RECORD_OUTCOMES
+from monitoring.web.metrics import RECORD_OUTCOMES
 from tests.k8s.grafana import DASHBOARDS
 from tests.support import metric_names
 from tests.support.paths import REPOSITORY

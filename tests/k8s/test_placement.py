@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from components.runtime.kubeflow import SERVICE_ACCOUNT
-from pipelines.__main__ import main
+from cli.__main__ import main
+from evergreen.runtime.kubeflow import SERVICE_ACCOUNT
 from pipelines.images import DOCKERFILES
-from tests.pipelines.compiled import STEPS, Compiled
+from tests.support.compiled import STEPS, Compiled
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find
 

@@ -6,7 +6,7 @@ others are ours.
 
 import re
 
-from components.runtime.onnx_runtime import SILENT
+from evergreen.runtime.onnx_runtime import SILENT
 from tests.support.rendering import Manifest, containers, title, workloads
 
 RESTRICTED_VOLUMES = {

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from components.config.monitor import JudgingSettings
-from components.config.reader import flat_settings
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import flat_settings
 from monitoring.settings import InstallationSettings
 from tests.support.command_lines import parser_of
 from tests.support.metric_names import known

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger
+from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger
 from tests.k8s.environment import environment_of
 from tests.support.kfp_server import KfpServer
 from tests.support.monitors import retrain_request

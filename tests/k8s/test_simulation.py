@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference_client.replay import MAX_DELAY_FACTOR
-from pipelines.recommender_file.form import read_recommender
+from demo.simulation.replay import MAX_DELAY_FACTOR
+from evergreen.recommender_file.form import read_recommender
 from tests.k8s.pod import variables
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S, find, pod_spec
@@ -24,7 +24,7 @@ def words(container, replaced) -> list[str]:
     arguments = list(container["args"])
     for old, new in replaced.items():
         arguments = [word.replace(old, new) for word in arguments]
-    return [sys.executable, "-m", "inference_client", *arguments]
+    return [sys.executable, "-m", "demo.simulation", *arguments]
 
 
 def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tmp_path):
@@ -106,7 +106,7 @@ def test_a_lake_that_is_there_already_ends_the_job_at_the_first_try(variant, tmp
 def test_the_traffics_flags_are_ones_that_it_takes(variant):
     (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
     known = subprocess.run(
-        [sys.executable, "-m", "inference_client", "traffic", "--help"], cwd=REPOSITORY, capture_output=True, text=True
+        [sys.executable, "-m", "demo.simulation", "traffic", "--help"], cwd=REPOSITORY, capture_output=True, text=True
     ).stdout
     assert traffic["args"][0] == "traffic"
     assert all(flag.partition("=")[0] in known for flag in traffic["args"][1:])

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
-from components.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
-from components.runtime.exit_codes import ExitCode
-from components.store.runs import StepNote, noted, read_notes
 from components.training import __main__ as step
 from components.training import train_job
 from components.training.train_job import TrainJobs, build_job, train_elsewhere
+from evergreen.registry.runs import StepNote, noted, read_notes
+from evergreen.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
+from evergreen.runtime.exit_codes import ExitCode
 from pipelines.placement import (
     TRAINING_RUNTIME,
     Nodes,

@@ -23,13 +23,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Triton
+from demo.stack import LOOPBACK
+from demo.triton import DEFAULT_VENV, prepare
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
-from k8s.scaling.cluster import STOP_SECONDS
-from pipelines.local.stack import LOOPBACK
-from pipelines.local.triton import DEFAULT_VENV, prepare
 from tests.k8s.pod import TritonPod, expanded, flag, triton_container, variables
 from tests.support.processes import wait_for
 from tests.support.real_servers import RetryingTraffic
@@ -37,6 +36,7 @@ from tests.support.rendering import find, pod_template, workloads
 from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 from tests.support.triton import write_model
+from tools.autoscaling.cluster import STOP_SECONDS
 
 # ruff: noqa: F811  a fixture is imported by the name that its users ask for
 
@@ -144,7 +144,7 @@ def test_over_a_bucket_a_first_object_is_needed_and_then_a_pod_starts_without_a_
     rendered, cloud_storage, tmp_path
 ):
     """Why the setup of a cluster writes one object below the repository's prefix before the first apply."""
-    from components.storage.bucket import BucketObjects
+    from evergreen.storage.bucket import BucketObjects
 
     host = cloud_storage.host
     environment = {"CLOUD_STORAGE_EMULATOR_ENDPOINT": host, "STORAGE_EMULATOR_HOST": host}

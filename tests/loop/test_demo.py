@@ -4,9 +4,9 @@ import hashlib
 import json
 import re
 
-from components.store.promotion_journal import INTENT, read_entries
-from components.store.runs import read_outcomes
-from pipelines.runs import describe_run, read_runs
+from cli.runs import describe_run, read_runs
+from evergreen.registry.promotion_journal import INTENT, read_entries
+from evergreen.registry.runs import read_outcomes
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 
 

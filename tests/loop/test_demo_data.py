@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipelines.recommender_file.form import read_recommender
+from evergreen.recommender_file.form import read_recommender
 
 
 @pytest.fixture(scope="module")

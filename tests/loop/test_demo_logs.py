@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from components.runtime.errors import ContractError
-from pipelines.local.log_server import find_emulator
+from demo.log_server import find_emulator
+from evergreen.runtime.errors import ContractError
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from components.contracts.manifests import Model
+from evergreen.contracts.manifests import Model
 from tests.support.paths import REPOSITORY
 
 INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from components.store import promotion_journal
-from components.store.runs import find_outcome
+from evergreen.registry import promotion_journal
+from evergreen.registry.runs import find_outcome
 from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import accept_into
 

@@ -13,24 +13,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.manifests import ModelQuality
-from components.contracts.metrics import auc_estimate, roc_auc
-from components.deployment.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, TAKEN_BACK, Baking
-from components.deployment.controller import ReleaseController
-from components.deployment.inspection import Inspection
-from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Triton
-from components.deployment.watchdog import Watchdog
-from components.store.models import verdict_paths
-from components.store.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries
+from controller.__main__ import ReleaseController
+from controller.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, TAKEN_BACK, Baking
+from controller.inspection import Inspection
+from controller.watchdog import Watchdog
+from demo.triton import TritonServer, TritonSettings
+from evergreen.contracts.manifests import ModelQuality
+from evergreen.registry.models import verdict_paths
+from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
+from evergreen.statistics.metrics import auc_estimate, roc_auc
 from inference_client import Outcome
 from inference_client.errors import ServerFault, ServerUnavailable, UnusableScores
 from inference_client.recommender import SyncRecommenderClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import ClientSettings
 from inference_client.timing import Timing
-from pipelines.local.triton import TritonServer, TritonSettings
 from tests.support.monitors import WINDOW, Bench
 from tests.support.planted_models import expit
 from tests.support.real_servers import FAULT, change_code

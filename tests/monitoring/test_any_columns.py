@@ -10,29 +10,29 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.config.data import ColumnNames
-from components.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
-from components.config.monitor import DriftSettings
-from components.config.spec import Recommender
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.metrics import user_quality
-from components.contracts.raw_rows import category_matrix, lake_types, raw_types
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch, Predictions
-from components.runtime.errors import ContractError
-from components.statistics.profile_counter import ProfileCounter
-from components.storage.folder import FolderObjects
-from components.store.archived_rows import arrow_schema
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
+from evergreen.config.monitor import DriftSettings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.raw_rows import category_matrix, lake_types, raw_types
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import PredictionBatch, Predictions
+from evergreen.rows.archived_rows import arrow_schema
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.metrics import user_quality
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging import judge_requests, read_requests
 from monitoring.backtest.judging_file import write_judging
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
-from monitoring.memory.admission import AdmittedVersions
-from monitoring.memory.archive import build_row_table
-from monitoring.memory.join import IntakeRules, read_records
 from monitoring.monitor import Monitor
-from monitoring.showing.metrics import metrics_page
+from monitoring.state.admission import AdmittedVersions
+from monitoring.state.archive import build_row_table
+from monitoring.state.join import IntakeRules, read_records
+from monitoring.web.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
 

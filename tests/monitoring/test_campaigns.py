@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from components.logs.sqlite import SqliteLog
+from evergreen.events.sqlite import SqliteLog
 from monitoring.journal import DECISIONS_FILE
 from tests.support import campaigns
 from tests.support.campaigns import Program, expect_each_once, faults, strike

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO, RAW_TYPES
-from components.contracts.records import Predictions
-from components.store.archived_rows import arrow_schema
-from monitoring.memory.archive import build_row_table
+from evergreen.contracts.criteo import CRITEO, RAW_TYPES
+from evergreen.contracts.records import Predictions
+from evergreen.rows.archived_rows import arrow_schema
+from monitoring.state.archive import build_row_table
 from tests.support.monitors import START, WINDOW, prediction
 from tests.support.record_messages import decode, encode
 

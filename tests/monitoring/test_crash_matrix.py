@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
-from components.logs.sqlite import SqliteLog
-from components.storage.uris import open_objects
+from evergreen.contracts import criteo
+from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
+from evergreen.events.sqlite import SqliteLog
+from evergreen.storage.uris import open_objects
 from tests.support import monitors
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 from tests.support.record_messages import encode

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from monitoring.deciding.policies import POLICIES
 from monitoring.journal import DECISIONS_FILE, Journal
+from monitoring.policies.policies import POLICIES
 from tests.support.crashes import Killed, crash_at
 from tests.support.monitors import START, Bench, clicks, prediction, publish
 

@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts.manifests import ModelQuality
-from components.store.models import verdict_paths
-from monitoring.showing.page import History, status_page
+from evergreen.contracts.manifests import ModelQuality
+from evergreen.registry.models import verdict_paths
+from monitoring.web.page import History, status_page
 from tests.support.html_pages import health_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import keep_model, passing_verdict, release

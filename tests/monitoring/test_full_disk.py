@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 import monitoring.journal
-from components.runtime.durable import append_line
-from components.runtime.errors import TemporaryError
+from evergreen.runtime.durable import append_line
+from evergreen.runtime.errors import TemporaryError
 from monitoring.journal import DECISIONS_FILE, EVENTS_FILE, TIMELINE_FILE
 from tests.support.monitors import DRIFT, Bench, prediction, publish
 from tests.support.processes import wait_for

@@ -10,10 +10,10 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
-from components.config.features import Features
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import MAX_ROWS_PER_RECORD
-from monitoring.memory.admission import MAX_OTHERS
+from evergreen.config.features import Features
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import MAX_ROWS_PER_RECORD
+from monitoring.state.admission import MAX_OTHERS
 from tests.support.monitors import prediction
 from tests.support.processes import wait_for
 from tests.support.record_messages import encode

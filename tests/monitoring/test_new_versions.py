@@ -6,11 +6,11 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts.baking import BAD
-from components.contracts.manifests import ModelQuality, Verdict
-from components.store.models import verdict_paths
-from components.store.promotion_journal import ROLLBACK, append_promotion, baking, read_findings
-from monitoring.acting import new_versions
+from evergreen.contracts.baking import BAD
+from evergreen.contracts.manifests import ModelQuality, Verdict
+from evergreen.registry.models import verdict_paths
+from evergreen.registry.promotion_journal import ROLLBACK, append_promotion, baking, read_findings
+from monitoring.retraining import new_versions
 from tests.support.crashes import Killed
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
 from tests.support.record_messages import encode

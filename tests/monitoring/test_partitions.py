@@ -11,11 +11,11 @@ from collections import Counter
 
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.logs.event_log import partition_of
-from components.logs.locations import open_publisher, open_subscriber, partition_urls
+from evergreen.contracts.criteo import CRITEO
+from evergreen.events.event_log import partition_of
+from evergreen.events.locations import open_publisher, open_subscriber, partition_urls
 from inference_client.publisher import Outcome, PartitionedPublisher, RecordPublisher
-from monitoring.memory.store import STORE_FILE
+from monitoring.state.store import STORE_FILE
 from monitoring.uploader import Uploader
 from tests.support.monitors import DRIFT, Bench, prediction, read_rows, traffic
 from tests.support.paths import REPOSITORY

@@ -5,9 +5,9 @@ from datetime import datetime
 
 import pytest
 
-from components.contracts.manifests import ModelQuality, Release, Verdict
-from components.store.models import release_path, verdict_paths
-from monitoring.deciding.policy import Baseline
+from evergreen.contracts.manifests import ModelQuality, Release, Verdict
+from evergreen.registry.models import release_path, verdict_paths
+from monitoring.policies.policy import Baseline
 from monitoring.released_models import ReleasedModels
 from tests.support.releases import keep_model
 

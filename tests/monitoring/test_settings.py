@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from components.config.reader import build_parser, read_settings
-from components.runtime.errors import ContractError, TemporaryError
+from evergreen.config.reader import build_parser, read_settings
+from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 from tests.support.recommenders import accept_into, criteo_with
 

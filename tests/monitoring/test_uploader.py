@@ -14,11 +14,11 @@ import sys
 import google_crc32c
 import pytest
 
-from components.runtime.errors import ContractError, TemporaryError
-from components.storage import folder as folder_storage
-from components.storage.bucket import BucketObjects
-from components.storage.folder import FolderObjects
-from components.storage.objects import Differs
+from evergreen.runtime.errors import ContractError, TemporaryError
+from evergreen.storage import folder as folder_storage
+from evergreen.storage.bucket import BucketObjects
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.objects import Differs
 from monitoring.uploader import MAX_PAUSE_SECONDS, Uploader, UploaderSettings, main, run
 from tests.support.crashes import Killed
 from tests.support.paths import REPOSITORY

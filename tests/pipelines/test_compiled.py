@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.manifests import RUN_PARAMETERS
+from evergreen.contracts.manifests import RUN_PARAMETERS
 from pipelines.images import image_reference, step_of_image
 from pipelines.placement import NEEDS
-from tests.pipelines.compiled import STEPS, dashed
+from tests.support.compiled import STEPS, dashed
 
 GOLDEN = Path(__file__).parent / "golden" / "retraining.yaml"
 GPU_STEPS = {"training"}

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from components.store.runs import RunOutcome, keep_report, write_outcome
-from pipelines.local.report import write_report
-from pipelines.local.runner import LocalFolders
-from pipelines.local.summary import AucNumbers, DemoSummary, Observations, TriggerNumbers
+from demo.report import write_report
+from demo.runner import LocalFolders
+from demo.summary import AucNumbers, DemoSummary, Observations, TriggerNumbers
+from evergreen.registry.runs import RunOutcome, keep_report, write_outcome
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 from tests.support.demo_summaries import GOOD, START
 from tests.support.html_pages import parse_page, table_of, text_of

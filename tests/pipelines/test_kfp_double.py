@@ -174,7 +174,7 @@ def test_a_runs_tasks_have_the_names_that_its_end_is_read_by(name):
     """`describe_end` tells steps and drivers from groups of tasks by these names."""
     from types import SimpleNamespace
 
-    from components.runtime.kubeflow import describe_end
+    from evergreen.runtime.kubeflow import describe_end
 
     body = ANSWERS[name]["body"]
     tasks = [each.partition(": ") for each in body["run_details"]["task_details"]]

@@ -7,11 +7,11 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from cli.__main__ import main
 from components.run_outcome.__main__ import ADDRESS_VARIABLE
-from components.runtime.errors import ContractError
-from pipelines.__main__ import main
+from evergreen.runtime.errors import ContractError
 from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables, train_job_spec
-from tests.pipelines.compiled import STEPS, Compiled, dashed
+from tests.support.compiled import STEPS, Compiled, dashed
 
 SPOT = Toleration(key="cloud.google.com/gke-spot", operator="Equal", value="true")
 SLICES = {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100", "cloud.google.com/gke-gpu-partition-size": "1g.5gb"}

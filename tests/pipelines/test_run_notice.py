@@ -7,7 +7,7 @@ import pytest
 from components.run_outcome import __main__ as outcome_module
 from components.run_outcome.__main__ import ADDRESS_VARIABLE, PAUSES_SECONDS, notify
 from components.run_outcome.component import run_outcome
-from components.store.runs import RunOutcome, StepNote, find_outcome, noted, read_outcomes
+from evergreen.registry.runs import RunOutcome, StepNote, find_outcome, noted, read_outcomes
 from tests.support.webhook_server import SECRET, WebhookServer
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from cli.runs import print_runs, read_runs
 from components.run_outcome.__main__ import record
-from components.runtime.errors import ContractError, Preempted, Refused
-from components.store.promotion_journal import Promotion, append_promotion
-from components.store.runs import Stopped, find_outcome, noted, read_outcomes
-from pipelines.runs import print_runs, read_runs
+from evergreen.registry.promotion_journal import Promotion, append_promotion
+from evergreen.registry.runs import Stopped, find_outcome, noted, read_outcomes
+from evergreen.runtime.errors import ContractError, Preempted, Refused
 
 
 def promotion(action, *, version):

@@ -10,16 +10,16 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
+from cli.__main__ import main
+from cli.runs import print_runs, read_runs
 from components.run_outcome.component import run_outcome
-from components.runtime.errors import PermanentError, TemporaryError
-from components.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
-from components.store.runs import RunOutcome, kubeflow_name, noted, read_outcomes, store_name, write_outcome
+from evergreen.registry.runs import RunOutcome, kubeflow_name, noted, read_outcomes, store_name, write_outcome
+from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
 from pipelines import submit
-from pipelines.__main__ import main
 from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import read_parameters, with_places
 from pipelines.retraining import PIPELINE_NAME
-from pipelines.runs import print_runs, read_runs
 from pipelines.submit import RunRequest
 from tests.support.kfp_server import KfpServer
 from tests.support.yaml_texts import documents
@@ -140,7 +140,7 @@ def test_upload_of_images_without_a_revision_wants_a_name(server, command, capsy
 
 
 def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, command):
-    from monitoring.acting.triggers import KubeflowSettings
+    from monitoring.retraining.triggers import KubeflowSettings
 
     assert command() == 0
     assert [each["display_name"] for each in server.experiments] == [KubeflowSettings.kubeflow_experiment]
@@ -296,12 +296,12 @@ def test_run_that_is_waited_for_tells_what_it_made(server, command, mounted, tmp
         leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "refused", "evaluation", "auc fell")
         server.end(run, "SUCCEEDED")
 
-    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
     assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
-    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
+    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
     assert command("--wait") == 0
     assert "`evergreen runs --store /evergreen/store` tells of run manual " in capsys.readouterr().out
 
@@ -314,7 +314,7 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
         tasks = {"condition_3": "FAILED", "deployment": "FAILED", "executor": "FAILED", "training": "SUCCEEDED"}
         server.end(run, "FAILED", **tasks)
 
-    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
     told = capsys.readouterr().err
@@ -328,7 +328,7 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     def ends(run):
         server.end(run, "FAILED", root_driver="FAILED", **{"evergreen_retraining_x7k2p": "FAILED"})
 
-    monkeypatch.setattr("pipelines.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
     assert command("--wait", "--service-account", "nobody") == 3
     expected = "ended FAILED: no step ran; root-driver failed; expected service account nobody to exist"
     assert expected in capsys.readouterr().err

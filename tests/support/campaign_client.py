@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from inference_client.publisher import Outcome
 from inference_client.recommender import RecommenderClient
 from inference_client.rows import FeatureRows

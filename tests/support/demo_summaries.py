@@ -1,6 +1,6 @@
 """A demo's summary in which all went well, and the lines that it is made of."""
 
-from pipelines.local.summary import (
+from demo.summary import (
     AucNumbers,
     DemoSummary,
     FeatureDriftNumbers,

@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 
-from components.config.monitor import JudgingSettings
-from components.config.reader import flat_settings
-from components.logs.sqlite import SqliteLog
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import flat_settings
+from evergreen.events.sqlite import SqliteLog
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Answer, ask
 from tests.support.recommenders import accept_into, criteo_with

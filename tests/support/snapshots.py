@@ -2,13 +2,13 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.acting.acting import ActingStatus
-from monitoring.deciding.policy import Action, Decision
-from monitoring.measures.open_labels import OpenEstimate
-from monitoring.measures.window import Kpis
-from monitoring.showing.exposition import Snapshot
-from monitoring.showing.metrics import metrics_page
-from monitoring.showing.store_status import Disk, LastRun, Promotions, RunCounts, StoreStatus
+from monitoring.metrics.open_labels import OpenEstimate
+from monitoring.metrics.window import Kpis
+from monitoring.policies.policy import Action, Decision
+from monitoring.retraining.acting import ActingStatus
+from monitoring.web.exposition import Snapshot
+from monitoring.web.metrics import metrics_page
+from monitoring.web.store_status import Disk, LastRun, Promotions, RunCounts, StoreStatus
 
 NOW = 10_000.0
 KPIS = Kpis(

@@ -6,11 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.config.validation import ValidationSettings
-from components.contracts import criteo
-from components.contracts.manifests import RawDataset
-from components.contracts.words import ShownValues
-from components.statistics.profile_counter import ProfileCounter
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import Measured, judge_drift
 from components.validation.quarantine import ScreenedRows
@@ -19,6 +14,11 @@ from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_document, make_report
 from components.validation.windows import KeptWindows
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts import criteo
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.words import ShownValues
+from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support.validation_statistics import statistics_of
 
 HOSTILE = "<script src='//evil'>alert(1)</script>\"&"

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.config.features import Features
-from components.contracts.criteo import CRITEO
-from components.statistics.profile_counter import ProfileCounter
 from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
+from evergreen.config.features import Features
+from evergreen.contracts.criteo import CRITEO
+from evergreen.statistics.profile_counter import ProfileCounter
 
 
 def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO) -> Any:

@@ -1,7 +1,7 @@
 """Which of HugeCTR's embeddings hold a model's vectors, which keys and how much GPU memory each has.
 
 An embedding of HugeCTR has one width of vectors and one way of pooling, a table of the store
-(`components.models.files`) has one width. So a table's slots are divided between two embeddings: those of lists whose
+(`evergreen.networks.files`) has one width. So a table's slots are divided between two embeddings: those of lists whose
 mean is taken, and all others, since the sum of one vector is that vector. Columns that share a table share its keys.
 """
 
@@ -12,9 +12,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.features import Places
-from components.config.model import DcnConfig
-from components.models.files import slot_offsets, tables_of
+from evergreen.config.features import Places
+from evergreen.config.model import DcnConfig
+from evergreen.networks.files import slot_offsets, tables_of
 
 _MARGIN_ROWS = 1024
 """Room beyond the keys, since HugeCTR's hash table rounds its own counts."""
@@ -73,7 +73,7 @@ class Embedding:
 def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) -> tuple[Embedding, ...]:
     """The embeddings of a model, by width; no slot has lists of which one is summed and of another the mean taken.
 
-    >>> from components.config.features import PooledPlaces
+    >>> from evergreen.config.features import PooledPlaces
     >>> config = DcnConfig(num_dense=0, num_categorical=3, embedding_dim=4)
     >>> places = Places((0, 1, 1, 2, 2), (PooledPlaces(1, 3, "mean"), PooledPlaces(3, 5, "sum")))
     >>> for each in embeddings_of(config, [10, 20, 30], places):

@@ -1,4 +1,4 @@
-"""HugeCTR's model files, written from and read into a model of the store (`components.models.files`).
+"""HugeCTR's model files, written from and read into a model of the store (`evergreen.networks.files`).
 
 Layout as HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)` has it; little endian, no headers, float32 where
 nothing else is stated:
@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.config.model import DcnConfig
-from components.models.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
-from components.models.network import build_network
-from components.runtime.errors import ContractError, PermanentError
 from components.training.hugectr.embeddings import Embedding, max_vocabulary_size
+from evergreen.config.model import DcnConfig
+from evergreen.networks.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
+from evergreen.networks.network import build_network
+from evergreen.runtime.errors import ContractError, PermanentError
 
 DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
@@ -167,7 +167,7 @@ def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterat
 
 
 def _tower_names(config: DcnConfig) -> list[str]:
-    """Of the tower's linear layers, each followed by ReLU and dropout (`components.models.network.mlp`)."""
+    """Of the tower's linear layers, each followed by ReLU and dropout (`evergreen.networks.network.mlp`)."""
     return [f"tower.{3 * i}" for i in range(len(config.tower))]
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from components.config.model import DcnConfig
-from components.config.training import TrainingSettings
 from components.training.hugectr.embeddings import Embedding
+from evergreen.config.model import DcnConfig
+from evergreen.config.training import TrainingSettings
 
 MODEL_NAME = "dcn"
 LABEL, DENSE = "label", "dense"
@@ -36,7 +36,7 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 
     Without dropout there are no Dropout layers: HugeCTR's take rates above 0 only.
 
-    >>> from components.models.files import one_each
+    >>> from evergreen.networks.files import one_each
     >>> from components.training.hugectr.embeddings import embeddings_of
     >>> config = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,))
     >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):

@@ -29,11 +29,11 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from components.config.features import Places
-from components.config.model import NetworkConfig
-from components.models.files import spans_of
-from components.runtime.errors import PermanentError
-from components.training.pytorch.engine import Adam, lookups_of
+from components.training.torch_parts import Adam, lookups_of
+from evergreen.config.features import Places
+from evergreen.config.model import NetworkConfig
+from evergreen.networks.files import spans_of
+from evergreen.runtime.errors import PermanentError
 
 TABLE_WISE, COLUMN_WISE = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 _FEWEST_COLUMNS = 4

@@ -2,9 +2,10 @@
 
 import pytest
 
-from components.deployment import controller, promote, rollback, verify
-from components.deployment.canary import __main__ as canary_command
-from pipelines.__main__ import main as evergreen
+from cli.__main__ import main as evergreen
+from controller import __main__ as controller
+from controller import promote, rollback, verify
+from controller.canary import __main__ as canary_command
 
 COMMANDS = {
     "rollback": (rollback.main, ["--reason", "why"]),

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.contracts.manifests import RawDataset, Release, Verdict
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
-from components.storage.uris import local_path
-from components.store import runs
-from components.store.models import keep_verdict
-from components.store.promotion_journal import canary_at_work, current
+from evergreen.contracts.manifests import RawDataset, Release, Verdict
+from evergreen.registry import runs
+from evergreen.registry.models import keep_verdict
+from evergreen.registry.promotion_journal import canary_at_work, current
+from evergreen.storage.uris import local_path
 from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import criteo_with
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from components.charts.model_card import gate_checks, headline
-from components.config.gate import GateSettings
-from components.contracts.manifests import AucLead, ModelQuality
-from components.contracts.metrics import calibration
 from components.evaluation.gate import judge
+from evergreen.config.gate import GateSettings
+from evergreen.contracts.manifests import AucLead, ModelQuality
+from evergreen.reports.model_card import gate_checks, headline
+from evergreen.statistics.metrics import calibration
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import Model
-from components.contracts.metrics import auc_difference, log_loss
-from components.contracts.raw_rows import EVENT_TIME
-from components.evaluation.compare import main
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.models import model_folder, verdict_paths
+from cli.compare import main
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.raw_rows import EVENT_TIME
+from evergreen.registry.models import model_folder, verdict_paths
+from evergreen.runtime.durable import sha256_tree
+from evergreen.statistics.metrics import auc_difference, log_loss
+from evergreen.storage.uris import local_path
 from tests.components.evaluation.conftest import CONFIG, write_candidate
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release

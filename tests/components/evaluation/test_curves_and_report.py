@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from components.config.data import ColumnNames
-from components.config.features import MISSING_CATEGORY
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
-from components.contracts.manifests import AucLead, Verdict
-from components.contracts.metrics import auc_difference, auc_estimate, user_quality
-from components.contracts.words import ShownValues
 from components.evaluation.__main__ import main
 from components.evaluation.gate import MAX_SHOWN, cut_slices, measure_slices
 from components.evaluation.report import calibration_bins, roc_curve
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
-from components.runtime.exit_codes import ExitCode
-from components.storage.uris import local_path
-from components.store.model_cards import card_path
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import AucLead, Verdict
+from evergreen.contracts.words import ShownValues
+from evergreen.registry.model_cards import card_path
+from evergreen.runtime.exit_codes import ExitCode
+from evergreen.statistics.metrics import auc_difference, auc_estimate, user_quality
+from evergreen.storage.uris import local_path
 from tests.support.html_pages import assert_needs_nothing
 
 

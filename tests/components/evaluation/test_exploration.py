@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.exploration import explored
-from components.contracts.manifests import ReorderingGain, Verdict
 from components.evaluation.__main__ import main
 from components.evaluation.exploration import MIN_SWAPS, ShownRows, deviation_bound, reordering_gain
+from evergreen.contracts.exploration import explored
+from evergreen.contracts.manifests import ReorderingGain, Verdict
 
 
 class Log(NamedTuple):

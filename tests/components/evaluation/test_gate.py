@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.config.gate import GateSettings
 from components.evaluation import gate
-from components.runtime.errors import ContractError, flags_to_run_again
+from evergreen.config.gate import GateSettings
+from evergreen.runtime.errors import ContractError, flags_to_run_again
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from components.config.features import CategoricalOptions, Features, ListOptions
-from components.config.spec import Recommender
-from components.contracts.manifests import RawDataset, Verdict
 from components.evaluation.__main__ import main
 from components.evaluation.leaks import column_aucs, describe_leak
-from components.storage.uris import local_path
-from components.store.runs import read_notes
+from evergreen.config.features import CategoricalOptions, Features, ListOptions
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import RawDataset, Verdict
+from evergreen.registry.runs import read_notes
+from evergreen.storage.uris import local_path
 from tests.support.validation_models import make_dataset
 
 FEATURES = Features(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from components.config.gate import GateSettings
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
+from evergreen.config.gate import GateSettings
 from tests.support.planted_models import draw, draw_slices, noise_that_costs, shifted
 
 LENIENT = GateSettings(min_auc=0.0, max_auc_loss=1.0)

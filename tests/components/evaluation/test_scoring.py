@@ -8,10 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.data import ColumnNames
-from components.config.features import MISSING_CATEGORY, Features, ListOptions
-from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
 from components.evaluation.scoring import (
     UNKNOWN_ITEM,
     candidate_scorer,
@@ -21,7 +17,11 @@ from components.evaluation.scoring import (
     raw_batches,
     score_holdout,
 )
-from components.storage.uris import local_path
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import criteo_with
 from tests.support.rounded import rounded
 

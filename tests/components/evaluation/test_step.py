@@ -11,13 +11,13 @@ import pytest
 from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
-from components.config.data import ColumnNames
-from components.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
 from components.evaluation.__main__ import main
-from components.storage.references import keep
-from components.storage.uris import local_path
-from components.store import models as model_store
-from components.store import runs
+from evergreen.config.data import ColumnNames
+from evergreen.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
+from evergreen.registry import models as model_store
+from evergreen.registry import runs
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 from tests.support.kfp_components import run_component
 from tests.support.recommenders import criteo_with
 

@@ -13,24 +13,24 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
 
-from components.config.data import WEIGHT, ColumnNames
-from components.config.features import CategoricalOptions, Features, ListOptions
-from components.config.spec import Recommender
-from components.contracts import criteo, raw_rows
-from components.contracts.raw_rows import category_matrix
-from components.contracts.words import read_words
-from components.extraction.backfill import backfill
+from cli.backfill import backfill
+from cli.ingest import IngestSettings, ingest, main
 from components.extraction.extract import extract
-from components.extraction.ingest import IngestSettings, ingest, main
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles
-from components.extraction.raw_schema import MalformedRows, excluded_columns, raw_schema
-from components.extraction.readers.forms import find_reader
-from components.extraction.readers.parquet import RawParquet
-from components.extraction.times import TimeSpan, to_micros
-from components.runtime.errors import ContractError
-from components.storage.folder import FolderObjects
-from components.storage.uris import local_path
+from evergreen.config.data import WEIGHT, ColumnNames
+from evergreen.config.features import CategoricalOptions, Features, ListOptions
+from evergreen.config.spec import Recommender
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.raw_rows import category_matrix
+from evergreen.contracts.words import read_words
+from evergreen.rows.forms import find_reader
+from evergreen.rows.parquet import RawParquet
+from evergreen.rows.raw_schema import MalformedRows, excluded_columns, raw_schema
+from evergreen.rows.times import TimeSpan, to_micros
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.uris import local_path
 from inference_client.rows import feature_rows
 from tests.support.archives import day_folders
 from tests.support.lakes import rows_in

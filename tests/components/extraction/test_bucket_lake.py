@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.manifests import RawDataset
-from components.contracts.records import CLICK
-from components.extraction.backfill import backfill
+from cli.backfill import backfill
 from components.extraction.lake import Lake
 from components.extraction.lake_files import DownloadCache, opened_lake
-from components.extraction.raw_schema import raw_schema
-from components.extraction.times import TimeSpan, parse_day, parse_time
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.storage.objects import ObjectInfo
+from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.records import CLICK
+from evergreen.rows.raw_schema import raw_schema
+from evergreen.rows.times import TimeSpan, parse_day, parse_time
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.storage.objects import ObjectInfo
 from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put
 from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into

@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.spec import Recommender
-from components.contracts.criteo import CRITEO, FEATURES
-from components.contracts.manifests import Model, RawDataset
-from components.storage.uris import local_path
-from components.store.models import model_folder
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CRITEO, FEATURES
+from evergreen.contracts.manifests import Model, RawDataset
+from evergreen.registry.models import model_folder
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import accept_into
 from tests.support.workflows import workflow_of
 

@@ -5,11 +5,11 @@ import re
 import pytest
 from kfp import dsl
 
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
 from components.extraction.component import extraction
-from components.runtime.errors import flags_to_run_again
-from components.store.runs import read_notes
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.errors import flags_to_run_again
 from tests.support.lakes import rows_in
 
 

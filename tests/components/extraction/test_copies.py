@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.config.features import CategoricalOptions, Features, ListOptions
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
 from components.extraction.copies import newest_copies
 from components.extraction.lake import sorted_day
-from components.extraction.raw_schema import MalformedRows, lake_schema
-from components.runtime.errors import ContractError
+from evergreen.config.features import CategoricalOptions, Features, ListOptions
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.rows.raw_schema import MalformedRows, lake_schema
+from evergreen.runtime.errors import ContractError
 from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.data import ColumnNames
-from components.config.features import CategoricalOptions, Features
-from components.config.spec import Recommender
-from components.extraction.backfill import backfill
-from components.extraction.ingest import IngestSettings, ingest
-from components.runtime.errors import ContractError
+from cli.backfill import backfill
+from cli.ingest import IngestSettings, ingest
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import CategoricalOptions, Features
+from evergreen.config.spec import Recommender
+from evergreen.runtime.errors import ContractError
 
 SHOP = Features(
     numeric=("price",),

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
-from components.storage.uris import local_path
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.storage.uris import local_path
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAYS, ROWS, NEW_ROWS, ROUNDS = 4, 320, 20, 7

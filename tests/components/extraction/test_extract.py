@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.records import CLICK
 from components.extraction import extract as extract_module
 from components.extraction.extract import data_digest
-from components.extraction.raw_schema import PartWriter
-from components.extraction.times import TimeSpan, parse_time
-from components.runtime import forked
-from components.runtime.errors import ContractError, TemporaryError
-from components.storage.uris import local_path
+from evergreen.contracts import raw_rows
+from evergreen.contracts.records import CLICK
+from evergreen.rows.raw_schema import PartWriter
+from evergreen.rows.times import TimeSpan, parse_time
+from evergreen.runtime import forked
+from evergreen.runtime.errors import ContractError, TemporaryError
+from evergreen.storage.uris import local_path
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
 from tests.support.recommenders import criteo_with
 

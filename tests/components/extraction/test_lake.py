@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts import raw_rows
-from components.contracts.criteo import CRITEO
-from components.contracts.records import CLICK, CONVERSION
 from components.extraction.lake import Lake
-from components.extraction.raw_schema import MalformedRows, raw_schema
-from components.extraction.times import TimeSpan, parse_time, to_micros
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import CLICK, CONVERSION
+from evergreen.rows.raw_schema import MalformedRows, raw_schema
+from evergreen.rows.times import TimeSpan, parse_time, to_micros
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
 
 RAW_SCHEMA = raw_schema(CRITEO)

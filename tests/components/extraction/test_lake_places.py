@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 import pytest
 
 from components.extraction.lake_files import LakeFiles
-from components.runtime.errors import ContractError
-from components.storage.folder import FolderObjects
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.folder import FolderObjects
 from tests.support.lakes import URI, extract_lake, open_storage, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

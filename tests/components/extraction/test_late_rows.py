@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import RawDataset
-from components.extraction.backfill import backfill
+from cli.backfill import backfill
+from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import RawDataset
 from tests.support.archives import day_folders
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
 

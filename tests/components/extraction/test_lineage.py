@@ -7,10 +7,10 @@ from datetime import date, datetime, timedelta, timezone
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.extraction.backfill import backfill
+from cli.backfill import backfill
 from components.extraction.lineage import lake_versions, main
-from components.store.models import model_folder
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.registry.models import model_folder
 from tests.support.releases import keep_model, make_live, release
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from components.contracts import criteo
-from components.extraction.raw_schema import JUDGED_FROM_ROWS, MalformedRows
-from components.extraction.readers import forms
-from components.runtime.errors import ContractError
+from evergreen.contracts import criteo
+from evergreen.rows import forms
+from evergreen.rows.raw_schema import JUDGED_FROM_ROWS, MalformedRows
+from evergreen.runtime.errors import ContractError
 
 find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 

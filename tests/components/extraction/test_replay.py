@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.extraction import ExtractionSettings
-from components.contracts import raw_rows
 from components.extraction import replay
 from components.extraction.extract import data_digest
 from components.extraction.lake import Lake
-from components.extraction.times import TimeSpan, parse_time
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.contracts import raw_rows
+from evergreen.rows.times import TimeSpan, parse_time
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta, timezone
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import RawDataset
-from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from components.extraction.__main__ import main
-from components.storage.uris import local_path
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS
+from evergreen.storage.uris import local_path
 from tests.support.archives import day_folders
 from tests.support.lakes import keys_in, keys_of
 

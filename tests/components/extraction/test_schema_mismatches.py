@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import RawDataset
+from evergreen.contracts.manifests import RawDataset
 
 
 @pytest.fixture

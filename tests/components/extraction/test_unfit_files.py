@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
-from components.extraction.times import TimeSpan
-from components.store import runs
-from components.store.archived_rows import write_parquet
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.registry import runs
+from evergreen.rows.archived_rows import write_parquet
+from evergreen.rows.times import TimeSpan
 from tests.support.archives import day_folders
 from tests.support.lakes import OUTCOMES, URI, extract_lake, keys_in, keys_of, put
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import raw_rows
-from components.extraction.times import DAY_MICROS, TimeSpan, parse_time
 from components.extraction.window import resolve_window
+from evergreen.contracts import raw_rows
+from evergreen.rows.times import DAY_MICROS, TimeSpan, parse_time
 from tests.support.lakes import folder_lake
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.preprocessing import PreprocessingSettings
-from components.contracts import criteo, raw_rows
-from components.contracts.manifests import Model, RawDataset, TrainingSet
-from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.__main__ import main
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.models import model_folder
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import Model, RawDataset, TrainingSet
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.registry.models import model_folder
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 from tests.support.releases import keep_model
 from tests.support.validation_models import make_dataset
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from components.config.preprocessing import PreprocessingSettings
-from components.contracts.workflow import TOMBSTONE
 from components.preprocessing.parent import ADMISSION_FILE, load_columns, save_columns
 from components.preprocessing.vocabularies import Candidates, Column
-from components.runtime.errors import ContractError
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts.workflow import TOMBSTONE
+from evergreen.runtime.errors import ContractError
 from tests.support.workflows import workflow_of
 
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.same_encoding import Different, expect_same
-from components.contracts.manifests import RawDataset
 from components.preprocessing.__main__ import main
+from evergreen.contracts.manifests import RawDataset
 from tests.support.recommenders import criteo_with
 
 REPOSITORY = Path(__file__).resolve().parents[3]

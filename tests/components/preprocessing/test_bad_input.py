@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.preprocessing import PreprocessingSettings
-from components.runtime.errors import ContractError
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.runtime.errors import ContractError
 from tests.support.workflows import workflow_of
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.data import WEIGHT, ColumnNames
-from components.config.features import Features, ListOptions, NumericOptions
-from components.config.spec import Recommender
-from components.storage.uris import local_path
+from evergreen.config.data import WEIGHT, ColumnNames
+from evergreen.config.features import Features, ListOptions, NumericOptions
+from evergreen.config.spec import Recommender
+from evergreen.storage.uris import local_path
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
 
 

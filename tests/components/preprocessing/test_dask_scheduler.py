@@ -10,10 +10,10 @@ import pytest
 
 from components.preprocessing import encode, fitting, preprocess
 from components.preprocessing.__main__ import main
-from components.runtime import workers as dask_workers
-from components.runtime.errors import TemporaryError
-from components.runtime.workers import workers_of
-from components.storage.uris import local_path
+from evergreen.runtime import workers as dask_workers
+from evergreen.runtime.errors import TemporaryError
+from evergreen.runtime.workers import workers_of
+from evergreen.storage.uris import local_path
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.config.features import MISSING_CATEGORY
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.raw_rows import LABEL
-from components.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
 from components.preprocessing import nvtabular_engine
-from components.storage.uris import local_path
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, OOV_ID
+from evergreen.storage.uris import local_path
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 
 
@@ -102,7 +102,7 @@ def test_nothing_that_the_step_writes_is_a_pickle(write_raw, run_step, raw_table
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"])
 def test_nvtabular_and_the_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
-    """The served graph repeats the contract on such rows, too: tests/components/deployment/test_graph.py."""
+    """The served graph repeats the contract on such rows, too: tests/evergreen/serving/test_graph.py."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
     # What preprocessing's readers let through, and what is far from any stand-in of NVTabular's.
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))

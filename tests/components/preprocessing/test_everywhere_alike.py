@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from components.contracts.manifests import TrainingSet
-from components.storage.uris import local_path
+from evergreen.contracts.manifests import TrainingSet
+from evergreen.storage.uris import local_path
 from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE
-from components.contracts.raw_rows import LABEL
 from components.preprocessing.encode import verify_file
-from components.runtime.errors import PermanentError
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO, DENSE
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.runtime.errors import PermanentError
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import RawDataset, TrainingSet
 from components.preprocessing.__main__ import main
-from components.storage.uris import local_path
+from evergreen.contracts.manifests import RawDataset, TrainingSet
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import criteo_with
 
 LABEL_DIM, DENSE_DIM, SLOTS = 1, 13, 26

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.models import model_folder
+from evergreen.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE
+from evergreen.registry.models import model_folder
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 
 
 def test_ids_survive_rounds_in_which_categories_vanish_and_return(

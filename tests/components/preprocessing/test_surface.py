@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.manifests import TrainingSet
-from components.store.runs import read_notes
+from evergreen.contracts.criteo import CATEGORICAL
+from evergreen.contracts.manifests import TrainingSet
+from evergreen.registry.runs import read_notes
 from tests.support.kfp_components import run_component
 
 

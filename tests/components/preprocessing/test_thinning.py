@@ -5,11 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import LABEL
 from components.preprocessing.preprocess import kept_rows, thin
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 
 
 def kept(table, rate):

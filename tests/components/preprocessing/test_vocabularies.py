@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from components.config.preprocessing import PreprocessingSettings
-from components.contracts.workflow import TOMBSTONE
 from components.preprocessing.vocabularies import next_column, unseen_column
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts.workflow import TOMBSTONE
 
 NEW = unseen_column(np.zeros(0, np.int64))
 DAY = 86_400_000_000

@@ -8,12 +8,12 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.config.data import ColumnNames
-from components.contracts.manifests import Model, ValidationReport
-from components.runtime.flags import run_flags
-from components.storage.references import keep
-from components.store.runs import read_notes
 from components.training.__main__ import main
+from evergreen.config.data import ColumnNames
+from evergreen.contracts.manifests import Model, ValidationReport
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.flags import run_flags
+from evergreen.storage.references import keep
 from tests.support.logistic_engine import SETTINGS, fitted
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with

@@ -17,22 +17,22 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from components.config.features import CategoricalOptions, Features, ListOptions, NumericOptions
-from components.config.model import config_from_document
-from components.config.spec import Recommender
-from components.contracts.manifests import Model
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
-from components.contracts.serving import named_inputs
-from components.deployment.graph.export import export
-from components.deployment.graph.parity import open_graph
-from components.models.files import WEIGHTS_FILE, open_model
-from components.models.scoring import load_scorer
-from components.runtime.flags import run_flags
-from components.storage.references import keep
-from components.storage.uris import local_path
-from components.store.models import GRAPH_FILE
 from components.training.__main__ import main
+from evergreen.config.features import CategoricalOptions, Features, ListOptions, NumericOptions
+from evergreen.config.model import config_from_document
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import PredictionBatch
+from evergreen.contracts.serving import named_inputs
+from evergreen.networks.files import WEIGHTS_FILE, open_model
+from evergreen.networks.scoring import load_scorer
+from evergreen.registry.models import GRAPH_FILE
+from evergreen.runtime.flags import run_flags
+from evergreen.serving.graph.export import export
+from evergreen.serving.parity import open_graph
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 from tests.support import networks
 from tests.support.training_world import training_set_of
 from tests.support.workflows import workflow_of

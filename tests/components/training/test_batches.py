@@ -6,9 +6,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from components.models.files import one_each
-from components.training.pytorch.engine import TablePlaces, assemble, made_ahead
 from components.training.rows import Rows
+from components.training.torch_parts import TablePlaces, assemble, made_ahead
+from evergreen.networks.files import one_each
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
 OFFSETS = np.cumsum([0, *SIZES[:-1]])

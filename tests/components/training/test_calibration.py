@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.config.features import CategoricalOptions
-from components.config.model import config_from_document
-from components.config.training import TrainingSettings
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.manifests import Model
-from components.contracts.workflow import FIRST_ID, FeatureWorkflow
-from components.models.files import WEIGHTS_FILE, add_to_bias, open_model
-from components.models.scoring import load_scorer
-from components.runtime.errors import ContractError, Preempted
-from components.storage.uris import local_path
 from components.training.rows import Rows
 from components.training.start import continue_from, log_odds_correction
+from evergreen.config.features import CategoricalOptions
+from evergreen.config.model import config_from_document
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.criteo import CATEGORICAL
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.workflow import FIRST_ID, FeatureWorkflow
+from evergreen.networks.files import WEIGHTS_FILE, add_to_bias, open_model
+from evergreen.networks.scoring import load_scorer
+from evergreen.runtime.errors import ContractError, Preempted
+from evergreen.storage.uris import local_path
 from tests.support.logistic_engine import SETTINGS, StopAfter, content, fitted
 from tests.support.training_world import dcn
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from components.config.features import Features, ListOptions, Places, PooledPlaces
-from components.config.training import SolverSettings, TrainingSettings
-from components.models.files import OPTIMIZER_FILE, open_model, slot_offsets
-from components.runtime.errors import ContractError
-from components.training.engine import make_engine as make_any_engine
+from components.training.backends import make_engine as make_any_engine
 from components.training.rows import Rows
 from components.training.start import write_initial
+from evergreen.config.features import Features, ListOptions, Places, PooledPlaces
+from evergreen.config.training import SolverSettings, TrainingSettings
+from evergreen.networks.files import OPTIMIZER_FILE, open_model, slot_offsets
+from evergreen.runtime.errors import ContractError
 from tests.support import networks
 from tests.support.networks import shaped
 from tests.support.training_world import dcn

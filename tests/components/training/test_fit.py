@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.config.training import TrainingSettings
-from components.contracts.metrics import log_loss, roc_auc
-from components.runtime.errors import ContractError, PermanentError, Preempted
 from components.training.checkpoint import Judgement, best_of
 from components.training.rows import Rows
+from evergreen.config.training import TrainingSettings
+from evergreen.runtime.errors import ContractError, PermanentError, Preempted
+from evergreen.statistics.metrics import log_loss, roc_auc
 from tests.support.clocks import Clock
 from tests.support.logistic_engine import SETTINGS, LogisticEngine, StopAfter, TimedEngine, content, learned_rows
 from tests.support.training_world import write_folder

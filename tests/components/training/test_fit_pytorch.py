@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.config.training import TrainingSettings
-from components.contracts.manifests import Model
-from components.contracts.metrics import roc_auc
-from components.models.scoring import load_scorer
-from components.runtime.exit_codes import ExitCode
-from components.runtime.flags import run_flags
-from components.storage.references import keep
-from components.store.runs import read_notes
 from components.training.pytorch.engine import PytorchEngine
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import Model
+from evergreen.networks.scoring import load_scorer
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.exit_codes import ExitCode
+from evergreen.runtime.flags import run_flags
+from evergreen.statistics.metrics import roc_auc
+from evergreen.storage.references import keep
 from tests.support.networks import shaped
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with
@@ -135,7 +135,7 @@ STEP = f"{SHORT}raise SystemExit(main(sys.argv[1:]))"
 
 KILLED = f"""{SHORT}
 import contextlib, os, signal
-from components.runtime import durable
+from evergreen.runtime import durable
 from components.training import fit
 
 fit._Fit._is_save_due = property(lambda self: True)  # whatever the clock says

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from components.config.training import TrainingSettings
-from components.contracts.metrics import auc_difference, roc_auc
-from components.models.scoring import load_scorer
+from evergreen.config.training import TrainingSettings
+from evergreen.networks.scoring import load_scorer
+from evergreen.statistics.metrics import auc_difference, roc_auc
 from tests.support.training_world import dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))

@@ -10,9 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from components.config.training import SolverSettings, TrainingSettings
-from components.models.files import one_each, open_model
-from components.runtime.errors import ContractError
 from components.training.hugectr.embeddings import embeddings_of, smallest_workspace_mb
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, export_model, import_model
@@ -21,6 +18,9 @@ from components.training.hugectr.nodes import follow
 from components.training.hugectr.staging import write_stage
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
+from evergreen.config.training import SolverSettings, TrainingSettings
+from evergreen.networks.files import one_each, open_model
+from evergreen.runtime.errors import ContractError
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.config.model import config_from_document
-from components.config.training import SolverSettings, TrainingSettings
-from components.contracts.manifests import Model
-from components.models.scoring import load_scorer
-from components.runtime.errors import ContractError, PermanentError
-from components.storage.uris import local_path
 from components.training.hugectr.engine import HugectrEngine
 from components.training.hugectr.files import DENSE_FILE, SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE
 from components.training.start import write_initial
+from evergreen.config.model import config_from_document
+from evergreen.config.training import SolverSettings, TrainingSettings
+from evergreen.contracts.manifests import Model
+from evergreen.networks.scoring import load_scorer
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.storage.uris import local_path
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.models.files import one_each
-from components.runtime.errors import PermanentError
 from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows
+from evergreen.networks.files import one_each
+from evergreen.runtime.errors import PermanentError
 from tests.support.training_world import dcn
 
 

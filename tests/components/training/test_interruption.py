@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from components.config.training import TrainingSettings
-from components.runtime.durable import sha256_tree
-from components.runtime.errors import PermanentError, Preempted
-from components.storage.uris import local_path
 from components.training import step
 from components.training.checkpoint import CheckpointFolder
 from components.training.preemption import stop_on_sigterm
 from components.training.step import forget_checkpoint
+from evergreen.config.training import TrainingSettings
+from evergreen.runtime.durable import sha256_tree
+from evergreen.runtime.errors import PermanentError, Preempted
+from evergreen.storage.uris import local_path
 from tests.support.crashes import Killed
 from tests.support.training_world import dcn
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from components.runtime.errors import Preempted
 from components.training.preemption import stop_on_sigterm
+from evergreen.runtime.errors import Preempted
 
 
 def test_sigterm_outside_a_fit_ends_the_step_at_once():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from components.config.training import TrainingSettings
-from components.models.files import open_model, slot_offsets
-from components.models.network import build_network, load_dense
-from components.models.scoring import load_scorer
-from components.runtime.errors import ContractError
 from components.training.pytorch.engine import PytorchEngine
 from components.training.start import write_initial
+from evergreen.config.training import TrainingSettings
+from evergreen.networks.files import open_model, slot_offsets
+from evergreen.networks.network import build_network, load_dense
+from evergreen.networks.scoring import load_scorer
+from evergreen.runtime.errors import ContractError
 from tests.support.networks import shaped
 from tests.support.training_world import dcn
 

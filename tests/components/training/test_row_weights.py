@@ -6,16 +6,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.data import WEIGHT, ColumnNames
-from components.config.training import TrainingSettings
-from components.contracts.criteo import CRITEO
-from components.models.files import open_model
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
 from components.training.calibration import bias_shift, newest_bias_shift
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import RowFolder, open_rows
 from components.training.start import write_initial
+from evergreen.config.data import WEIGHT, ColumnNames
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.networks.files import open_model
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 from tests.support.logistic_engine import content
 from tests.support.training_world import dcn, fit_by_pytorch
 

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.features import Features, ListOptions
-from components.contracts.criteo import CRITEO
-from components.contracts.hugectr_folder import write_file_list
-from components.runtime.errors import ContractError, PermanentError
-from components.storage.uris import local_path
 from components.training.rows import RowFolder, open_rows
+from evergreen.config.features import Features, ListOptions
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.hugectr_folder import write_file_list
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.storage.uris import local_path
 from tests.support.full_disk import files_of_at_most
 
 
@@ -117,7 +117,7 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
     folder = local_path(make_training_set(labels, dense, ids).train_uri)
     code = (
         "import sys; from pathlib import Path; from components.training.rows import RowFolder, open_rows\n"
-        "from components.contracts.criteo import CRITEO\n"
+        "from evergreen.contracts.criteo import CRITEO\n"
         "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if 'RssAnon' in line][0]\n"
         "def opened():\n"
         "    folder = RowFolder(path=Path(sys.argv[1]), num_rows=200_000, features=CRITEO)\n"

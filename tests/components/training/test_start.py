@@ -8,16 +8,16 @@ import pytest
 import torch
 from scipy.special import logit
 
-from components.config.features import Features, ListOptions, NumericOptions
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
-from components.models import files
-from components.models.files import add_to_bias, new_model, open_model
-from components.models.scoring import Scorer, load_network, load_scorer, pooled, side_by_side
-from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
 from components.training.start import ModelLayout, continue_from, grow, write_initial
+from evergreen.config.features import Features, ListOptions, NumericOptions
+from evergreen.contracts.criteo import CATEGORICAL
+from evergreen.contracts.workflow import FIRST_ID, OOV_ID, TOMBSTONE, FeatureWorkflow
+from evergreen.networks import files
+from evergreen.networks.files import add_to_bias, new_model, open_model
+from evergreen.networks.scoring import Scorer, load_network, load_scorer, pooled, side_by_side
+from evergreen.runtime.durable import sha256_tree
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 from tests.support.networks import shaped
 from tests.support.releases import keep_model
 from tests.support.training_world import dcn

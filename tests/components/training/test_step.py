@@ -9,20 +9,20 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.config.model import config_from_document
-from components.config.training import TrainingSettings
-from components.contracts.manifests import Model, TrainingSet
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
-from components.models.scoring import load_scorer
-from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError, PermanentError
-from components.runtime.exit_codes import ExitCode
-from components.runtime.flags import run_flags
-from components.storage.references import keep, read_reference
-from components.storage.uris import local_path
-from components.store.runs import read_notes
-from components.training.engine import make_engine
+from components.training.backends import make_engine
 from components.training.step import TrainingRun, train
+from evergreen.config.model import config_from_document
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import Model, TrainingSet
+from evergreen.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from evergreen.networks.scoring import load_scorer
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.durable import sha256_tree
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.exit_codes import ExitCode
+from evergreen.runtime.flags import run_flags
+from evergreen.storage.references import keep, read_reference
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import criteo_with
 from tests.support.training_world import STEP_MODEL as MODEL
 from tests.support.training_world import dcn

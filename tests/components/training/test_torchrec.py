@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.config.model import DcnConfig, config_from_document
-from components.config.training import TrainingSettings
-from components.models.files import one_each, open_model
-from components.models.scoring import load_scorer
-from components.runtime.exit_codes import ExitCode
-from components.storage.uris import local_path
 from components.training.torchrec import launch
+from evergreen.config.model import DcnConfig, config_from_document
+from evergreen.config.training import TrainingSettings
+from evergreen.networks.files import one_each, open_model
+from evergreen.networks.scoring import load_scorer
+from evergreen.runtime.exit_codes import ExitCode
+from evergreen.storage.uris import local_path
 from tests.support.paths import REPOSITORY
 
 pytest.importorskip("torchrec")

@@ -6,8 +6,8 @@ What the step does with a job is tests/k8s/test_train_job.py's, whose environmen
 import kubernetes
 import pytest
 
-from components.runtime.errors import PermanentError, TemporaryError
 from components.training.train_job import TrainJobs, build_job
+from evergreen.runtime.errors import PermanentError, TemporaryError
 from tests.support.paths import REPOSITORY
 from tests.support.train_job_api import NAMESPACE, TrainJobApi
 

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.manifests import RawDataset, ValidationReport
-from components.statistics.profile_counter import ProfileCounter
-from components.store import models as model_store
-from components.store import runs
 from components.validation.__main__ import main
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import RawDataset, ValidationReport
+from evergreen.registry import models as model_store
+from evergreen.registry import runs
+from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support import recommenders
 from tests.support.validation_models import make_dataset, release_validated
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.features import CategoricalOptions, Features, ListOptions, category_of
-from components.config.spec import ColumnNames, Recommender
-from components.contracts import raw_rows
-from components.statistics.reference import read_reference
-from components.storage.uris import local_path
 from components.validation.quarantine import make_domain
 from components.validation.schema_versions import read_schema
 from components.validation.windows import read_windows
+from evergreen.config.features import CategoricalOptions, Features, ListOptions, category_of
+from evergreen.config.spec import ColumnNames, Recommender
+from evergreen.contracts import raw_rows
+from evergreen.statistics.reference import read_reference
+from evergreen.storage.uris import local_path
 from tests.support.validation_models import make_dataset
 
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop.id", "city <b>"))

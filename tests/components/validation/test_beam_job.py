@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystem import FileMetadata, FileSystem
 
-from components.contracts import criteo
-from components.runtime.errors import ContractError, TemporaryError
-from components.statistics.profile_counter import ProfileCounter
-from components.storage.uris import local_path
 from components.validation import beam_job
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.rows import parquet_files
 from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
+from evergreen.contracts import criteo
+from evergreen.runtime.errors import ContractError, TemporaryError
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.uris import local_path
 from tests.support.validation_statistics import value_counts
 
 DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"

@@ -5,7 +5,7 @@ import pytest
 import tensorflow_data_validation as tfdv
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 
-from components.statistics.two_sample import jensen_shannon
+from evergreen.statistics.two_sample import jensen_shannon
 
 
 def test_the_divergence_of_any_counts_is_tfdvs():

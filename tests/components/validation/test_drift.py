@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.config.validation import ValidationSettings
-from components.contracts import criteo, raw_rows
-from components.contracts.words import ShownValues
-from components.statistics.profile_counter import ProfileCounter
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import judge_click_rate
 from components.validation.windows import KeptWindows
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.words import ShownValues
+from evergreen.statistics.profile_counter import ProfileCounter
 
 SETTINGS = ValidationSettings()
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from components.config.features import CategoricalOptions, Features, ListOptions, category_of
-from components.runtime.errors import ContractError
+from evergreen.config.features import CategoricalOptions, Features, ListOptions, category_of
+from evergreen.runtime.errors import ContractError
 from inference_client.publisher import Outcome
 from inference_client.rows import feature_rows
 

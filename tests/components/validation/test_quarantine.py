@@ -6,16 +6,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.validation import ValidationSettings
-from components.contracts import criteo, raw_rows
-from components.contracts.manifests import RawDataset
-from components.storage.uris import local_path
 from components.validation.__main__ import metric_values
 from components.validation.quarantine import screen_rows
 from components.validation.quarantine_store import main as quarantine
 from components.validation.round import Round
 from components.validation.schema_versions import format_schema, read_schema
 from components.validation.schema_versions import main as schema_command
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.storage.uris import local_path
 from tests.support.validation_models import make_dataset, release_validated
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.config.features import MAX_CATEGORY, Features, ListOptions
-from components.contracts import criteo
-from components.statistics.column_profile import DENSE_EDGES, find_sums
-from components.statistics.profile_counter import BLOCK_ROWS, ProfileCounter, ValueCounts
-from components.statistics.reference import LISTED_VALUES, inner_buckets, read_reference
-from components.storage.uris import local_path
 from components.validation.tfdv_statistics import by_feature, num_missing
+from evergreen.config.features import MAX_CATEGORY, Features, ListOptions
+from evergreen.contracts import criteo
+from evergreen.statistics.column_profile import DENSE_EDGES, find_sums
+from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter, ValueCounts
+from evergreen.statistics.reference import LISTED_VALUES, inner_buckets, read_reference
+from evergreen.storage.uris import local_path
 from tests.support.validation_statistics import statistics_of, value_counts
 
 

@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from components.charts.rendering import STYLE
-from components.charts.svg import Bar, BarChart
-from components.contracts import criteo, raw_rows
-from components.statistics.column_profile import DENSE_EDGES
 from components.validation import validate
 from components.validation.report_page import draw_page
+from evergreen.contracts import criteo, raw_rows
+from evergreen.reports.rendering import STYLE
+from evergreen.reports.svg import Bar, BarChart
+from evergreen.statistics.column_profile import DENSE_EDGES
 from tests.support.html_pages import assert_needs_nothing, parse_page, table_of
 from tests.support.validation_reports import NUM_CARDS, document_of, document_with_drift
 

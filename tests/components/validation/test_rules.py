@@ -5,8 +5,8 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
-from components.contracts.manifests import RawDataset
 from components.validation.schema_versions import main
+from evergreen.contracts.manifests import RawDataset
 
 
 def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs_end(

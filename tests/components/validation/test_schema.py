@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts import criteo, raw_rows
-from components.runtime.errors import ContractError
 from components.validation.schema import infer_schema, possible_shares
 from components.validation.schema_versions import read_schema
+from evergreen.contracts import criteo, raw_rows
+from evergreen.runtime.errors import ContractError
 from tests.support.validation_statistics import statistics_of
 
 

@@ -3,7 +3,6 @@ from functools import partial
 import pytest
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.runtime.errors import ContractError
 from components.validation import schema_versions
 from components.validation.schema_versions import (
     SERVING,
@@ -12,6 +11,7 @@ from components.validation.schema_versions import (
     format_schema,
     main,
 )
+from evergreen.runtime.errors import ContractError
 
 
 @pytest.fixture

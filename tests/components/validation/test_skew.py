@@ -1,6 +1,6 @@
 """Train/serve skew: a planted difference is found and named with its true share (pandas), in a folder as in a bucket.
 
-Google's client is an older one here than where `tests/components/storage` tests it: Beam holds it back.
+Google's client is an older one here than where `tests/evergreen/storage` tests it: Beam holds it back.
 """
 
 import datetime as dt
@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.validation import ValidationSettings
-from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO, RAW_TYPES
-from components.contracts.words import ShownValues
-from components.runtime.errors import ContractError
 from components.validation.judge import judge_skew
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO, RAW_TYPES
+from evergreen.contracts.words import ShownValues
+from evergreen.runtime.errors import ContractError
 from tests.support.archives import day_folders
 
 ROWS_OF_REQUEST = 10

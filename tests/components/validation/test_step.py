@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.reader import parse_settings
-from components.contracts import criteo, raw_rows
-from components.runtime.errors import flags_to_run_again
-from components.storage.uris import local_path
-from components.store import runs
-from components.store.runs import report_path
 from components.validation.__main__ import metric_values
 from components.validation.windows import read_windows
+from evergreen.config.reader import parse_settings
+from evergreen.contracts import criteo, raw_rows
+from evergreen.registry import runs
+from evergreen.registry.runs import report_path
+from evergreen.runtime.errors import flags_to_run_again
+from evergreen.storage.uris import local_path
 from tests.support.archives import day_folders
 from tests.support.kfp_components import run_component
 

@@ -9,9 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow_data_validation as tfdv
 
-from components.config.features import MAX_CATEGORY
-from components.contracts import criteo, raw_rows
-from components.runtime.errors import ContractError, TemporaryError
 from components.validation.rows import judged_columns, parquet_files
 from components.validation.tfdv_statistics import (
     by_feature,
@@ -22,6 +19,9 @@ from components.validation.tfdv_statistics import (
     read_statistics,
     summarize_files,
 )
+from evergreen.config.features import MAX_CATEGORY
+from evergreen.contracts import criteo, raw_rows
+from evergreen.runtime.errors import ContractError, TemporaryError
 from tests.support.validation_statistics import statistics_of, value_counts
 
 

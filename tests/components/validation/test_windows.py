@@ -7,12 +7,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.runtime.errors import ContractError
-from components.statistics import profile_files
-from components.statistics.column_profile import DENSE_EDGES, LISTED, RowTotal, TableProfile, find_sums
-from components.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 from components.validation.windows import KeptWindows, read_windows
+from evergreen.contracts import criteo, raw_rows
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics import profile_files
+from evergreen.statistics.column_profile import DENSE_EDGES, LISTED, RowTotal, TableProfile, find_sums
+from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 
 
 def by_request(table, cut=BLOCK_ROWS):

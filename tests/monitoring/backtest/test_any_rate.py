@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference_client.simulation.world import World
+from demo.simulation.world import World
 from tests.monitoring.backtest.conftest import backtested, know_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, publish

@@ -6,14 +6,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config.monitor import JudgingSettings
-from components.config.reader import make_settings
-from components.storage.uris import open_objects
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import make_settings
+from evergreen.storage.uris import open_objects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.judging import backtest, judge_requests, read_requests
 from monitoring.backtest.judging_file import write_judging
-from monitoring.deciding.policy import Action, Decision, DecisionPoint
-from monitoring.measures.window import Kpis
+from monitoring.metrics.window import Kpis
+from monitoring.policies.policy import Action, Decision, DecisionPoint
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
 from tests.support.monitors import WINDOW
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts import criteo
-from inference_client.simulation.world import World
+from demo.simulation.world import World
+from evergreen.contracts import criteo
 from monitoring.backtest.incident import STATISTICS, main, replay
 from tests.monitoring.backtest.conftest import Ran, backtested, know_references, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of

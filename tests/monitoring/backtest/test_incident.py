@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import ModelQuality
-from components.store.models import verdict_paths
+from evergreen.contracts.manifests import ModelQuality
+from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
-from monitoring.deciding.judging import serving_ahead
+from monitoring.policies.judging import serving_ahead
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT, SECONDS, SETTINGS, run_over, stream
 from tests.support.monitors import START, Bench
 from tests.support.releases import keep_model, passing_verdict, release

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.records import PredictionBatch
-from components.statistics.profile_counter import ProfileCounter
-from components.statistics.reference import ScoreHistogram, TrainingReference
-from inference_client.simulation.world import World, raw_table
+from demo.simulation.world import World, raw_table
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import PredictionBatch
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
 def reference_of(rows, *, size=50) -> TrainingReference:

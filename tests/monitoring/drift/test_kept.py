@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts import criteo
-from components.contracts.manifests import Model
-from components.store.models import model_folder, scores_path
+from evergreen.contracts import criteo
+from evergreen.contracts.manifests import Model
+from evergreen.registry.models import model_folder, scores_path
 from monitoring.released_models import ReleasedModels
 from tests.support.monitors import START, publish
 from tests.support.releases import release

@@ -4,10 +4,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts import criteo
-from components.contracts.records import PredictionBatch, Predictions
-from components.statistics.column_profile import DENSE_EDGES
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.contracts import criteo
+from evergreen.contracts.records import PredictionBatch, Predictions
+from evergreen.statistics.column_profile import DENSE_EDGES
 from monitoring.drift.sketch import SCORE, Layout, Sketch
 
 from .conftest import reference_of, requests_of

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.config.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.config.monitor import DriftSettings
-from components.contracts import criteo
-from components.contracts.records import Predictions
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.config.monitor import DriftSettings
+from evergreen.contracts import criteo
+from evergreen.contracts.records import Predictions
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.drift.watch import DriftWatch

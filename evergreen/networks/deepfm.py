@@ -1,0 +1,56 @@
+"""DeepFM: a factorization machine and a tower that share their vectors (Guo et al. 2017, arXiv 1703.04247).
+
+The first number of a category's vector is its first-order weight, the others are its factors, as in HugeCTR's sample.
+A dense value takes part with factors of its own, scaled by the value. The pairwise products of all factors are summed
+as half of (square of the sum - sum of the squares).
+
+Sums over fields and factors are products with ones: ONNX Runtime's own sums may differ in the last bits by where in the
+batch a row stands.
+
+Shape suffixes: as in `network`; K factors (E - 1), N fields (F + D).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear as affine
+
+from evergreen.config.model import DeepFmConfig
+from evergreen.networks.network import Network, linear, mlp
+
+
+class DeepFm(Network):
+    """First-order weights, pairwise products and a tower, added up."""
+
+    field_sums: Tensor
+    """Sums each factor over the fields, [K, N * K]."""
+    pair_sum: Tensor
+    """Half of the squares of those sums, less half of the squares of all factors, [1, K + N * K]."""
+    category_sum: Tensor
+    """Ones, [1, F]."""
+
+    def __init__(self, config: DeepFmConfig) -> None:
+        super().__init__()
+        num_fields, num_factors = config.num_categorical + config.num_dense, config.embedding_dim - 1
+        halves = torch.full((1, num_factors), 0.5), torch.full((1, num_fields * num_factors), -0.5)
+        self.register_buffer("field_sums", torch.eye(num_factors).repeat(1, num_fields), persistent=False)
+        self.register_buffer("pair_sum", torch.cat(halves, dim=1), persistent=False)
+        self.register_buffer("category_sum", torch.ones(1, config.num_categorical), persistent=False)
+        self.dense_factors = nn.Parameter(torch.randn(config.num_dense, num_factors) * 0.1 * num_factors**-0.5)
+        self.first_order = linear(config.num_dense, 1, bias=False) if config.num_dense else None
+        self.tower = mlp(config.num_categorical * num_factors + config.num_dense, config.tower, dropout=config.dropout)
+        self.final = linear(config.tower[-1], 1, bias=False)
+
+    def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
+        """See `Network`."""
+        first_BF, factors_BFK = embeddings_BFE[:, :, 0], embeddings_BFE[:, :, 1:]
+        fields_BX = torch.cat([factors_BFK, dense_BD.unsqueeze(2) * self.dense_factors], dim=1).flatten(1)
+        sums_BK = affine(fields_BX, self.field_sums)
+        pairs_B1 = affine(torch.cat([sums_BK, fields_BX], dim=1).square(), self.pair_sum)
+        first_B1 = affine(first_BF, self.category_sum)
+        if self.first_order is not None:
+            first_B1 = first_B1 + self.first_order(dense_BD)
+        deep_B1 = self.final(self.tower(torch.cat([factors_BFK.flatten(1), dense_BD], dim=1)))
+        return (pairs_B1 + first_B1 + deep_B1)[:, 0] + self.bias
+
+
+build = DeepFm

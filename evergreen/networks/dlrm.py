@@ -1,0 +1,45 @@
+"""DLRM: the dense values become one more vector, all pairs of vectors are multiplied, a tower judges the products.
+
+Naumov et al. 2019, arXiv 1906.00091. The bottom tower leads the dense values through one hidden layer, as wide as the
+top tower's last, to a vector of the categories' width; the top tower takes that vector and the dot products of all
+pairs of different vectors. Without dense values there is neither the bottom tower nor its vector.
+
+Shape suffixes: as in `network`; N vectors (F, and 1 of the dense values), P pairs of them.
+"""
+
+import torch
+from torch import Tensor
+
+from evergreen.config.model import DlrmConfig
+from evergreen.networks.network import Network, linear, mlp
+
+
+class Dlrm(Network):
+    """Bottom tower, dot products, top tower."""
+
+    pairs: Tensor
+    """Positions in a flat [N, N] of the products below its diagonal, [P]."""
+
+    def __init__(self, config: DlrmConfig) -> None:
+        super().__init__()
+        has_dense = config.num_dense > 0
+        num_vectors = config.num_categorical + has_dense
+        lower = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+        self.register_buffer("pairs", lower[0] * num_vectors + lower[1], persistent=False)
+        hidden = [config.tower[-1], config.embedding_dim]
+        self.bottom = mlp(config.num_dense, hidden, dropout=config.dropout) if has_dense else None
+        num_inputs = has_dense * config.embedding_dim + len(self.pairs)
+        self.tower = mlp(num_inputs, config.tower, dropout=config.dropout)
+        self.final = linear(config.tower[-1], 1, bias=False)
+
+    def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
+        """See `Network`."""
+        dense_BE, vectors_BNE = dense_BD, embeddings_BFE
+        if self.bottom is not None:
+            dense_BE = self.bottom(dense_BD)
+            vectors_BNE = torch.cat([dense_BE.unsqueeze(1), embeddings_BFE], dim=1)
+        products_BP = (vectors_BNE @ vectors_BNE.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.final(self.tower(torch.cat([dense_BE, products_BP], dim=1)))[:, 0] + self.bias
+
+
+build = Dlrm

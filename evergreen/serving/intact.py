@@ -1,0 +1,192 @@
+"""Intact copies of a version's files, which are kept twice: in Triton's repository, and in the model store.
+
+Every copy is compared with the hashes of the version's `Release` and of its record in the repository. A damaged copy is
+named, and the other one is used, or written over it.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from evergreen.contracts.manifests import Release
+from evergreen.contracts.serving import CODE_FILE
+from evergreen.registry.models import graph_folder, graph_sha256, release_path
+from evergreen.runtime.durable import sha256_file
+from evergreen.runtime.errors import ContractError
+from evergreen.serving.parity import GoldenRows
+from evergreen.serving.repository.model_repository import (
+    GOLDEN_FILE,
+    RECORD_FILE,
+    FileRecord,
+    ModelRepository,
+    VersionFolders,
+    VersionRecord,
+    assemble,
+)
+from evergreen.serving.repository.triton_config import ServingOptions
+
+logger = logging.getLogger(__name__)
+
+
+def golden_rows(repository: ModelRepository, store: Path, version: int) -> GoldenRows:
+    """Return the version's golden rows from the first copy that is intact.
+
+    Raises:
+        ContractError: no copy is intact; names each.
+    """
+    sources: list[Callable[[], GoldenRows]] = [
+        partial(repository.published.golden_rows, version),
+        partial(_kept_golden_rows, store, version),
+        partial(repository.canary.golden_rows, version),
+    ]
+    problems: list[str] = []
+    for read in sources:
+        try:
+            found = read()
+        except ContractError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            logger.warning("%s; another copy is used", problem)
+        return found
+    raise ContractError(f"no copy of the golden rows of version {version} is intact: {'; '.join(problems)}")
+
+
+def check_kept(store: Path, release: Release) -> None:
+    """Return if the model store's copy of the version has the hashes of its release.
+
+    Raises:
+        ContractError: a file is damaged or absent; names it and both hashes.
+    """
+    folder = graph_folder(store, release.version)
+    found: dict[str, Callable[[], str]] = {
+        "graph": lambda: graph_sha256(folder),
+        "golden": lambda: sha256_file(folder / GOLDEN_FILE),
+    }
+    for name, hashed in found.items():
+        expected = release.sha256.get(name)
+        try:
+            if expected is not None and (sha256 := hashed()) != expected:
+                raise ContractError(f"{name} in {folder} has sha256 {sha256}, expected {expected}")
+        except OSError as error:
+            raise ContractError(f"{name} in {folder} cannot be read: {error.strerror}") from error
+
+
+def find_damaged(folders: VersionFolders, store: Path, version: int) -> list[str]:
+    """Return what is damaged of a version, in the repository and in the model store, one sentence each."""
+    release = Release.read(release_path(store, version))
+    record, problem = _record_of(folders, release)
+    problems = [problem] if problem else []
+    if record:
+        problems += _damaged_files(folders, version, record.files, found=folders.hashes(version))
+    if graph_folder(store, version).exists():
+        try:
+            check_kept(store, release)
+        except ContractError as error:
+            problems.append(str(error))
+    return problems
+
+
+def heal(folders: VersionFolders, store: Path, version: int, *, options: ServingOptions) -> list[str]:
+    """Write intact copies over the damaged files of a version; needs the repository's lock.
+
+    Args:
+        folders: Where the version is in the repository.
+        store: The model store.
+        version: Number of the version.
+        options: How it is served, if its record is damaged.
+
+    Returns:
+        The files that were replaced, in the repository and in the store.
+
+    Raises:
+        ContractError: both copies of a file are damaged; names them.
+    """
+    release = Release.read(release_path(store, version))
+    # The store's first: what both lack an intact file of is then complete there.
+    healed = _heal_kept(folders, store, release)
+    return healed + _heal_published(folders, store, release, options=options)
+
+
+def _heal_published(folders: VersionFolders, store: Path, release: Release, *, options: ServingOptions) -> list[str]:
+    version = release.version
+    record, problem = _record_of(folders, release)
+    found = folders.hashes(version)
+    recorded = {file.name: file for file in record.files} if record else {}
+    problems = [problem] if problem else _damaged_files(folders, version, recorded.values(), found=found)
+    if not problems:
+        return []
+    try:
+        check_kept(store, release)
+    except ContractError as error:
+        raise ContractError(f"{'; '.join(problems)}; the copy is damaged too: {error}") from error
+    made = assemble(version, graph_folder(store, version), record.options if record else options)
+    fresh = VersionRecord.loads(_content(made.pop(RECORD_FILE)), source=RECORD_FILE)
+    own = recorded.get(CODE_FILE)
+    # Intact code of another release of Evergreen stays; damaged code is replaced by this one's.
+    keeps_code = own is not None and found.get(CODE_FILE) == own.sha256
+    files = [own if own and keeps_code and file.name == CODE_FILE else file for file in fresh.files]
+    damaged = [file.name for file in files if found.get(file.name) != file.sha256]
+    for name in damaged:
+        folders.replace(version, name, made[name])
+    if (whole := replace(fresh, files=files)) != record:
+        folders.replace(version, RECORD_FILE, whole.dumps())
+        damaged.append(RECORD_FILE)
+    for each in problems:
+        logger.error("%s; it was replaced by the model store's copy", each)
+    return [f"{folders.uri}/{version}/{name}" for name in damaged]
+
+
+def _heal_kept(folders: VersionFolders, store: Path, release: Release) -> list[str]:
+    """Write intact files of the repository over damaged ones of the model store."""
+    folder = graph_folder(store, release.version)
+    record, _ = _record_of(folders, release)
+    if record is None or not folder.exists():  # `evergreen collect` removes the folder
+        return []
+    found, healed = folders.hashes(release.version), []
+    for file in record.files:
+        path = folder / file.name
+        if file.name == CODE_FILE or found.get(file.name) != file.sha256:
+            continue
+        if not path.is_file() or sha256_file(path) != file.sha256:
+            logger.error("%s is damaged; it is replaced by the repository's copy", path)
+            folders.fetch(release.version, file.name, path)
+            healed.append(str(path))
+    return healed
+
+
+def _record_of(folders: VersionFolders, release: Release) -> tuple[VersionRecord | None, str | None]:
+    """Return the version's record if it is about the released graph, else None and what is wrong with it."""
+    try:
+        record = folders.record(release.version)
+    except ContractError as error:
+        return None, str(error)
+    if record.graph_sha256 != (expected := release.sha256["graph"]):
+        name = f"{folders.uri}/{release.version}/{RECORD_FILE}"
+        return None, f"{name} is about a graph of sha256 {record.graph_sha256}, expected {expected}"
+    return record, None
+
+
+def _kept_golden_rows(store: Path, version: int) -> GoldenRows:
+    path = graph_folder(store, version) / GOLDEN_FILE
+    rows = GoldenRows.load(path)
+    expected = Release.read(release_path(store, version)).sha256.get("golden")
+    if expected is not None and (found := sha256_file(path)) != expected:
+        raise ContractError(f"{path} has sha256 {found}, expected {expected}")
+    return rows
+
+
+def _damaged_files(
+    folders: VersionFolders, version: int, files: Iterable[FileRecord], *, found: Mapping[str, str]
+) -> list[str]:
+    return [
+        f"{folders.uri}/{version}/{file.name} has sha256 {found.get(file.name)}, expected {file.sha256}"
+        for file in files
+        if found.get(file.name) != file.sha256
+    ]
+
+
+def _content(content: Path | bytes) -> bytes:
+    return content.read_bytes() if isinstance(content, Path) else content
