@@ -227,7 +227,7 @@ class Sketch:
     # -- saved state
 
     def memory(self) -> dict[str, Any]:
-        """Return the sketch as JSON takes it; some 20 kB."""
+        """Return the sketch as JSON takes it; some 60 kB."""
         self._count()
         flat = np.concatenate([array.reshape(-1) for array in self._arrays.values()]).astype("<i8")
         # Bytes of one place lie together: most of them are zero.

@@ -183,7 +183,7 @@ class DriftWatch:
     # -- memory
 
     def memory(self) -> dict[str, Any]:
-        """All open buckets, as JSON takes it; some 10 kB each."""
+        """All open buckets, as JSON takes it; some 60 kB each."""
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
             "closed_up_to": self._closed_up_to,

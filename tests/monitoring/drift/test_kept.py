@@ -108,6 +108,16 @@ def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
+def test_reports_that_another_revision_kept_are_not_shown_and_watching_goes_on(watched, world):
+    old = {"mark": 0, "watch": None, "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}]}
+    watched.store.write_documents({"drift": old}, {})
+    watched.start()
+    assert watched.monitor._snapshot().drift is None
+    publish(watched.log, *predictions(world, seed=5, prefix="a"))
+    pass_bucket(watched)
+    assert watched.monitor._snapshot().drift["rows"] == 3000
+
+
 def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
     records = [replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")]
     publish(watched.log, *records)
