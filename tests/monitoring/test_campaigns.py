@@ -230,6 +230,7 @@ def test_each_fuzzed_record_counts_or_is_a_dead_letter_with_its_reason(processes
         wait_for(lambda: p.log.backlog() < 2000, "the monitor")
         assert p.ask("/healthz").status == 200
     wait_for(lambda: p.log.backlog() == 0, "all records", seconds=300)
+    wait_for(lambda: json.loads(p.page("/status"))["log_read_up_to"] > now + 2.0, "the labels of all valid rows")
     dead = p.log.list_dead_letters()
     assert all(each.reason and each.message_id.startswith("fuzzed") for each in dead)
     assert p.counter("dead_letter") == len(dead)
