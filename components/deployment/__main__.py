@@ -86,8 +86,8 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     source = str(arguments.verdict)
     model = read_reference(verdict.model, Model, source=source)
     raw = read_reference(verdict.raw_dataset, RawDataset, source=source)
-    asked = raw.recommender.section("release", RolloutSettings)
-    rollout = asked.rollout
+    configured = raw.recommender.section("release", RolloutSettings)
+    rollout = configured.rollout
     if rollout == UNRELEASED:
         note.facts = {"rollout": rollout}
         raise Refused(
