@@ -55,7 +55,7 @@ def python_path(name: str) -> str:
     return stages(name)[-1].variables({})["PYTHONPATH"].split(":")[0]
 
 
-def test_every_dockerfile_of_the_repository_is_an_image_that_is_built():
+def test_every_dockerfile_of_repository_is_image_that_is_built():
     # Hidden folders and build/ hold what git ignores.
     folders = [p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
     found = [p for folder in folders for p in folder.rglob("Dockerfile*")]
@@ -97,7 +97,7 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
+def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
     root = image(name)
     code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', None, '__main__', True)"
     path = root / python_path(name).lstrip("/")
@@ -113,7 +113,7 @@ DRAWN = [name for name in IMAGES if any(source == "evergreen/reports" for _, sou
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_jinja(name, image):
+def test_image_draws_pages_by_templates_that_its_build_may_see_and_lock_with_jinja(name, image):
     root = image(name)
     code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
@@ -127,7 +127,7 @@ def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_j
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
-def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
+def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
     build, shipped = stages(name)
     torch = [("", "requirements/torch.txt", "/tmp/torch.txt")] if environment(name) == "training" else []
     assert build.copies() == [("", f"requirements/{lock(name)}.lock", "/tmp/requirements.lock"), *torch]
@@ -143,7 +143,7 @@ def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
     assert shipped.variables({"PATH": "/usr/local/bin"})["PATH"] == f"{VENV}/bin:/usr/local/bin"
 
 
-def test_images_of_one_lock_share_their_layers_up_to_the_code():
+def test_images_of_one_lock_share_their_layers_up_to_code():
     beginnings = defaultdict(set)
     for name in OURS_ALONE:
         build, shipped = stages(name)
@@ -151,7 +151,7 @@ def test_images_of_one_lock_share_their_layers_up_to_the_code():
     assert {locked: len(found) for locked, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
 
 
-def test_every_base_is_pinned_and_both_stages_have_the_same_python():
+def test_every_base_is_pinned_and_both_stages_have_same_python():
     bases = {name: [stage.base for stage in stages(name)] for name in IMAGES}
     for name in OURS_ALONE:
         full, slim = bases[name]
@@ -190,12 +190,12 @@ def test_container_writes_no_bytecode_and_has_its_home_where_pods_can_write(name
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_forbids_the_telemetry_of_onnxruntime(name):
+def test_image_forbids_telemetry_of_onnxruntime(name):
     assert SILENT.items() <= stages(name)[-1].variables({}).items()
 
 
 @pytest.mark.parametrize("home", sorted({environment(name) for name in OURS_ALONE}))
-def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(home):
+def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
     packages = python_of(home, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
@@ -226,6 +226,6 @@ def test_merlins_image_has_our_code_first_and_its_own_packages_still_found(name)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_component_names_the_image_of_its_step(step):
+def test_component_names_image_of_its_step(step):
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
     assert component.component_spec.implementation.container.image == image_name(step)

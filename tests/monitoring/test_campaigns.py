@@ -211,7 +211,7 @@ WILD = {
 }
 
 
-def test_each_fuzzed_record_counts_or_is_a_dead_letter_with_its_reason(processes):
+def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
     p, chance, number = processes, random.Random(3), faults(50_000)
     monitor = p.monitor(policies="schedule", max_serving_seconds=1e9, archive_roll_rows=20_000)
     wait_for(lambda: p.ask("/readyz").status == 200, "the monitor")

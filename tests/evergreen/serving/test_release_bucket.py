@@ -47,7 +47,7 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 
 
 @pytest.mark.parametrize("place", ["kept", "probed"])
-def test_a_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
+def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
     """It slept while its lease ended; another one went back, released, and has the last word."""
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
@@ -98,7 +98,7 @@ class Overtaken:
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 
 
-def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_the_new_holder(
+def test_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_new_holder(
     settings, repository, make_candidate
 ):
     release(*make_candidate(settings.store, 1), settings=settings)
