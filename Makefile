@@ -16,7 +16,7 @@
 
 PYTHON ?= python3.11
 DRIVER := .venvs/driver/bin/python
-# ONNX Runtime's wheels send telemetry otherwise: components/runtime/onnx_runtime.py.
+# ONNX Runtime's wheels send telemetry otherwise: evergreen/runtime/onnx_runtime.py.
 export ORT_DISABLE_TELEMETRY := 1
 # Bytecode is kept, also where a container's environment says not to: each step and each part of the tests is a process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,7 +67,7 @@ digest-%:
 # instead of a SQLite file.
 demo: environments
 	@$(if $(WORLD),$(DRIVER) -m examples.$(WORLD).world --output build/$(WORLD)/clicks.parquet &&) \
-	  exec $(DRIVER) -m pipelines demo $(if $(DATA),--data "$(DATA)") \
+	  exec $(DRIVER) -m cli demo $(if $(DATA),--data "$(DATA)") \
 	  $(if $(WORLD),--data build/$(WORLD)/clicks.parquet --recommender examples/$(WORLD)/recommender.yaml) \
 	  $(if $(RECOMMENDER),--recommender "$(RECOMMENDER)") $(if $(LOG),--log "$(LOG)") $(DEMO_FLAGS)
 
@@ -84,7 +84,7 @@ check: environments
 	$(DRIVER) -m ruff format --check .
 	$(DRIVER) -m mypy
 	.venvs/driver/bin/lint-imports
-	$(DRIVER) -m pipelines compile --output build/check/retraining.yaml
+	$(DRIVER) -m cli compile --output build/check/retraining.yaml
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
 	  echo "error: the compiled pipeline changed; if that is meant: make golden" >&2; exit 1; }
 	$(if $(filter follow,$(TESTS)),,$(DRIVER) -m pytest -q tests/k8s -m "not e2e and not slow")
@@ -101,14 +101,14 @@ manifests:
 
 # IMAGES="training monitoring" chooses; TAG= and REVISION= where git is not asked; ENGINE=podman.
 images: python
-	@$(PYTHON) -m pipelines.build_images $(IMAGES) $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
+	@$(PYTHON) -m tools.build_images $(IMAGES) $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
 	  $(if $(REVISION),--revision "$(REVISION)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(ENGINE),--engine "$(ENGINE)") \
 	  $(if $(PUSH),--push) $(if $(DIRTY),--dirty) $(if $(DRY_RUN),--dry-run)
 
 # A Dockerfile says which lock its image installs. NVIDIA's base and Debian's packages are not in it.
 sbom: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=audit
-	@mkdir -p build/sbom; for file in components/*/Dockerfile* inference_client/Dockerfile monitoring/Dockerfile; do \
+	@mkdir -p build/sbom; for file in components/*/Dockerfile* demo/simulation/Dockerfile monitoring/Dockerfile; do \
 	  image=$$(sed -n 's/.*image.title="\(.*\)".*/\1/p' "$$file"); \
 	  sed -n 's/^COPY \(requirements\/[^ ]*\) .*/\1/p' "$$file" | xargs cat > build/sbom/requirements.txt || exit 1; \
 	  .venvs/audit/bin/cyclonedx-py requirements --output-reproducible -o "build/sbom/$$image.json" build/sbom/requirements.txt || exit 1; \
@@ -124,7 +124,7 @@ kind: python
 
 client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
-	@exec $(DRIVER) -m pipelines.client_wheel --output build/wheels
+	@exec $(DRIVER) -m tools.client_wheel --output build/wheels
 
 PEERS_training := benchmarks
 PEERS_quality := benchmarks
@@ -146,10 +146,10 @@ gpu:
 	@exec $(PYTHON_GPU) -m benchmarks.gpu $(GPU_FLAGS)
 
 golden: environments
-	$(DRIVER) -m pipelines compile --output tests/pipelines/golden/retraining.yaml
-	$(DRIVER) -m pipelines.recommender_file.reference > docs/recommender.md
-	$(DRIVER) -m pipelines.recommender_file.json_schema > docs/recommender.schema.json
-	$(DRIVER) -m pipelines recommender records examples/shop/recommender.yaml > docs/records.proto
+	$(DRIVER) -m cli compile --output tests/pipelines/golden/retraining.yaml
+	$(DRIVER) -m evergreen.recommender_file.reference > docs/recommender.md
+	$(DRIVER) -m evergreen.recommender_file.json_schema > docs/recommender.schema.json
+	$(DRIVER) -m cli recommender records examples/shop/recommender.yaml > docs/records.proto
 
 format: environments
 	$(DRIVER) -m ruff check --fix .

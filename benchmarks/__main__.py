@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from benchmarks import machine
 from benchmarks.command import MEASURED
-from pipelines.local.environments import REPOSITORY, python_of
+from demo.environments import REPOSITORY, python_of
 
 
 class Plan(NamedTuple):
@@ -34,6 +34,7 @@ PLANS = {
     "training": Plan("benchmarks", 30, 180),
     "serving": Plan("driver", 15, 60),
     "monitor": Plan("driver", 15, 60),
+    "backlog": Plan("driver", 5, 15),
     "rolling": Plan("benchmarks", 3, 10),
     "publishing": Plan("driver", 5, 15),
     "preprocessing": Plan("preprocessing", 15, 60),

@@ -27,11 +27,11 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.serving_model import WORLD_SEED
 from benchmarks.spread import Figure, spread
 from benchmarks.triton_counters import counters, increase
-from components.contracts.serving import GRPC_OPTIONS
-from components.runtime.errors import PermanentError
-from components.runtime.exit_codes import exits_with_code
-from inference_client.simulation.world import World
-from pipelines.local.triton import TritonServer, TritonSettings
+from demo.simulation.world import World
+from demo.triton import TritonServer, TritonSettings
+from evergreen.contracts.serving import GRPC_OPTIONS
+from evergreen.runtime.errors import PermanentError
+from evergreen.runtime.exit_codes import exits_with_code
 
 HIT_RATES = (0, 10, 25, 50, 75, 90, 100)
 """Percent."""

@@ -13,17 +13,17 @@ import tritonclient.grpc as grpc_client
 
 from benchmarks.initial_model import write_initial_model
 from benchmarks.serving_model import CONFIG, NUM_FITTED, drawn_features
-from components.contracts.criteo import CRITEO
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.serving import INPUT_TYPES, named_inputs
-from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph.export import read_network, write_graph
-from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.model_repository import GOLDEN_FILE, assemble
-from components.deployment.repository.triton_config import ServingOptions, triton_config
-from components.models.files import NETWORK_FILE
+from demo.simulation.world import World
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.serving import INPUT_TYPES, named_inputs
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.files import NETWORK_FILE
+from evergreen.serving.graph.export import read_network, write_graph
+from evergreen.serving.parity import GoldenRows
+from evergreen.serving.repository.model_repository import GOLDEN_FILE, assemble
+from evergreen.serving.repository.triton_config import ServingOptions, triton_config
 from inference_client.rows import FeatureRows
-from inference_client.simulation.world import World
 
 NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
 """`demo` is what `make demo` serves, `sample` NVIDIA's DCN sample."""

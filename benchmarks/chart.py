@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
-from components.charts.page import HEIGHT, WIDTH, Line, line_chart
+from markupsafe import escape
+
+from evergreen.reports.svg import HEIGHT, WIDTH, Line, line_chart
 
 COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#777", "#db2777", "#65a30d", "#111")
 
 
 def chart_file(lines: Sequence[Line], *, y_label: str, x_unit: str) -> str:
     """The chart with its legend as the text of an SVG file; see `line_chart`. What has no room above goes below."""
-    drawn = line_chart(lines, y_label=y_label, x_unit=x_unit)
-    body = drawn[drawn.index("<svg") : drawn.index("</svg>")].partition(">")[2]
+    drawn = str(escape(line_chart(lines, y_label=y_label, x_unit=x_unit)))
+    body = drawn[drawn.index("<svg") : drawn.rindex("</svg>") + len("</svg>")]
     legend, place, row = "", 40.0, 0
     for line in lines:
         width = 20.0 + 6.5 * len(line.label)
@@ -23,5 +25,5 @@ def chart_file(lines: Sequence[Line], *, y_label: str, x_unit: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><style>text{{font:12px sans-serif;'
         f'fill:#333}}.grid{{stroke:#e5e5e5}}</style><rect width="{WIDTH}" height="{HEIGHT + 16 * row}" fill="#fff"/>'
-        f"{body}{legend}</svg>\n"
+        f'<text x="4" y="30">{escape(y_label)}</text>{body}{legend}</svg>\n'
     )

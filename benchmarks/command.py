@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import machine
 from benchmarks.spread import named
-from components.runtime.durable import write_whole
-from pipelines.local.environments import REPOSITORY
+from demo.environments import REPOSITORY
+from evergreen.runtime.durable import write_whole
 
 MEASURED = Path("build/benchmarks")
 """Where documents are written to."""
@@ -111,7 +111,7 @@ def measure(command: list[str]) -> Run:
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, sum(map(_anonymous, _tree(process.pid))))
+        peak = max(peak, sum(map(anonymous_memory, _tree(process.pid))))
         time.sleep(_POLL_SECONDS)
     seconds = time.perf_counter() - began
     said, after = process.communicate()[0], os.times()
@@ -131,7 +131,8 @@ def _tree(pid: int) -> Iterator[int]:
         yield from _tree(child)
 
 
-def _anonymous(pid: int) -> int:
+def anonymous_memory(pid: int) -> int:
+    """Return the bytes that are a process's own; 0 once it has ended."""
     try:
         found = re.search(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     except OSError:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.csv as pv
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.raw_rows import LABEL
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.raw_rows import LABEL
 
 CLICK_RATE = 0.032
 _BLOCK_ROWS = 100_000

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document:
         shutil.rmtree(FOLDER, ignore_errors=True)
         began = time.monotonic()
-        print(run_to_end([sys.executable, "-m", "pipelines", "demo", f"--folder={FOLDER}"]))
+        print(run_to_end([sys.executable, "-m", "cli", "demo", f"--folder={FOLDER}"]))
         seconds = time.monotonic() - began
         summary = document["summary"] = json.loads((FOLDER / "summary.json").read_text())
         document["figures"] = [

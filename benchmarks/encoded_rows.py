@@ -9,10 +9,10 @@ pools of its elements' weights; it has any number of elements up to its most, an
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.criteo import CRITEO, NUM_DENSE
-from components.contracts.features import Features
-from components.contracts.workflow import PADDING_ID
 from components.training.rows import Rows
+from evergreen.config.features import Features
+from evergreen.contracts.criteo import CRITEO, NUM_DENSE
+from evergreen.contracts.workflow import PADDING_ID
 
 SAMPLE_SLOT_SIZES = [
     203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11,

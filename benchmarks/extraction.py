@@ -38,9 +38,9 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 
     Categories become int64.
     """
-    from components.contracts.criteo import CRITEO_RECOMMENDER
-    from components.extraction.raw_schema import MalformedRows, PartWriter
-    from components.extraction.readers.forms import find_reader
+    from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+    from evergreen.rows.forms import find_reader
+    from evergreen.rows.raw_schema import MalformedRows, PartWriter
 
     def work() -> int:
         with MalformedRows(folder / "malformed.jsonl") as malformed, PartWriter(folder) as writer:

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, NumericOptions
-from components.contracts.hugectr_folder import write_file_list
-from components.contracts.manifests import Model, TrainingSet
-from components.contracts.raw_rows import LABEL
-from components.contracts.recommender import Recommender
-from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import network_config
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import next_column, unseen_column
+from components.training.backends import make_engine
 from components.training.calibration import corrected
-from components.training.config import TrainingSettings
-from components.training.engine import make_engine
 from components.training.fit import FitJob, fit
 from components.training.rows import Rows as EncodedRows
-from inference_client.simulation.world import WorldRows
+from demo.simulation.world import WorldRows
+from evergreen.config.features import MISSING_CATEGORY, NumericOptions
+from evergreen.config.model import network_config
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.config.spec import Recommender
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.hugectr_folder import write_file_list
+from evergreen.contracts.manifests import Model, TrainingSet
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.contracts.workflow import FeatureWorkflow
 
 _BACKEND = "pytorch"
 

@@ -33,10 +33,10 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, LineRound, ModelLine, TimedRows
 from benchmarks.slow_drift import DriftingWorld, SlowDrift
 from benchmarks.spread import Figure, Spread, spread
-from components.charts.page import Line
-from components.contracts.manifests import CURRENT, NONE
-from components.contracts.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
-from inference_client.simulation.world import World
+from demo.simulation.world import World
+from evergreen.contracts.manifests import CURRENT, NONE
+from evergreen.reports.svg import Line
+from evergreen.statistics.metrics import Z_95, auc_difference, log_loss, normalized_entropy, roc_auc
 from tests.crossings.warm_steps import WarmSteps
 
 FROZEN = "never"

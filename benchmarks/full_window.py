@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import RawDataset
-from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
-from components.runtime.flags import whoami
-from components.store.recommenders import accept, read_accepted
-from inference_client.simulation.world import World, write_lake
+from demo.simulation.world import World, write_lake
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
+from evergreen.registry.recommenders import accept, read_accepted
+from evergreen.runtime.flags import whoami
 
 _FIRST_DAY = date(2026, 1, 1)
 

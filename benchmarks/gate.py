@@ -15,11 +15,10 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import INTERVAL, Figure, Spread
-from components.deployment.canary.policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
-from components.drift_statistics import wilson_interval
+from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
 from components.evaluation.gate import SLICE_ALPHA, holm, judge
-from components.evaluation.settings import GateSettings
+from evergreen.config.gate import GateSettings
+from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from tests.support.planted_models import (
     PlantedRows,
     draw,
@@ -61,7 +60,7 @@ def figures(document: Mapping[str, Any], repeats: Mapping[int, int], *, num_cana
     """Shares with their 95 % intervals: what bounds are stated for, and each canary; `repeats` by a hold-out's rows."""
 
     def share(name: str, value: float, *, count: int, target: float | None) -> Figure:
-        within = Spread(value, *wilson_interval(value, count))
+        within = Spread(value, *share_interval(round(value * count), count))
         return Figure(name, within, f"of {count:,} {INTERVAL}", target=target)
 
     found = []

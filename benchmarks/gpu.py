@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.command import MEASURED, benchmark_parser, documented
-from components.runtime.durable import write_whole
+from evergreen.runtime.durable import write_whole
 
 STEP_MINUTES = 9
 UNFINISHED = 3

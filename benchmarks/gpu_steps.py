@@ -24,14 +24,15 @@ from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit, slot_sizes_
 from benchmarks.peers import PlainNetwork
 from benchmarks.speed import products_of_row, products_per_second
 from benchmarks.spread import Figure, Spread, short, spread
-from components.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
-from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
-from components.models.network import build_network
-from components.training.config import PRECISIONS, TrainingSettings
-from components.training.pytorch.engine import Batch, Lookups, PytorchEngine, assemble
+from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
 from components.training.start import write_initial
-from pipelines.local.environments import REPOSITORY
+from components.training.torch_parts import Batch, Lookups, assemble
+from demo.environments import REPOSITORY
+from evergreen.config.model import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
+from evergreen.config.training import PRECISIONS, TrainingSettings
+from evergreen.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
+from evergreen.networks.network import build_network
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COLUMNS = {"num_dense": NUM_DENSE, "num_categorical": NUM_CATEGORICAL, "embedding_dim": 16}

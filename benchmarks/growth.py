@@ -17,7 +17,7 @@ from benchmarks.chart import COLORS, chart_file
 from benchmarks.command import MEASURED, benchmark_parser, documented
 from benchmarks.monitor import measure
 from benchmarks.spread import Figure, short, spread
-from components.charts.page import Line
+from evergreen.reports.svg import Line
 from monitoring.monitor import TICK_PULLS
 from monitoring.settings import RecordSettings
 

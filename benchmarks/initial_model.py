@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.command import run_to_end
-from components.models.configs import NetworkConfig, config_from_document
-from components.models.files import NETWORK_FILE, Tensors, open_model
-from pipelines.local.environments import python_of
+from demo.environments import python_of
+from evergreen.config.model import NetworkConfig, config_from_document
+from evergreen.networks.files import NETWORK_FILE, Tensors, open_model
 
 CLICK_RATE = 0.25
 
@@ -26,9 +26,9 @@ def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequenc
 
 def main(arguments: Sequence[str]) -> None:
     """Writes the model of `write_initial_model`."""
-    from components.models.network import export_onnx
-    from components.models.scoring import load_network
     from components.training.start import write_initial
+    from evergreen.networks.network import export_onnx
+    from evergreen.networks.scoring import load_network
 
     folder, asked = Path(arguments[0]), json.loads(arguments[1])
     config = config_from_document(asked["config"])

@@ -19,14 +19,14 @@ from onnxruntime import InferenceSession
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, spread
-from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
-from components.contracts.serving import named_inputs
-from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph.export import write_graph
-from components.deployment.graph.parity import open_graph
-from components.models.configs import DcnConfig
-from components.models.network import build_network, export_onnx
-from components.store.models import GRAPH_FILE
+from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
+from evergreen.config.model import DcnConfig
+from evergreen.contracts.serving import named_inputs
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.network import build_network, export_onnx
+from evergreen.registry.models import GRAPH_FILE
+from evergreen.serving.graph.export import write_graph
+from evergreen.serving.parity import open_graph
 
 _COLUMNS = tuple(f"c{i}" for i in range(26))
 _LENGTH, _CATEGORIES, _WIDTH = 20, 10_000, 16

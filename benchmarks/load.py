@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client.timing import Timing
 
 T = TypeVar("T")

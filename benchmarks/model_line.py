@@ -14,7 +14,7 @@ Which rounds are asked for, and when, is left to `benchmarks.freshness`.
 import os
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timezone
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,19 +25,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts import raw_rows
-from components.contracts.manifests import Model, Release
-from components.contracts.serving import PROBABILITY_OUTPUT, named_inputs
-from components.deployment.canary import steps as canary_steps
-from components.deployment.canary.steps import CanarySettings
-from components.deployment.graph.parity import open_graph
-from components.deployment.site import SiteSettings
-from components.storage.uris import local_path, open_objects
-from components.store import promotion_journal
-from components.store.models import release_path
-from components.store.traffic_plan import TrafficPlan
-from inference_client.simulation.world import WorldRows, raw_table
-from pipelines.local.environments import REPOSITORY
+from controller.canary import steps as canary_steps
+from controller.canary.steps import CanarySettings
+from demo.environments import REPOSITORY
+from demo.simulation.world import WorldRows, raw_table
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import Model, RawDataset, Release
+from evergreen.contracts.serving import PROBABILITY_OUTPUT, named_inputs
+from evergreen.registry import promotion_journal
+from evergreen.registry.models import release_path
+from evergreen.registry.traffic_plan import TrafficPlan
+from evergreen.serving import canary as serving_canary
+from evergreen.serving.parity import open_graph
+from evergreen.serving.site import SiteSettings
+from evergreen.storage.references import refer
+from evergreen.storage.uris import local_path, open_objects
 from tests.crossings.warm_steps import WarmSteps
 from tests.support.recommenders import accept_into
 
@@ -180,14 +182,14 @@ class ModelLine:
             # Every model keeps a copy of what the report names, so this is not tidied away.
             apart = self._root / "validation"
             self._step("validation", run=run, output=self._report, raw_dataset=raw, champion="current", work=apart)
+        replace(RawDataset.read(raw), validation_report=refer(self._report)).write(raw)
         step("preprocessing", encoded, raw_dataset=raw, **work)
-        step("training", model, training_set=encoded, validation_report=self._report, **work)
-        judged = {"raw_dataset": raw, "model": model}
+        step("training", model, training_set=encoded, **work)
         outcome = REFUSED
-        if step("evaluation", verdict, training_set=encoded, **judged, **work):
+        if step("evaluation", verdict, model=model, **work):
             repository = self._root / "repository"
             outcome = GAVE_WAY
-            if step("deployment", release, verdict=verdict, repository=repository, **judged):
+            if step("deployment", release, verdict=verdict, repository=repository):
                 live = promotion_journal.current(self._root / "store")
                 made = Model.read(model)
                 outcome = RELEASED if live and live.model_id == made.model_id else CANARY
@@ -255,9 +257,9 @@ class ModelLine:
 
     def step_canary(self) -> None:
         """Lets the canary be judged once, and what is released or aborted be unloaded."""
-        while (step := canary_steps.step(self._canary)).action in (canary_steps.RELEASED, canary_steps.ABORTED):
+        while (step := canary_steps.step(self._canary)).action in (serving_canary.RELEASED, serving_canary.ABORTED):
             pairs = step.judgement.by_pairs.num_pairs if step.judgement and step.judgement.by_pairs else 0
-            self.canary_ends.append(CanaryEnd(step.action == canary_steps.RELEASED, pairs))
+            self.canary_ends.append(CanaryEnd(step.action == serving_canary.RELEASED, pairs))
         if self._at_work is None:
             for day in (self._root / "archive").iterdir():
                 shutil.rmtree(day)

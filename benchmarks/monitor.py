@@ -34,21 +34,21 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.machine import own_memory
 from benchmarks.spread import Figure, spread
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.manifests import Model
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions
-from components.logs.event_log import Delivery, partition_of
-from components.logs.sqlite import SqliteLog
-from components.store.models import model_folder
-from components.validation.windows import ReferenceCounter
-from inference_client.simulation.world import World
-from monitoring.flags import make_settings
-from monitoring.memory.archive import build_row_table
-from monitoring.memory.store import Store
+from demo.simulation.world import World
+from evergreen.config.reader import make_settings
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import CLICK, OutcomeBatch, PredictionBatch, Predictions
+from evergreen.events.event_log import Delivery, partition_of
+from evergreen.events.sqlite import SqliteLog
+from evergreen.registry.models import model_folder
+from evergreen.statistics.profile_counter import ProfileCounter
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
-from tests.support.releases import release
+from monitoring.state.archive import build_row_table
+from monitoring.state.store import Store
+from tests.support.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}
 """Rows per second of one core, by the rows of a message."""
@@ -148,16 +148,17 @@ class RecordTraffic:
             yield name, _FORM.encode(batch)
 
 
-def _write_reference(store: Path, records: list[PredictionBatch]) -> None:
-    """Releases version 1 with training statistics of these rows, so that drift is measured too."""
+def write_reference(store: Path, records: list[PredictionBatch]) -> None:
+    """Release version 1 with a training profile of these rows, so that drift is measured too."""
     requests = Predictions.of(records)
-    counter = ReferenceCounter(CRITEO)
+    counter = ProfileCounter(CRITEO)
     for batch in build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO).to_batches():
         counter.add(batch)
     release(store, 1, "model")
+    keep_model(store, "model")
     reference = model_folder(store, "model") / Model.REFERENCE
     reference.parent.mkdir(parents=True, exist_ok=True)
-    counter.statistics().write(reference)
+    counter.reference().write(reference)
 
 
 def _monitor_settings(folder: Path) -> MonitorSettings:
@@ -185,7 +186,7 @@ def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, floa
         memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
         subscriber: Any = sqlite if log == "sqlite" else memory
         settings = _monitor_settings(folder)
-        _write_reference(settings.store, traffic.records)
+        write_reference(settings.store, traffic.records)
         store = Store(settings.state / "monitor.db")
         monitor = Monitor(
             settings,
@@ -257,7 +258,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
         logs, stores, monitors = [MemoryLog() for _ in folders], [], []
         for number, (folder, log) in enumerate(zip(folders, logs)):
             settings = replace(_monitor_settings(folder), log=f"sqlite:///p-{{0-{partitions - 1}}}", partition=number)
-            _write_reference(settings.store, traffic.records)
+            write_reference(settings.store, traffic.records)
             stores.append(Store(settings.state / "monitor.db"))
             monitors.append(
                 Monitor(

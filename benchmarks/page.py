@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.__main__ import PLANS
 from benchmarks.command import MEASURED
 from benchmarks.spread import Figure, figure_of
-from components.runtime.durable import write_whole
-from pipelines.local.environments import REPOSITORY
+from demo.environments import REPOSITORY
+from evergreen.runtime.durable import write_whole
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "performance.md"

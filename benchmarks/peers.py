@@ -26,15 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
-from components.contracts.workflow import PADDING_ID
-from components.models.configs import DcnConfig, DeepFmConfig, NetworkConfig
-from components.models.files import Tensors, open_model
-from components.models.network import build_network, load_dense
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import Rows
+from evergreen.config.features import Features
+from evergreen.config.model import DcnConfig, DeepFmConfig, NetworkConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.workflow import PADDING_ID
+from evergreen.networks.files import Tensors, open_model
+from evergreen.networks.network import build_network, load_dense
 
 _SCORED_ROWS = 8192
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import INTERVAL, Figure, Spread
-from components.contracts.metrics import auc_estimate, roc_auc
-from components.drift_statistics import wilson_interval
-from monitoring.deciding.policies import PolicySettings, SequentialPolicy, ThresholdPolicy
-from monitoring.deciding.policy import Action, DecisionPoint, MaturedRows, Policy
+from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
+from evergreen.config.monitor import PolicySettings
+from evergreen.statistics.metrics import auc_estimate, roc_auc
+from monitoring.policies.policies import SequentialPolicy, ThresholdPolicy
+from monitoring.policies.policy import Action, DecisionPoint, MaturedRows, Policy
 from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, of_partition, part
 from tests.support.release_streams import START, Releases, decisions
 
@@ -286,7 +286,7 @@ def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
     """How many streams had one, the 95 % interval of their share (Wilson), and whether it allows the bound."""
     count, total = sum(each is not None for each in alarms), len(alarms)
-    low, high = wilson_interval(count / total, total)
+    low, high = share_interval(count, total)
     holds = bound is None or low <= bound
     return {"streams": total, "false_alarms": count, "low": low, "high": high, "bound": bound, "holds": holds}
 

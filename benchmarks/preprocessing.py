@@ -26,11 +26,11 @@ from benchmarks import raw_windows, same_encoding
 from benchmarks.command import Run, benchmark_parser, documented, measure
 from benchmarks.spread import Figure, Spread, spread
 from benchmarks.stock_nvtabular import FREQUENCY_THRESHOLD
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import Model, RawDataset, TrainingSet
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.models import model_folder
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model, RawDataset, TrainingSet
+from evergreen.registry.models import model_folder
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 from tests.support.releases import keep_model
 
 

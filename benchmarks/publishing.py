@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.monitor import RecordTraffic
 from benchmarks.spread import Figure, spread
-from components.contracts.criteo import CRITEO
-from components.contracts.records import PredictionBatch
-from components.logs.locations import open_publisher, partition_urls
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import PredictionBatch
+from evergreen.events.locations import open_publisher, partition_urls
 from inference_client.publisher import Outcome, PartitionedPublisher, RecordPublisher
 
 RATE = 10_000

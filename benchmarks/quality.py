@@ -29,19 +29,19 @@ from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
 from benchmarks.first_model import FirstModel
 from benchmarks.peers import DeepCtr
 from benchmarks.spread import Figure, Spread, spread
-from components.contracts.criteo import CRITEO_RECOMMENDER, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
-from components.contracts.raw_rows import category_matrix, feature_matrix
-from components.contracts.recommender import Recommender
-from components.contracts.workflow import PADDING_ID
-from components.extraction.raw_schema import categories, in_lists
-from components.models.configs import DcnConfig, network_config
-from components.training.config import TrainingSettings
 from components.training.rows import Rows
+from demo.environments import REPOSITORY
+from demo.simulation.world import World, WorldRows
+from evergreen.config.features import MISSING_CATEGORY, Features
+from evergreen.config.model import DcnConfig, network_config
+from evergreen.config.spec import Recommender
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER, NUM_CATEGORICAL, NUM_DENSE
+from evergreen.contracts.raw_rows import category_matrix, feature_matrix
+from evergreen.contracts.workflow import PADDING_ID
+from evergreen.rows.raw_schema import categories, in_lists
+from evergreen.statistics.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
 from examples.shop.world import draw
-from inference_client.simulation.world import World, WorldRows
-from pipelines.local.environments import REPOSITORY
 
 OURS, DEEPCTR, LIGHTGBM = "evergreen", "DeepCTR-Torch", "LightGBM"
 SIZES = (2_000, 5_000, 20_000)
@@ -87,7 +87,7 @@ def long_tail(num_rows: int, seed: int) -> Split:
 
 def shop(num_rows: int, seed: int) -> Split:
     """The first pages of the shop's log of this seed; those that follow judge."""
-    from pipelines.recommender_file.form import read_recommender  # YAML's reader, which only the shop needs
+    from evergreen.recommender_file.form import read_recommender  # YAML's reader, which only the shop needs
 
     recommender = read_recommender(REPOSITORY / "examples/shop/recommender.yaml")
     table, probability = draw(num_rows + JUDGING_ROWS, seed)

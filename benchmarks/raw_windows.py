@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MAX_CATEGORY
-from components.contracts.raw_rows import LABEL
+from evergreen.config.features import MAX_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.raw_rows import LABEL
 from tests.support.validation_models import make_dataset
 
 GROUP_ROWS = 65_536

@@ -17,11 +17,11 @@ from river.metrics import RollingROCAUC
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, Spread, short, spread
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.metrics import roc_auc
-from components.contracts.records import NO_POSITION
-from components.runtime.errors import Refused
-from monitoring.measures.window import RowWindow
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.records import NO_POSITION
+from evergreen.runtime.errors import Refused
+from evergreen.statistics.metrics import roc_auc
+from monitoring.metrics.window import RowWindow
 from monitoring.rows import MaturedRequests
 
 T = TypeVar("T")

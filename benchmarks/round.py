@@ -22,18 +22,18 @@ import pyarrow.parquet as pq
 
 from benchmarks.command import benchmark_parser, documented, run_to_end
 from benchmarks.spread import Figure, spread
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import Model
-from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
-from components.runtime.flags import whoami
-from components.storage.uris import local_path
-from components.store import promotion_journal
-from components.store.promotion_journal import moment_of
-from components.store.recommenders import accept
-from components.store.runs import StepNote, read_notes
-from inference_client.simulation.world import World, write_lake
-from pipelines.local.runner import LocalFolders
-from pipelines.local.triton import TritonServer
+from demo.runner import LocalFolders
+from demo.simulation.world import World, write_lake
+from demo.triton import TritonServer
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
+from evergreen.registry import promotion_journal
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.registry.recommenders import accept
+from evergreen.registry.runs import StepNote, read_notes
+from evergreen.runtime.flags import whoami
+from evergreen.storage.uris import local_path
 
 EMPTY_ROWS = 1_000
 """Rows of a round that counts as empty."""
@@ -117,7 +117,7 @@ class Bench:
         recommender = CRITEO_RECOMMENDER.with_settings({f"gate.{name}": value for name, value in ACCEPT_ALL.items()})
         now = datetime.now(timezone.utc)
         accept(self._folders.store, recommender, who=whoami(), why="rounds are measured, not models", now=now)
-        run_to_end([sys.executable, "-m", "pipelines", "compile", f"--output={self._package}"])
+        run_to_end([sys.executable, "-m", "cli", "compile", f"--output={self._package}"])
 
     def round(self, rows: int) -> RoundSeconds | None:
         """The next `rows` rows of the lake, less those of a request that goes on behind them; trigger to serving.
@@ -125,14 +125,15 @@ class Bench:
         None where the gate could not tell the candidate from the champion by so few rows, and nothing was released.
         """
         first, before = self._num_read(), promotion_journal.current(self._folders.store)
-        parameters = [f"triton_urls={self._server.grpc_url}"]
+        parameters: list[str] = []
         expected = len(self._times) - first
         if first + rows < len(self._times):
             end = self._times[first + rows]
             expected = bisect_left(self._times, end) - first
             parameters.append(f"window_end={end.isoformat()}")
-        command = [sys.executable, "-m", "pipelines", "run", f"--package={self._package}"]
-        command += [f"--folder={self._folders.root}", *(f"-p{each}" for each in parameters)]
+        command = [sys.executable, "-m", "cli", "run", f"--package={self._package}"]
+        command += [f"--folder={self._folders.root}", f"--triton-urls={self._server.grpc_url}"]
+        command += [*(f"-p{each}" for each in parameters)]
         triggered = datetime.now(timezone.utc)
         run_to_end(command)
         live = promotion_journal.current(self._folders.store)

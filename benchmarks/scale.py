@@ -25,14 +25,14 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented, measure
 from benchmarks.full_window import write_days
 from benchmarks.spread import Figure, spread
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import Features
-from components.contracts.manifests import TrainingSet
-from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
-from components.contracts.recommender import Recommender
-from components.runtime.flags import whoami
-from components.store.recommenders import accept
-from pipelines.local.environments import python_of
+from demo.environments import python_of
+from evergreen.config.features import Features
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import TrainingSet
+from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, LABEL, REQUEST_ID, ROW
+from evergreen.registry.recommenders import accept
+from evergreen.runtime.flags import whoami
 
 SIZES, QUICK_SIZES = (100_000, 1_000_000, 5_000_000, 20_000_000), (100_000, 400_000)
 FOLLOWED_TO = (10_000_000, 100_000_000, 1_000_000_000)
@@ -125,12 +125,13 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
     shared = [f"--store={folder / 'store'}", "--run=r", f"--work={folder / 'work'}"]
     flags = {
         "extraction": [f"--lake={folder / 'lake'}", "--parent=none", "--champion=none"],
-        "validation": [f"--raw-dataset={folder / 'extraction.json'}", "--champion=none"],
-        "preprocessing": [f"--raw-dataset={folder / 'extraction.json'}"],
-        "training": [
-            f"--training-set={folder / 'preprocessing.json'}",
-            f"--validation-report={folder / 'validation.json'}",
+        "validation": [
+            f"--raw-dataset={folder / 'extraction.json'}",
+            f"--valid-dataset={folder / 'valid.json'}",
+            "--champion=none",
         ],
+        "preprocessing": [f"--raw-dataset={folder / 'valid.json'}"],
+        "training": [f"--training-set={folder / 'preprocessing.json'}"],
     }
     found = {}
     for step, environment in STEPS.items():
@@ -149,9 +150,9 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
 
 def count_keys(keys: int) -> None:
     """Merges two processes' counts of the same keys of one column, and admits all of them."""
-    from components.preprocessing.settings import PreprocessingSettings
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
+    from evergreen.config.preprocessing import PreprocessingSettings
 
     counted = (_some_keys(keys), np.full(keys, 5, np.int64))
     values, counts = merged([({"user": counted}, {}), ({"user": counted}, {})])[0]["user"]
@@ -160,7 +161,7 @@ def count_keys(keys: int) -> None:
 
 def encode_keys(keys: int) -> None:
     """Encodes rows with a vocabulary, as each process does."""
-    from components.contracts.workflow import FeatureWorkflow
+    from evergreen.contracts.workflow import FeatureWorkflow
 
     one = Features(numeric=(), categorical=("user",))
     nothing = np.zeros(0, np.float32)
@@ -172,7 +173,7 @@ def encode_keys(keys: int) -> None:
 
 def build_graph(keys: int) -> None:
     """Builds the served graph's look-up table."""
-    from components.deployment.graph.encoding import build_table
+    from evergreen.serving.graph.encoding import build_table
 
     build_table(_some_keys(keys), np.arange(keys, dtype=np.int32))
 

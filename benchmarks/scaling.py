@@ -28,12 +28,12 @@ import pyarrow.parquet as pq
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES, PlantedLogit
 from benchmarks.spread import Figure, spread
-from components.contracts.criteo import CATEGORICAL, CRITEO, DENSE, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.raw_rows import LABEL
-from components.models.configs import DcnConfig
-from components.models.network import build_network
-from components.training.config import TrainingSettings
-from pipelines.local.environments import REPOSITORY
+from demo.environments import REPOSITORY
+from evergreen.config.model import DcnConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.networks.network import build_network
 
 _CONFIG = DcnConfig(num_dense=NUM_DENSE, num_categorical=NUM_CATEGORICAL)
 _WIDTH = _CONFIG.embedding_dim
@@ -114,7 +114,7 @@ def sent_on_loopback() -> int:
 
 def measure(backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int) -> dict[str, Any]:
     """One contestant's seconds per step and bytes sent per row, by rows per worker and step."""
-    from components.training.engine import make_engine
+    from components.training.backends import make_engine
     from components.training.rows import RowFolder
     from components.training.start import write_initial
 
@@ -177,8 +177,8 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ShardingType
 
-    from components.models.files import one_each
     from components.training.torchrec.tables import Sharder, planner_of, table_collection
+    from evergreen.networks.files import one_each
 
     sizes = [1_000_000_000, *SAMPLE_SLOT_SIZES[1:]]
     tables = table_collection(sizes, one_each(sizes), _CONFIG)

@@ -22,12 +22,12 @@ from benchmarks import machine
 from benchmarks.cache_model import RequestStream
 from benchmarks.serving_model import WORLD_SEED
 from benchmarks.triton_counters import counters
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.serving import GRPC_OPTIONS
-from components.runtime.durable import write_whole
-from components.runtime.errors import TemporaryError
-from components.runtime.exit_codes import exits_with_code
-from inference_client.simulation.world import World
+from demo.simulation.world import World
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.serving import GRPC_OPTIONS
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import TemporaryError
+from evergreen.runtime.exit_codes import exits_with_code
 
 ROWS = (1, 16, 64, 256, 1024, 4096)
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)

@@ -40,8 +40,8 @@ from benchmarks.serving_runs import (
     release_under_load,
 )
 from benchmarks.spread import Figure, short, spread
-from components.runtime.exit_codes import exits_with_code
-from pipelines.local.environments import python_of
+from demo.environments import python_of
+from evergreen.runtime.exit_codes import exits_with_code
 
 SERVING_PEERS = "serving-peers"
 """The environment of what serving is measured against."""

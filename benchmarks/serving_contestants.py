@@ -26,24 +26,18 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.command import run_to_end
 from benchmarks.serving_model import Models
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.manifests import Model, Release
-from components.contracts.serving import (
-    GRPC_OPTIONS,
-    INPUT_TYPES,
-    MAX_BATCH_ROWS,
-    PROBABILITY_OUTPUT,
-    named_inputs,
-)
-from components.deployment.repository.triton_config import ServingOptions, read_options, triton_config
-from components.deployment.servers import Triton
-from components.models.files import NETWORK_FILE
-from components.runtime.durable import write_whole
-from components.runtime.errors import PermanentError
+from demo.environments import REPOSITORY
+from demo.stack import LOOPBACK, Stack, answers, free_port
+from demo.triton import TritonServer
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model, Release
+from evergreen.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, named_inputs
+from evergreen.networks.files import NETWORK_FILE
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import PermanentError
+from evergreen.serving.repository.triton_config import ServingOptions, read_options, triton_config
+from evergreen.serving.servers import Triton
 from inference_client.rows import FeatureRows
-from pipelines.local.environments import REPOSITORY
-from pipelines.local.stack import LOOPBACK, Stack, answers, free_port
-from pipelines.local.triton import TritonServer
 
 OURS = "evergreen"
 FLOOR, REFERENCE = "floor", "reference"
@@ -175,7 +169,7 @@ class Released:
             "repository": self.repository.as_uri(),
             "triton-urls": self.server.grpc_url,
             "output": output,
-            **self._models.manifests(seed, champion=self._live),
+            "verdict": self._models.verdict(seed, champion=self._live),
         }
         self._live = f"model-{seed}"
         return [sys.executable, "-m", "components.deployment", *(f"--{k}={v}" for k, v in flags.items())], output

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from benchmarks.command import run_to_end
 from benchmarks.initial_model import write_initial_model
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.manifests import Model
-from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import DcnConfig
-from components.models.files import Tensors
-from components.runtime.durable import sha256_tree
-from components.store.models import model_folder
+from demo.simulation.world import World, WorldRows, raw_table
+from evergreen.config.model import DcnConfig
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.files import Tensors
+from evergreen.registry.models import keep_verdict, model_folder, verdict_paths
+from evergreen.runtime.durable import sha256_tree
 from inference_client.rows import FeatureRows
-from inference_client.simulation.world import World, WorldRows, raw_table
 from tests.support import networks
 from tests.support.releases import keep_model, passing_verdict
 from tests.support.validation_models import make_dataset
@@ -62,10 +62,9 @@ class Models:
         held_out = world.draw(NUM_HELD_OUT, np.random.default_rng(3))
         self._held_out = FeatureRows(dense=held_out.dense, categorical=held_out.categorical)
         _write_raw(held_out, folder / "held out")
-        self._raw_dataset = folder / "raw-dataset.json"
         raw_dataset = make_dataset(folder / "fitted", NUM_FITTED)
         held_out_uri = (folder / "held out").as_uri()
-        replace(raw_dataset, holdout_uri=held_out_uri, num_holdout_rows=NUM_HELD_OUT).write(self._raw_dataset)
+        self._raw_dataset = replace(raw_dataset, holdout_uri=held_out_uri, num_holdout_rows=NUM_HELD_OUT)
 
     def weights(self, seed: int) -> Tensors:
         """Weights of the model of `seed`, which is written by the first call."""
@@ -86,8 +85,8 @@ class Models:
         logits = networks.logits(CONFIG, weights.dense, self.workflow.encode_dense(rows.dense), embeddings)
         return (1 / (1 + np.exp(-logits))).astype(np.float32)
 
-    def manifests(self, seed: int, champion: str | None) -> dict[str, Path]:
-        """Writes the model of `seed` as training and evaluation would; the files that deployment is given."""
+    def verdict(self, seed: int, champion: str | None) -> Path:
+        """Write the model of `seed` as training and evaluation would, and return the file that deployment is given."""
         model_id, folder = f"model-{seed}", self.model_folder(seed)
         self.weights(seed)
         self.workflow.save(folder / Model.WORKFLOW)
@@ -101,9 +100,8 @@ class Models:
         scores = self.folder / f"scores-{seed}.npz"
         np.savez(scores, candidate=self.expected(self._held_out, seed))
         verdict = passing_verdict(model_id, scores, num_rows=NUM_HELD_OUT, champion_model_id=champion)
-        verdict_path = self.folder / f"verdict-{seed}.json"
-        verdict.write(verdict_path)
-        return {"model": folder / Model.MANIFEST, "raw-dataset": self._raw_dataset, "verdict": verdict_path}
+        keep_verdict(self.store, verdict, self._raw_dataset)
+        return verdict_paths(self.store, model_id)[0]
 
 
 def _write_raw(rows: WorldRows, folder: Path) -> None:

@@ -24,16 +24,16 @@ from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import Release
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.deployment.graph.parity import open_graph
-from components.runtime.errors import Refused
-from components.store.promotion_journal import INTENT, RELEASE, read_entries
+from demo.environments import REPOSITORY
+from demo.runner import yielding
+from demo.triton import TritonServer
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Release
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from evergreen.registry.promotion_journal import INTENT, RELEASE, read_entries
+from evergreen.runtime.errors import Refused
+from evergreen.serving.parity import open_graph
 from inference_client.rows import FeatureRows
-from pipelines.local.environments import REPOSITORY
-from pipelines.local.runner import yielding
-from pipelines.local.triton import TritonServer
 
 IN_PROCESS, WOKEN = "onnxruntime", "onnxruntime, woken"
 WOKEN_AFTER = 0.0005

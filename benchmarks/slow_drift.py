@@ -21,10 +21,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from benchmarks.world_effects import effects_of
-from components.contracts.criteo import CATEGORICAL
-from components.contracts.features import MISSING_CATEGORY
-from inference_client.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
-from inference_client.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
+from demo.simulation.tables import DRIFT_COLUMNS, Alias, CategoryTable, Tables, hashed
+from demo.simulation.world import World, WorldRows, bias_for, drawn_rows, expected_auc, sigmoid
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL
 
 _CALIBRATION_ROWS = 20_000
 _LIVES = 8

@@ -18,12 +18,12 @@ import torch
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
 from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
 from benchmarks.spread import spread
-from components.contracts.features import Features
-from components.contracts.metrics import roc_auc
-from components.models.configs import DcnConfig, DeepFmConfig, NetworkConfig
-from components.models.network import build_network
 from components.training.rows import Rows
 from components.training.start import write_initial
+from evergreen.config.features import Features
+from evergreen.config.model import DcnConfig, DeepFmConfig, NetworkConfig
+from evergreen.networks.network import build_network
+from evergreen.statistics.metrics import roc_auc
 
 PRECISIONS = ("float32", "bfloat16")
 _HELD_OUT_ROWS = 100_000

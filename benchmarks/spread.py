@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from scipy import stats
+
 
 class Spread(NamedTuple):
     """A figure over rounds."""
@@ -29,6 +31,17 @@ def spread(values: Sequence[float]) -> Spread:
     Spread(median=2.0, least=1.0, most=3.0)
     """
     return Spread(median(values), min(values), max(values))
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of the share that `hits` of `count` independent trials show.
+
+    >>> low, high = share_interval(500, 1000)
+    >>> round(low, 3), round(high, 3)
+    (0.469, 0.531)
+    """
+    found = stats.binomtest(hits, count).proportion_ci(method="wilson")
+    return found.low, found.high
 
 
 def named(value: Any) -> Any:

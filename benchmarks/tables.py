@@ -22,29 +22,29 @@ from benchmarks.load import closed_loop, run_precisely
 from benchmarks.serving_contestants import Contestant
 from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
 from benchmarks.spread import Figure
-from components.contracts.criteo import CRITEO
-from components.contracts.manifests import Model, RawDataset
-from components.contracts.metrics import auc_difference, log_loss, roc_auc
-from components.contracts.serving import CODE_FILE, CONFIG_FILE, named_inputs
-from components.contracts.workflow import FeatureWorkflow
-from components.deployment.graph.export import export, read_network, write_graph
-from components.deployment.graph.parity import open_graph
-from components.deployment.repository.triton_config import ServingOptions, triton_config
 from components.evaluation.scoring import raw_batches
-from components.models.files import NETWORK_FILE
-from components.models.rounding import FLOAT32, TABLE_TYPES
-from components.runtime.durable import write_whole
-from components.storage.uris import local_path
-from components.store.models import DATA_FILE, GRAPH_FILE
+from demo.environments import REPOSITORY
+from demo.triton import TritonServer
+from evergreen.config.release import FLOAT32, TABLE_TYPES
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.manifests import Model, RawDataset
+from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, named_inputs
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.files import NETWORK_FILE
+from evergreen.registry.models import DATA_FILE, GRAPH_FILE
+from evergreen.runtime.durable import write_whole
+from evergreen.serving.graph.export import export, read_network, write_graph
+from evergreen.serving.parity import open_graph
+from evergreen.serving.repository.triton_config import ServingOptions, triton_config
+from evergreen.statistics.metrics import auc_difference, log_loss, roc_auc
+from evergreen.storage.uris import local_path
 from inference_client.rows import FeatureRows
-from pipelines.local.environments import REPOSITORY
-from pipelines.local.triton import TritonServer
 
 _ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
 _ROUNDS, _SECONDS = 7, 0.5
 """Of each kind of numbers and size of batch."""
 _ASKED = 65_536
-SERVED_MODEL = REPOSITORY / "components/deployment/served_model.py"
+SERVED_MODEL = REPOSITORY / "evergreen/serving/served_model.py"
 IN_PROCESS, TRITON = "onnxruntime", "triton"
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.encoded_rows import SAMPLE_SLOT_SIZES
 from benchmarks.spread import Figure, short, spread
-from components.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
-from components.contracts.features import Features, ListOptions
-from components.models.configs import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
+from evergreen.config.features import Features, ListOptions
+from evergreen.config.model import DcnConfig, DeepFmConfig, DlrmConfig, NetworkConfig
+from evergreen.contracts.criteo import CRITEO, NUM_CATEGORICAL, NUM_DENSE
 
 _COLUMNS = {"num_dense": NUM_DENSE, "num_categorical": NUM_CATEGORICAL}
 _SMALL = DcnConfig(**_COLUMNS)

@@ -1,7 +1,8 @@
 """Power and false alarms of validation beside TFDV's: `make benchmark-validation`.
 
 Pairs of windows of a synthetic world that stands still: in how many pairs is anything alarmed? Target: at most the
-stated `false_alarm_rate`. Then windows with a planted shift: in how many is the shifted feature named? Target: 95 %.
+stated `false_discovery_rate`. Then windows with a planted shift: in how many is the shifted feature named? Target:
+95 %.
 The validation step as a run calls it and TFDV's drift comparator, with the thresholds of its guide and of BigQuery, are
 shown the same files. What the windows and shifts are is `benchmarks.validation_study`'s.
 
@@ -15,17 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.spread import INTERVAL, Figure, Spread
+from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
 from benchmarks.validation_study.contestants import JUDGES, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
-from components.drift_statistics import wilson_interval
-from components.validation.rules import ValidationSettings
-from inference_client.simulation.world import World
+from demo.simulation.world import World
+from evergreen.config.validation import ValidationSettings
 
 WORLD_SEED = 7
 FOUND_TARGET = 0.95
 """Least share of the windows with a shift whose shifted features are named."""
-FALSE_ALARM_RATE = ValidationSettings.false_alarm_rate
+FALSE_ALARM_RATE = ValidationSettings.false_discovery_rate
 
 
 @dataclass
@@ -45,7 +45,7 @@ class SettingCount:
     def figures(self) -> dict[str, Any]:
         """Share, its 95 % interval, and whether the target is met."""
         share = self.hits / self.windows
-        low, high = wilson_interval(share, self.windows)
+        low, high = share_interval(self.hits, self.windows)
         met = share <= FALSE_ALARM_RATE if self.is_stationary else share >= FOUND_TARGET
         return {"hits": self.hits, "windows": self.windows, "share": share, "low": low, "high": high, "met": met}
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_client.simulation.tables import INTERACTION_BUCKETS, Tables
+from demo.simulation.tables import INTERACTION_BUCKETS, Tables
 
 
 def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -12,7 +12,7 @@ def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[
     A category that `tables` do not hold has the effect 0, as nothing is known of it there. Integers must be among
     those that they draw.
 
-    >>> from inference_client.simulation.world import World
+    >>> from demo.simulation.world import World
     >>> tables = World.create(7).tables
     >>> rows = tables.draw(10_000, np.random.default_rng(0))
     >>> bool(np.allclose(effects_of(tables, rows.dense, rows.categorical), rows.effects, atol=1e-5))

@@ -26,18 +26,18 @@ import numpy as np
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import Figure, spread
-from components.contracts.workflow import TOMBSTONE
-from components.preprocessing.settings import PreprocessingSettings
+from cli.models import print_models
+from cli.runs import read_runs
 from components.preprocessing.vocabularies import next_column, unseen_column
-from components.runtime.durable import append_record
-from components.store import collect, promotion_journal
-from components.store.models import graph_folder, model_folder, release_path
-from components.store.runs import find_outcome
-from monitoring.memory.database import Database
-from monitoring.showing.page import read_history
-from monitoring.showing.store_status import RunCounter
-from pipelines.models import print_models
-from pipelines.runs import read_runs
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts.workflow import TOMBSTONE
+from evergreen.registry import collect, promotion_journal
+from evergreen.registry.models import graph_folder, model_folder, release_path
+from evergreen.registry.runs import find_outcome
+from evergreen.runtime.durable import append_record
+from monitoring.state.database import Database
+from monitoring.web.page import read_history
+from monitoring.web.store_status import RunCounter
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOURS = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}

@@ -1,1 +1,1 @@
-"""What runs inside the retraining pipeline's containers: one package per step, and the contracts between them."""
+"""The seven steps of the retraining pipeline, one package and one image each."""

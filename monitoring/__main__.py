@@ -15,18 +15,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from components.contracts.manifests import CURRENT
-from components.runtime.errors import TemporaryError
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.store.recommenders import accepted, logged_recommender
-from monitoring.backtest.settings import write_judging
-from monitoring.flags import build_parser, configure_logging, read_settings
+from evergreen.config.reader import build_parser, read_settings
+from evergreen.contracts.manifests import CURRENT
+from evergreen.registry.recommenders import accepted, logged_recommender
+from evergreen.runtime.errors import TemporaryError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.plain_text import configure_logging
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
+from monitoring.state.judging_file import write_judging
 
 if TYPE_CHECKING:
-    from components.logs.event_log import Subscriber
-    from monitoring.memory.store import Store
-    from monitoring.showing.exposition import Exposition
+    from evergreen.events.event_log import Subscriber
+    from monitoring.state.store import Store
+    from monitoring.web.exposition import Exposition
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(InstallationSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
+    settings = read_settings(
+        InstallationSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+    )
     configure_logging(settings.log_format)
     # State and archive hold what people looked at.
     umask = os.umask(0o077)
@@ -63,10 +66,10 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
         TemporaryError: another monitor holds the state folder.
         PermanentError: the port is taken.
     """
-    from monitoring.memory.store import STORE_FILE, Store
-    from monitoring.showing.exposition import Exposition
-    from monitoring.showing.page import read_history, status_page
-    from monitoring.showing.server import MonitorServer, read_report
+    from monitoring.state.store import STORE_FILE, Store
+    from monitoring.web.exposition import Exposition
+    from monitoring.web.page import read_history, status_page
+    from monitoring.web.server import MonitorServer, read_report
 
     exposition = Exposition()
 
@@ -93,9 +96,9 @@ def _run_loop(
     nothing is gained by ending the process, for a supervisor would start it again, at pauses of its own. Any other
     failure ends the process, so that its supervisor sees it.
     """
-    from components.logs.locations import open_subscriber, partition_urls
-    from monitoring.acting.acting import make_trigger
+    from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor
+    from monitoring.retraining.acting import make_trigger
 
     subscriber: Subscriber | None = None
     monitor: Monitor | None = None

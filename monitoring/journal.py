@@ -3,7 +3,7 @@
 One JSON object a line in the state folder, appended and flushed to disk. After a crash an event can stand twice (it is
 written before the step that it describes is recorded), but is never missing. While the disk is full, points and events
 wait in memory; decisions do not, since nobody may act on one that is not written. A full file becomes `<name>.1` and
-replaces the previous one. Prometheus metrics are left to `monitoring.showing.metrics`.
+replaces the previous one. Prometheus metrics are left to `monitoring.web.metrics`.
 """
 
 import json
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.runtime.durable import append_line
-from components.runtime.errors import TemporaryError
+from evergreen.runtime.durable import append_line
+from evergreen.runtime.errors import TemporaryError
 
 logger = logging.getLogger(__name__)
 

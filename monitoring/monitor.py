@@ -1,9 +1,9 @@
 """The monitor's loop: what happens in which order; its measuring, and its judge over a restart.
 
 One turn: pull, store, acknowledge; mature what is due; archive; measure; judge; advance the request under way. Each
-part is a module of its own: numbers are computed by `monitoring.measures`, what is judged when is
-`monitoring.deciding.judging`'s, what follows from it `monitoring.acting`'s, and keeping rows
-`monitoring.memory.store`'s. Everything runs in one thread; only the HTTP pages are served beside it. The judge's memory
+part is a module of its own: numbers are computed by `monitoring.metrics`, what is judged when is
+`monitoring.policies.judging`'s, what follows from it `monitoring.retraining`'s, and keeping rows
+`monitoring.state.store`'s. Everything runs in one thread; only the HTTP pages are served beside it. The judge's memory
 is kept in the store, its decisions in the journal, each once.
 """
 
@@ -18,38 +18,38 @@ from typing import Any
 
 import numpy as np
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS
-from components.contracts.recommender import Recommender
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, Predictions
-from components.contracts.serving import ColumnMap
-from components.logs.event_log import Delivery, Subscriber, is_short
-from components.runtime.durable import no_checkpoint
-from components.runtime.errors import ContractError, TemporaryError
-from monitoring.acting.acting import Acting
-from monitoring.acting.new_versions import NewVersions
-from monitoring.acting.triggers import Trigger
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
-from monitoring.deciding.policies import make_policies
-from monitoring.deciding.policy import DecisionPoint
+from evergreen.config.features import Features
+from evergreen.config.monitor import JudgeSettings, JudgingSettings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, Predictions
+from evergreen.contracts.serving import ColumnMap
+from evergreen.events.event_log import Delivery, Subscriber, is_short
+from evergreen.runtime.durable import no_checkpoint
+from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
-from monitoring.measures.open_labels import ClickDelays, OpenEstimate, estimate_open
-from monitoring.measures.window import Kpis, VersionWindows, measure_version
-from monitoring.memory.admission import AdmittedVersions
-from monitoring.memory.archive import Archive, set_apart_text
-from monitoring.memory.database import CorruptBlock
-from monitoring.memory.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
-from monitoring.memory.kept_watch import KeptWatch
-from monitoring.memory.repeated import reuse_reason, reused_key
-from monitoring.memory.store import Store
+from monitoring.metrics.open_labels import ClickDelays, OpenEstimate, estimate_open
+from monitoring.metrics.window import Kpis, VersionWindows, measure_version
+from monitoring.policies.judging import Judge, serving_ahead
+from monitoring.policies.policies import make_policies
+from monitoring.policies.policy import DecisionPoint
 from monitoring.released_models import ReleasedModels
+from monitoring.retraining.acting import Acting
+from monitoring.retraining.new_versions import NewVersions
+from monitoring.retraining.triggers import Trigger
 from monitoring.rows import MaturedRequests, Waiting
 from monitoring.settings import MonitorSettings
-from monitoring.showing.exposition import Exposition, Snapshot
-from monitoring.showing.store_status import StoreWatcher
+from monitoring.state.admission import AdmittedVersions
+from monitoring.state.archive import Archive, set_apart_text
+from monitoring.state.database import CorruptBlock
+from monitoring.state.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
+from monitoring.state.kept_watch import KeptWatch
+from monitoring.state.repeated import reuse_reason, reused_key
+from monitoring.state.store import Store
+from monitoring.web.exposition import Exposition, Snapshot
+from monitoring.web.store_status import StoreWatcher
 
 
 class StoredJudge:

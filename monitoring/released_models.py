@@ -1,19 +1,19 @@
 """What the model store knows of a served version: the gate's AUC, the rows that it has learned, and their statistics.
 
-The path is version -> release -> model -> last verdict, manifest, or reference statistics. A file that cannot be read
+The path is version -> release -> model -> last verdict, manifest, or training profile. A file that cannot be read
 is logged and counts as absent: neither judging nor archiving stops for it. Remembering a baseline, so that a later
-verdict on the same model changes no decision, is left to `monitoring.deciding.judging`.
+verdict on the same model changes no decision, is left to `monitoring.policies.judging`.
 """
 
 import logging
 from pathlib import Path
 
-from components.contracts.manifests import Model, ModelQuality, Release, Verdict
-from components.contracts.reference_statistics import ReferenceStatistics, read_reference
-from components.runtime.errors import ContractError
-from components.store.models import model_folder, release_path, scores_path, verdict_paths
-from components.store.promotion_journal import moment_of, read_entries
-from monitoring.deciding.policy import Baseline
+from evergreen.contracts.manifests import Model, ModelQuality, Release, Verdict
+from evergreen.registry.models import model_folder, release_path, scores_path, verdict_paths
+from evergreen.registry.promotion_journal import moment_of, read_entries
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.reference import TrainingReference, read_reference
+from monitoring.policies.policy import Baseline
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ class ReleasedModels:
             logger.warning("the released versions are unknown: %s", error)
             return frozenset()
 
-    def reference(self, version: int) -> ReferenceStatistics | None:
-        """The training statistics of `version`; None where it was never released here, or has none."""
+    def reference(self, version: int) -> TrainingReference | None:
+        """The training profile of `version`; None where it was never released here, or has none."""
         try:
             if (release := self._release(version)) is None:
                 return None

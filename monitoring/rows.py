@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.records import Requests
+from evergreen.contracts.records import Requests
 
 Click = tuple[int, int, float]
 """(number of the prediction, row in its request, seconds since the epoch)."""

@@ -1,21 +1,21 @@
 """Every setting of the monitor: one part for each concern, defined beside what it configures.
 
 What belongs to the installation is read from flags and `EVERGREEN_MONITOR_*` variables, which follow from the fields
-(`monitoring.flags`); the rules by which the monitor decides are the recommender's (`backtest.settings`).
+(`monitoring.flags`); the rules by which the monitor decides are the recommender's (`monitoring.judging_settings`).
 """
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from components.contracts.manifests import CURRENT
-from components.logs.locations import partition_urls
-from components.logs.urls import redacted
-from components.runtime.errors import TemporaryError, expect
-from components.store.recommenders import accepted, read_accepted
-from monitoring.acting.acting import ActingSettings
-from monitoring.backtest.settings import JudgingSettings, judging_settings
-from monitoring.flags import FORMATS, TEXT
-from monitoring.showing.server import HttpSettings
+from evergreen.config.monitor import JudgingSettings, judging_settings
+from evergreen.contracts.manifests import CURRENT
+from evergreen.events.locations import partition_urls
+from evergreen.events.urls import redacted
+from evergreen.registry.recommenders import accepted, read_accepted
+from evergreen.runtime.errors import TemporaryError, expect
+from evergreen.runtime.plain_text import FORMATS, TEXT
+from monitoring.retraining.acting import ActingSettings
+from monitoring.web.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
 

@@ -1,9 +1,9 @@
 """Moves sealed archive files into the lake: `python -m monitoring.uploader --archive DIR --lake DIR|gs://BUCKET/...`.
 
-In: `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which `monitoring.memory` renames
+In: `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which `monitoring.state` renames
 into place when they are complete. Out: the same names below the lake, and `<archive>/uploaded/<name>.json` as the proof
 that a retraining request waits for. Which rows a file holds is the archive's concern; reading the lake, extraction's;
-how bytes are stored in a folder or a bucket, and how that is proved, `components.storage`'s.
+how bytes are stored in a folder or a bucket, and how that is proved, `evergreen.storage`'s.
 
 The order that survives a kill: the file is stored in the lake and compared there with the local one; then the marker is
 written; then the local file is removed. Each step is repeated or skipped on the next pass, by this uploader or another.
@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from components.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION
-from components.runtime.durable import fsync_path, no_checkpoint, sha256_file, write_whole
-from components.runtime.errors import ContractError, PermanentError, Refused, TemporaryError, expect
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.storage.folder import FolderObjects
-from components.storage.objects import Differs, Objects
-from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
-from monitoring.flags import FORMATS, TEXT, build_parser, configure_logging, read_settings
-from monitoring.memory.archive import UPLOADED_FOLDER, marker_path
+from evergreen.config.reader import build_parser, read_settings
+from evergreen.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION
+from evergreen.runtime.durable import fsync_path, no_checkpoint, sha256_file, write_whole
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError, expect
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.plain_text import FORMATS, TEXT, configure_logging
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.objects import Differs, Objects
+from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_uri
+from monitoring.state.archive import UPLOADED_FOLDER, marker_path
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +224,9 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    settings = read_settings(UploaderSettings, parser, argv, environment=environment, prefix=ENVIRONMENT_PREFIX)
+    settings = read_settings(
+        UploaderSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+    )
     configure_logging(settings.log_format)
     uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
     logger.info("moving %s to %s", settings.archive, settings.lake)

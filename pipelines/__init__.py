@@ -1,1 +1,1 @@
-"""The retraining pipeline: its DAG, where its steps run, and the whole loop on a laptop."""
+"""The retraining pipeline: its DAG, where its steps run, its package and its submission."""

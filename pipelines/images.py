@@ -2,7 +2,7 @@
 
 One image per step (its Dockerfile lies beside it), one pinned lock per environment; steps with the same needs share a
 lock. Validation's image has a newer TFDV than its environment, by `validation-trixie.lock`. Where a step runs and with
-what resources is `pipelines.placement`'s; building is `pipelines.build_images`'s.
+what resources is `pipelines.placement`'s; building is `tools.build_images`'s.
 """
 
 ENVIRONMENT_OF_STEP = {
@@ -25,7 +25,7 @@ DOCKERFILES = {
     **{step: f"components/{step}/Dockerfile" for step in ENVIRONMENT_OF_STEP},
     "training_hugectr": "components/training/Dockerfile.hugectr",
     "preprocessing_gpu": "components/preprocessing/Dockerfile.gpu",
-    "inference_client": "inference_client/Dockerfile",
+    "inference_client": "demo/simulation/Dockerfile",
     "monitoring": "monitoring/Dockerfile",
 }
 """Every image of the project -> its Dockerfile, from the repository's root, where all are built."""

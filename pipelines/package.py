@@ -1,4 +1,4 @@
-"""The compiled pipeline as a file: written for a placement, and read for its parameters and its images' tag.
+"""The compiled pipeline as a file: written for a placement, and read for its parameters, places and images' tag.
 
 The file is read before a run, so that a wrong name or value is an error at once and not of a server or a traceback.
 Whoever reads it may lack kfp, which only writing imports.
@@ -6,14 +6,15 @@ Whoever reads it may lack kfp, which only writing imports.
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from components.contracts.manifests import NONE, SCRATCH
-from components.runtime.errors import FROM_SCRATCH, ContractError
+from evergreen.contracts.manifests import NONE, SCRATCH
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError
+from pipelines.places import PLACES, places_of, replace_places
 
 if TYPE_CHECKING:
     from pipelines.placement import Placement
@@ -37,6 +38,8 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: 0.02 s for the file instead of 0.14 s, and a run reads it twice."""
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The same for writing."""
 
 
 def read_parameters(
@@ -61,7 +64,8 @@ def read_parameters(
         if not separator:
             raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
         if name not in names:
-            raise ContractError(f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}")
+            decided = f"; `evergreen compile` decides {name}, by the placement or a flag" if name in PLACES else ""
+            raise ContractError(f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}{decided}")
         parameters[name] = text
     for name in SCRATCH if from_scratch else ():
         if parameters.setdefault(name, NONE) != NONE:
@@ -77,8 +81,8 @@ def run_outcome_pod(package: Path) -> tuple[str, str, str]:
     Raises:
         ContractError: the package is absent or no compiled pipeline of ours.
     """
-    pipeline, platform = _read_documents(package, 2)
     try:
+        pipeline, platform = _read_documents(package)
         executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         (volume,) = executors["exec-run-outcome"]["pvcMount"]
         image = pipeline["deploymentSpec"]["executors"]["exec-run-outcome"]["container"]["image"]
@@ -105,13 +109,32 @@ def image_tag(package: Path) -> str:
     return str(tags.pop())
 
 
-def default_store(package: Path) -> str:
-    """Where the pipeline's runs have their model store, if nobody says otherwise.
+def read_places(package: Path) -> dict[str, str]:
+    """Return the folders and servers that the compiled pipeline names, see `places.PLACES`.
+
+    Raises:
+        ContractError: the package is absent, no compiled pipeline, or one of a revision that had them as parameters.
+    """
+    try:
+        return places_of(_read_document(package))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ContractError(
+            f"package {package} names no model registry or lake, expected one of this revision's `evergreen compile`"
+        ) from error
+
+
+def with_places(package: Path, places: Mapping[str, str]) -> str:
+    """Return the compiled pipeline as text, with other folders and servers than it was compiled for.
 
     Raises:
         ContractError: the package is absent or no compiled pipeline.
     """
-    return str(_parameters(package)["store"]["defaultValue"])
+    documents = _read_documents(package)
+    try:
+        replace_places(documents[0], places)
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        raise _not_a_package(package) from error
+    return str(yaml.dump_all(documents, Dumper=_DUMPER, sort_keys=False))
 
 
 def _parameters(package: Path) -> dict[str, Any]:
@@ -122,16 +145,16 @@ def _parameters(package: Path) -> dict[str, Any]:
 
 
 def _read_document(package: Path) -> Any:
-    return _read_documents(package, 1)[0]
+    return next(iter(_read_documents(package)), None)
 
 
-def _read_documents(package: Path, count: int) -> list[Any]:
+def _read_documents(package: Path) -> list[Any]:
+    """The pipeline and, in a file of ours, its Kubernetes section."""
     try:
-        documents = yaml.load_all(package.read_text(), _LOADER)
-        return [next(documents) for _ in range(count)]
+        return list(yaml.load_all(package.read_text(), _LOADER))
     except OSError as error:
         raise ContractError(f"package {package} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, StopIteration, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise _not_a_package(package) from error
 
 

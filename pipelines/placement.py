@@ -8,7 +8,6 @@ between them is `pipelines.retraining`'s.
 
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,10 +18,12 @@ from typing import Any
 import yaml
 from kfp import dsl, kubernetes
 
-from components.runtime.errors import ContractError, expect
-from components.runtime.kubeflow import POD_NAME, POD_UID
-from components.runtime.onnx_runtime import SILENT
+from evergreen.config.reader import read_mapping
+from evergreen.runtime.errors import ContractError, expect
+from evergreen.runtime.kubeflow import POD_NAME, POD_UID
+from evergreen.runtime.onnx_runtime import SILENT
 from pipelines.images import TRAINING_IMAGES, image_reference
+from pipelines.places import PLACES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,18 +130,23 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
-    repository: str = ""
-    """Default of the pipeline's parameter: Triton's model repository, folder or gs://bucket/prefix; empty =
-    `repository` on the volume."""
     lake: str = ""
-    """Default of the pipeline's parameter: the click logs, folder or gs://bucket/prefix; empty = `lake` on the
+    """The click logs, day=YYYY-MM-DD partitions of Parquet in a folder or gs://bucket/prefix; empty = `lake` on the
     volume."""
+    store: str = ""
+    """Folder of the model registry: models, releases, promotion journal, notes of runs; empty = `store` on the
+    volume."""
+    work: str = ""
+    """Folder for the runs' intermediate files; empty = `work` on the volume."""
+    repository: str = ""
+    """Triton's model repository, folder or gs://bucket/prefix; empty = `repository` on the volume."""
     triton_urls: str = ""
-    """Default of the pipeline's parameter: the servers that a release reaches."""
+    """Triton servers to load a new version, each host:grpc_port or dns:///name:grpc_port (every address of a headless
+    Service), comma-separated; empty = it is only published."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
-    """Default of the pipeline's parameter: which Triton serves the model."""
+    """Which Triton serves the model: NGC's images, or the server bundled for laptops."""
     device: typing.Literal["cpu", "gpu"] = "cpu"
-    """Default of the pipeline's parameter: what onnxruntime runs on."""
+    """What onnxruntime runs on; a MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Which trainer the training step runs, in its image."""
     training_gpus: int = 1
@@ -154,7 +160,8 @@ class Placement:
     training_nodes: int = 1
     """Pods of the TrainJob, each with `training_gpus`; more than one only for `torchrec`."""
     served: str = ""
-    """Default of the pipeline's parameter: archive of served rows that training rows are compared with."""
+    """Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty = they are not
+    compared."""
     extraction_dask_scheduler: str = ""
     """Address of a running Dask scheduler whose workers have extraction's image; empty = the step's own processes."""
     preprocessing_dask_scheduler: str = ""
@@ -210,14 +217,10 @@ class Placement:
         return self.gpu_nodes if needs.gpu and self.accelerator else self.cpu_nodes
 
     @property
-    def default_repository(self) -> str:
-        """Default of the pipeline's parameter `repository`."""
-        return self.repository or f"{self.mount_path}/repository"
-
-    @property
-    def default_lake(self) -> str:
-        """Default of the pipeline's parameter `lake`."""
-        return self.lake or f"{self.mount_path}/lake"
+    def places(self) -> dict[str, str]:
+        """Where runs read and write and what they release to, by name of the steps' arguments."""
+        folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")}
+        return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
@@ -371,8 +374,10 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
         if not isinstance(fields, dict):
             raise ContractError(f"placement {path} is {fields!r}, expected a mapping of fields")
         fields = _with_values({**fields, **overrides}, path.with_name(VALUES_FILE))
-    made: Placement = _converted(Placement, fields, str(path or "placement"))
-    return made
+    try:
+        return read_mapping(Placement, fields, path="placement")
+    except ContractError as error:
+        raise ContractError(f"{path}: {error}" if path else str(error)) from error
 
 
 def read_values(path: Path) -> dict[str, str]:
@@ -410,35 +415,3 @@ def _with_values(value: Any, source: Path) -> Any:
         raise ContractError(f"{value!r} names {error.args[0]}, which {source} lacks") from error
     except ValueError as error:
         raise ContractError(f"{value!r} holds a '$' that begins no ${{NAME}}") from error
-
-
-def _converted(wanted: Any, value: Any, where: str) -> Any:
-    """`value` of a YAML document as a field of the type `wanted` holds it; errors name the field."""
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ContractError(f"{where} is {value!r}, expected one of {', '.join(arguments)}")
-        return value
-    if origin is types.UnionType:  # int | None
-        return None if value is None else _converted(arguments[0], value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ContractError(f"{where} is {value!r}, expected a list")
-        return tuple(_converted(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
-    if origin is not None or dataclasses.is_dataclass(wanted):  # Mapping[str, ...] or a class of this file
-        if not isinstance(value, dict):
-            raise ContractError(f"{where} is {value!r}, expected a mapping")
-        if origin is not None:
-            return {str(key): _converted(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
-        hints = typing.get_type_hints(wanted)
-        if unknown := [str(name) for name in value if name not in hints]:
-            raise ContractError(f"{where}: {unknown[0]} is unknown, expected some of {', '.join(hints)}")
-        given = {name: _converted(hints[name], each, f"{where}: {name}") for name, each in value.items()}
-        try:
-            return wanted(**given)
-        except TypeError as error:  # a field without a default is absent
-            raise ContractError(f"{where}: {error}") from error
-    # A bool is an int to Python, and YAML reads `on` as one.
-    if not isinstance(value, wanted) or isinstance(value, bool):
-        raise ContractError(f"{where} is {value!r}, expected {'text' if wanted is str else 'a whole number'}")
-    return value

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import CURRENT
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.runtime.flags import whoami
-from components.runtime.kubeflow import (
+from evergreen.contracts.manifests import CURRENT
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.flags import whoami
+from evergreen.runtime.kubeflow import (
     EXPERIMENT,
     PIPELINE_NAME,
     SERVICE_ACCOUNT,
@@ -40,11 +40,20 @@ class RunRequest:
     """Empty = the server's own choice."""
 
 
-def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str = PIPELINE_NAME) -> PipelineVersion:
-    """Uploads the file as this version of the pipeline, which is created if it is absent.
+def upload(
+    server: KubeflowServer, package: Path, version: str, *, pipeline: str = PIPELINE_NAME, about: str = ""
+) -> PipelineVersion:
+    """Upload the file as this version of the pipeline, which is created if it is absent.
 
     A version of that name with the same content is kept. The server orders versions by time, and whoever wants the
     newest (the monitor) takes the one that was uploaded last.
+
+    Args:
+        server: Kubeflow Pipelines server.
+        package: The compiled pipeline.
+        version: Name of the version.
+        pipeline: Name of the pipeline.
+        about: What the version's page says beside the file's hash.
 
     Raises:
         PermanentError: the name belongs to another file.
@@ -60,9 +69,12 @@ def upload(server: KubeflowServer, package: Path, version: str, *, pipeline: str
         if (known := server.find_version(pipeline_id, version)) is not None:
             return _keep_version(server, known, name=version, digest=digest)
         made = server.client.upload_pipeline_version(
-            str(package), pipeline_version_name=version, pipeline_id=pipeline_id, description=digest
+            str(package),
+            pipeline_version_name=version,
+            pipeline_id=pipeline_id,
+            description=f"{digest} {about}".strip(),
         )
-    logger.info("uploaded version %s of %s", version, pipeline)
+    logger.info("uploaded version %s of %s: %s", version, pipeline, about)
     return PipelineVersion(pipeline_id, str(made.pipeline_version_id))
 
 
@@ -166,7 +178,7 @@ def check_cron(cron: str) -> str:
 
 
 def _keep_version(server: KubeflowServer, known: Any, *, name: str, digest: str) -> PipelineVersion:
-    described = str(known.description or "")
+    described = str(known.description or "").partition(" ")[0]
     if described.startswith("sha256:") and described != digest:
         raise PermanentError(
             f"version {name} is on {server.host} with other content ({described[:19]}, this file is "

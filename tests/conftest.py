@@ -19,7 +19,7 @@ ENVIRONMENT_OF_FOLDER = {
     "components/preprocessing": "preprocessing",
     "benchmarks": "training",
     "components/training": "training",
-    "components/models": "training",
+    "evergreen/networks": "training",
     "components/evaluation": "training",
 }
 """Every other folder runs in `driver`."""
@@ -28,8 +28,17 @@ collect_ignore = ["hugectr_double"]  # holds no test, and is importable by its e
 FOLDERS_OF_PART = {
     "loop": ("loop",),
     "crossings": ("crossings",),
-    "serving": ("components/deployment", "components/storage", "e2e", "inference_client", "store"),
-    "monitor": ("components/logs", "k8s", "monitoring"),
+    "serving": (
+        "components/deployment",
+        "controller",
+        "demo",
+        "e2e",
+        "evergreen/registry",
+        "evergreen/serving",
+        "evergreen/storage",
+        "inference_client",
+    ),
+    "monitor": ("evergreen/events", "k8s", "monitoring", "tools"),
 }
 """Parts of the driver's tests, which take longest: `everywhere.py` runs them beside each other and beside the `rest`.
 `EVERGREEN_TEST_PART` says which part a pytest is; unset = all."""
@@ -72,7 +81,7 @@ def _make_raw_table(
 ):
     import pyarrow
 
-    from components.contracts import criteo, raw_rows
+    from evergreen.contracts import criteo, raw_rows
 
     random = np.random.default_rng(seed)
     types = {name: _arrow_type(pyarrow, text) for name, text in criteo.RAW_TYPES.items()}

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from components.runtime.forked import available_cores
+from evergreen.runtime.forked import available_cores
 from tests.conftest import ENVIRONMENT_OF_FOLDER
 from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES

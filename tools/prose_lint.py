@@ -46,9 +46,9 @@ def faults_of(path: Path) -> Iterator[str]:
             text = node.value.value
             for fault in _faults_of_text(text):
                 yield f"{path}:{node.lineno}: {fault}"
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (docstring := ast.get_docstring(node)):
             decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
-            first = text.split()[0].rstrip(",.:")
+            first = docstring.split()[0].rstrip(",.:")
             if first.lower() not in VERBS and not node.name.startswith("test_") and not _IS_EXEMPT.search(decorators):
                 yield f"{path}:{node.lineno}: the docstring of {node.name} begins with {first!r}, not with a verb"
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -7,11 +7,11 @@ built from) and `OUTPUT/nvtabular` (the NVTabular workflow that the reference's 
 import sys
 from pathlib import Path
 
-from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import LABEL
 from components.preprocessing import fitting, numpy_engine, nvtabular_engine, raw_partitions
-from components.preprocessing.settings import PreprocessingSettings
-from components.runtime.workers import THIS_PROCESS
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.runtime.workers import THIS_PROCESS
 
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:

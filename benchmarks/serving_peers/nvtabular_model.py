@@ -26,8 +26,8 @@ class TritonPythonModel:
         sys.path.insert(0, parameters["import_from"]["string_value"])
         import nvtabular
 
-        from components.contracts.criteo import CATEGORICAL, DENSE
-        from components.contracts.features import MISSING_CATEGORY
+        from evergreen.config.features import MISSING_CATEGORY
+        from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
         self._dense, self._categorical = list(DENSE), list(CATEGORICAL)
         self._missing = MISSING_CATEGORY

@@ -11,7 +11,7 @@ import onnxruntime
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from components.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
+from evergreen.contracts.criteo import NUM_CATEGORICAL, NUM_DENSE
 
 _ROW_BYTES = 4 * NUM_DENSE + 8 * NUM_CATEGORICAL
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 
 Judge = Callable[[Path, Path], "dict[str, list[str]]"]
 """(folder before, folder now) -> features that were alarmed, by the name of the contestant's setting.
@@ -35,10 +35,10 @@ def judge_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
 
 
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
-    from components.contracts.manifests import Model
     from components.validation.round import Round, read_champion
-    from components.validation.rules import ValidationSettings
     from components.validation.validate import validate
+    from evergreen.config.validation import ValidationSettings
+    from evergreen.contracts.manifests import Model
     from tests.support.validation_models import make_dataset
 
     round_ = Round(

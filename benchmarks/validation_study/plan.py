@@ -24,7 +24,7 @@ from benchmarks.validation_study.shifts import (
     draw_window,
     write_window,
 )
-from inference_client.simulation.world import World
+from demo.simulation.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

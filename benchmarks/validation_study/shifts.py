@@ -16,9 +16,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from benchmarks.world_effects import effects_of
-from components.contracts.criteo import CATEGORICAL, DENSE
-from components.contracts.features import MISSING_CATEGORY
-from inference_client.simulation.world import World, WorldRows, raw_table, sigmoid
+from demo.simulation.world import World, WorldRows, raw_table, sigmoid
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
 ROWS_PER_REQUEST = 64
 USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
@@ -62,7 +62,7 @@ def draw_window(world: World, rows: int, random: Generator, *, requests: str = E
 
 
 def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[np.int64]:
-    """The values [n] of a feature; missing as in tensors (`contracts.features`)."""
+    """The values [n] of a feature; missing as in tensors (`config.features`)."""
     if name in DENSE:
         return window.rows.dense[:, DENSE.index(name)]
     return window.rows.categorical[:, CATEGORICAL.index(name)]

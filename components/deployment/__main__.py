@@ -1,8 +1,9 @@
-"""The deployment step as a command line: `python -m components.deployment --help`.
+"""Run the deployment step from the command line: `python -m components.deployment --help`.
 
-Exit codes are those of every command (docs/pipeline.md). 1 means that the verdict does not accept the model, that it is
-not to be released (`rollout: none`), that it compared with a model that is no longer live, or that a canary is at work:
-trying again changes nothing, a new run must judge. With 2 and 3, what was live is live.
+docs/pipeline.md lists the exit codes. Code 1 means that the model must not be released: the verdict
+rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer live, or a
+canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the previous live
+version is still live.
 """
 
 import argparse
@@ -10,25 +11,24 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from components.contracts.serving import AUTO, CANARY, FULL, SHADOW, UNRELEASED
-from components.deployment.repository.triton_config import DEVICES, SERVERS, ServingOptions
-from components.deployment.settings import RolloutSettings, ServingSettings
-from components.runtime.durable import own_umask, write_whole
-from components.runtime.errors import ContractError, Refused
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.store import promotion_journal, runs
-from components.store.model_cards import card_path, read_card
+from evergreen.config.release import AUTO, CANARY, FULL, SHADOW, UNRELEASED, RolloutSettings, ServingSettings
+from evergreen.registry import promotion_journal, runs
+from evergreen.registry.model_cards import card_path, read_card
+from evergreen.runtime.durable import own_umask, write_whole
+from evergreen.runtime.errors import ContractError, Refused
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.serving.repository.triton_config import DEVICES, SERVERS, ServingOptions
 
 logger = logging.getLogger(__name__)
 
 STEP = "deployment"
-SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores in the shadow"}
+SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores shadow traffic"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of this step; needs no heavy package."""
+    """Build the parser of this step without importing a heavy package."""
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model store, folder URI")
@@ -38,13 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; empty = publish only",
     )
-    parser.add_argument("--server", choices=SERVERS, default="python", help="what runs the graph in Triton")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="of onnxruntime; a MIG slice is a gpu")
-    parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
+    parser.add_argument("--server", choices=SERVERS, default="python", help="backend in Triton")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device of onnxruntime; a MIG slice is a gpu")
+    parser.add_argument("--who", default="", help="name for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
-    parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest")
-    parser.add_argument("--model", required=True, type=Path, help="Model manifest")
-    parser.add_argument("--verdict", required=True, type=Path, help="Verdict manifest")
+    parser.add_argument(
+        "--verdict", required=True, type=Path, help="Verdict manifest, which names the model and its held-out rows"
+    )
     parser.add_argument("--html", type=Path, help="where the page of the model's card goes")
     parser.add_argument("--output", required=True, type=Path, help="where the Release manifest goes")
     return parser
@@ -52,11 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Releases the model; see the module."""
+    """Release the model, see the module."""
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text()
-    from components.storage.uris import local_path
+    from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
     with runs.noted(store, arguments.run, STEP) as note:
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             _deploy(arguments, note)
         except Refused as error:
             if arguments.html:
-                from components.charts.page import refusal_page
+                from evergreen.reports.page import refusal_page
 
                 write_whole(arguments.html, refusal_page(STEP, str(error)))
             raise
@@ -73,21 +73,26 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
-    from components.contracts.manifests import PASS, Model, RawDataset, Verdict
-    from components.deployment.canary.steps import FIRST_SHARE, start
-    from components.deployment.release import ReleaseSettings, release
-    from components.deployment.servers import parse_urls
-    from components.storage.uris import local_path
+    from evergreen.contracts.manifests import PASS, Model, RawDataset, Verdict
+    from evergreen.serving.canary import FIRST_SHARE, start
+    from evergreen.serving.release import ReleaseSettings, release
+    from evergreen.serving.servers import parse_urls
+    from evergreen.storage.references import read_reference
+    from evergreen.storage.uris import local_path
 
     verdict = Verdict.read(arguments.verdict)
     if not verdict.accepted:
         raise Refused(f"verdict is {verdict.decision}: {verdict.sentence}")
-    model, raw = Model.read(arguments.model), RawDataset.read(arguments.raw_dataset)
-    asked = raw.recommender.section("release", RolloutSettings)
-    rollout = asked.rollout
+    source = str(arguments.verdict)
+    model = read_reference(verdict.model, Model, source=source)
+    raw = read_reference(verdict.raw_dataset, RawDataset, source=source)
+    configured = raw.recommender.section("release", RolloutSettings)
+    rollout = configured.rollout
     if rollout == UNRELEASED:
         note.facts = {"rollout": rollout}
-        raise Refused(f"model {model.model_id} is kept and not released, as rollout is {rollout}; {verdict.sentence}")
+        raise Refused(
+            f"model {model.model_id} is stored and not released, because rollout is {rollout}; {verdict.sentence}"
+        )
     if rollout == FULL and verdict.decision != PASS:
         raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.sentence}")
     settings = ReleaseSettings(
@@ -97,14 +102,14 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         options=ServingOptions(
             server=arguments.server,
             device=arguments.device,
-            **{each.name: getattr(asked, each.name) for each in fields(ServingSettings)},
+            **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
         ),
         trigger_id=arguments.trigger_id or None,
         who=arguments.who or arguments.run,
     )
     if rollout == AUTO:
-        # The first version replaces nothing that it could be worse than, and a canary has nothing to stand beside. A
-        # step that is tried again finds its own model live.
+        # `auto` resolves to `full` for the first version, because there is nothing to compare it
+        # with. A retried step can find its own model live, which is also `full`.
         live = promotion_journal.current(settings.store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL
@@ -122,12 +127,15 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
-    _keep_card(arguments, settings.store, model.model_id)
+    _store_card(arguments, settings.store, model.model_id)
 
 
-def _keep_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:
-    """Writes the model's card again, as of now; the release stands whether or not this works."""
-    from components.charts.model_card import card_page
+def _store_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:
+    """Write the model's card again with its current state.
+
+    A failure does not affect the release.
+    """
+    from evergreen.reports.model_card import card_page
 
     try:
         card = read_card(store, model_id)

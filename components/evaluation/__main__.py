@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
-from components.evaluation.settings import GateSettings
-from components.models import share_cores
-from components.runtime.durable import own_umask, write_whole
-from components.runtime.errors import Refused
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.uris import local_path
-from components.store.model_cards import card_path, completed
-from components.store.models import champion, keep_verdict, scores_path
-from components.store.runs import forget_report, keep_report, noted
+from evergreen.config.gate import GateSettings
+from evergreen.contracts.manifests import Model, RawDataset, TrainingSet, ValidationReport, Verdict
+from evergreen.networks import share_cores
+from evergreen.registry.model_cards import card_path, completed
+from evergreen.registry.models import champion, keep_verdict, scores_path
+from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.runtime.durable import own_umask, write_whole
+from evergreen.runtime.errors import Refused
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import read_reference
+from evergreen.storage.uris import local_path
 
 STEP = "evaluation"
 
@@ -29,10 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", required=True, help="folder URI of the model store")
     parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written")
     parser.add_argument("--champion", default="current", help="model to beat: current, none or a released model's id")
-    parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
-    parser.add_argument("--training-set", required=True, help="path of the TrainingSet manifest")
     parser.add_argument("--model", required=True, help="path of the candidate's Model manifest")
-    parser.add_argument("--validation-report", help="path of the ValidationReport manifest, for the model's card")
     parser.add_argument("--output", required=True, help="path of the Verdict manifest to write")
     parser.add_argument("--metrics", help="path for the metrics, as one flat JSON object")
     parser.add_argument("--roc", help="path for the ROC curve, as JSON")
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             verdict = _run(arguments)
         except Refused as error:
             if arguments.html:
-                from components.charts.page import refusal_page
+                from evergreen.reports.page import refusal_page
 
                 write_whole(Path(arguments.html), refusal_page(STEP, str(error)))
             raise
@@ -74,15 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> Verdict:
     share_cores()
-    from components.charts.model_card import card_page
-    from components.contracts.reference_statistics import ScoreHistogram
     from components.evaluation.evaluate import evaluate
     from components.evaluation.report import make_card, metrics_document, roc_document
+    from evergreen.reports.model_card import card_page
+    from evergreen.statistics.reference import ScoreHistogram
 
-    store, raw, model = local_path(arguments.store), RawDataset.read(arguments.raw_dataset), Model.read(arguments.model)
+    store, model = local_path(arguments.store), Model.read(arguments.model)
+    training_set = read_reference(model.training_set, TrainingSet, source=arguments.model)
+    raw = read_reference(training_set.raw_dataset, RawDataset, source="the training set")
+    report = training_set.validation_report
+    validation = read_reference(report, ValidationReport, source="the training set") if report else None
     evaluation = evaluate(
         raw=raw,
-        training_set=TrainingSet.read(arguments.training_set),
+        training_set=training_set,
         model=model,
         champion=champion(store, arguments.champion),
         champion_reference=arguments.champion,
@@ -93,7 +95,6 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         _write_json(arguments.metrics, metrics_document(evaluation.verdict, train_rows=model.num_train_rows))
     if arguments.roc:
         _write_json(arguments.roc, roc_document(evaluation.scored))
-    validation = ValidationReport.read(arguments.validation_report) if arguments.validation_report else None
     card = completed(store, make_card(evaluation, run=arguments.run, model=model, raw=raw, validation=validation))
     page = card_page(card)
     if arguments.html:
@@ -103,10 +104,10 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     # The monitor compares served scores with them; the held-out ones, for the fitted ones are too sure.
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
-    keep_verdict(store, evaluation.verdict, raw)
+    verdict = keep_verdict(store, evaluation.verdict, raw)
     # Last: where the verdict is, everything is.
-    evaluation.verdict.write(arguments.output)
-    return evaluation.verdict
+    verdict.write(arguments.output)
+    return verdict
 
 
 def _write_json(path: str, document: dict[str, Any]) -> None:

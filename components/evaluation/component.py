@@ -1,7 +1,7 @@
 """The evaluation step as a KFP component; the work is `python -m components.evaluation`."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, ClassificationMetrics, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import HTML, Artifact, ClassificationMetrics, Input, Metrics, Model, Output
 
 
 @dsl.component(base_image="evergreen-evaluation", install_kfp_package=False)
@@ -12,10 +12,7 @@ def evaluation(
     store: str,
     work: str,
     champion: str,
-    raw_dataset: Input[Dataset],
-    training_set: Input[Dataset],
     model: Input[Model],
-    validation_report: Input[Artifact],
     verdict: Output[Artifact],
     metrics: Output[Metrics],
     roc: Output[ClassificationMetrics],
@@ -30,10 +27,7 @@ def evaluation(
         store: Folder URI of the model store.
         work: Folder URI for big data; the step writes below <work>/<run>/evaluation.
         champion: Model to beat: current, none, or a released model's id.
-        raw_dataset: RawDataset manifest; its held-out rows are judged by.
-        training_set: TrainingSet manifest of the same rows.
-        model: Model manifest of the candidate.
-        validation_report: ValidationReport manifest, for the model's card.
+        model: Model manifest of the candidate; it names the encoded rows, and these the raw ones and their report.
         verdict: Verdict manifest.
         metrics: Figures that people compare runs by: AUC with its interval, log loss, calibration, the lead over the
             champion, rows and the decision.
@@ -47,13 +41,12 @@ def evaluation(
     from pathlib import Path
 
     from components.evaluation.__main__ import main
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, work=work, champion=champion, raw_dataset=raw_dataset.path,
-        training_set=training_set.path, model=model.path, validation_report=validation_report.path, output=verdict.path,
+        run=name, store=store, work=work, champion=champion, model=model.path, output=verdict.path,
         metrics=metrics.path, roc=roc.path, html=report.path)  # fmt: skip
     if (code := main(flags)) > 1:
         raise SystemExit(code)

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.manifests import CURRENT, FAIL, Model, RawDataset, Release, TrainingSet, Verdict
-from components.contracts.words import ShownValues, read_words
-from components.contracts.workflow import FeatureWorkflow, vocabulary_changes
 from components.evaluation.exploration import read_shown, reordering_gain
 from components.evaluation.gate import GateJudgement, cut_slices, judge, measure_rows, measure_slices
 from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
-from components.evaluation.settings import GateSettings
-from components.runtime.durable import whole_directory, write_whole
-from components.runtime.errors import ContractError, Refused
-from components.storage.uris import local_path
-from components.store.model_cards import SliceQuality
-from components.store.models import model_in, verified_part
+from evergreen.config.gate import GateSettings
+from evergreen.contracts.manifests import CURRENT, FAIL, Model, RawDataset, Release, TrainingSet, Verdict
+from evergreen.contracts.words import ShownValues, read_words
+from evergreen.contracts.workflow import FeatureWorkflow, vocabulary_changes
+from evergreen.registry.model_cards import SliceQuality
+from evergreen.registry.models import model_in, verified_part
+from evergreen.runtime.durable import whole_directory, write_whole
+from evergreen.runtime.errors import ContractError, Refused
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -32,10 +32,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.exploration import MAX_SHARE
-from components.contracts.manifests import ReorderingGain
-from components.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_matrix
 from components.evaluation.scoring import ScoredHoldout, column_batches
+from evergreen.contracts.exploration import MAX_SHARE
+from evergreen.contracts.manifests import ReorderingGain
+from evergreen.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_matrix
 
 _COLUMNS = [POSITION, PROPENSITY, SCORE]
 ALPHA = 0.05

@@ -24,9 +24,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import FAIL, INCONCLUSIVE, PASS, AucLead, ModelQuality, RowsQuality
-from components.contracts.metrics import (
+from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.gate import GateSettings
+from evergreen.contracts.manifests import FAIL, INCONCLUSIVE, PASS, AucLead, ModelQuality, RowsQuality
+from evergreen.contracts.words import ShownValues
+from evergreen.registry.model_cards import SliceQuality
+from evergreen.runtime.errors import run_again
+from evergreen.statistics.metrics import (
     MIN_DEGREES,
     AucDifference,
     AucEstimate,
@@ -45,11 +50,6 @@ from components.contracts.metrics import (
     student_p_value,
     user_quality,
 )
-from components.contracts.words import ShownValues
-from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
-from components.evaluation.settings import GateSettings
-from components.runtime.errors import run_again
-from components.store.model_cards import SliceQuality
 
 MIN_CLASS_REQUESTS = 10
 """Requests (or users) with a click, and with a row without one, below which an interval is not trusted: simulated with

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import RawDataset
-from components.contracts.metrics import roc_auc
-from components.contracts.raw_rows import LABEL, feature_matrix, list_matrix
 from components.evaluation.scoring import parquet_files
-from components.runtime.errors import FROM_SCRATCH
-from components.storage.uris import local_path
-from components.store.archived_rows import reading_parquet
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.raw_rows import LABEL, feature_matrix, list_matrix
+from evergreen.rows.archived_rows import reading_parquet
+from evergreen.runtime.errors import FROM_SCRATCH
+from evergreen.statistics.metrics import roc_auc
+from evergreen.storage.uris import local_path
 
 SUSPICIOUS_AUC = 0.99
 """AUC on held-out rows above which a leak is likelier than a good model."""

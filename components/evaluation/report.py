@@ -12,17 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.manifests import (
-    Model,
-    RawDataset,
-    ValidationReport,
-    Verdict,
-)
-from components.contracts.metrics import row_weighted
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import MIN_CLASS_REQUESTS
 from components.evaluation.scoring import ScoredHoldout
-from components.store.model_cards import CalibrationBin, ModelCard
+from evergreen.contracts.manifests import Model, RawDataset, ValidationReport, Verdict
+from evergreen.registry.model_cards import CalibrationBin, ModelCard
+from evergreen.statistics.metrics import row_weighted
 
 
 def make_card(

@@ -18,28 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.hugectr_folder import FILE_LIST, listed_files
-from components.contracts.manifests import Model, Release
-from components.contracts.raw_rows import (
-    EVENT_TIME,
-    LABEL,
-    POSITION,
-    REQUEST_ID,
-    WEIGHT,
-    ColumnNames,
-    category_matrix,
-    feature_matrix,
-)
-from components.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_inputs
-from components.contracts.workflow import OOV_ID, FeatureWorkflow
-from components.models.configs import config_from_document
-from components.models.rounding import served_tables
-from components.runtime.errors import ContractError
-from components.runtime.onnx_runtime import silent_onnxruntime
-from components.storage.uris import local_path
-from components.store.archived_rows import parquet_file, reading_parquet
-from components.store.models import graph_sha256, model_in, verified_part
+from evergreen.config.data import WEIGHT, ColumnNames
+from evergreen.config.features import MISSING_CATEGORY, Features
+from evergreen.config.model import config_from_document
+from evergreen.config.release import served_tables
+from evergreen.contracts.hugectr_folder import FILE_LIST, listed_files
+from evergreen.contracts.manifests import Model, Release
+from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, category_matrix, feature_matrix
+from evergreen.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_inputs
+from evergreen.contracts.workflow import OOV_ID, FeatureWorkflow
+from evergreen.registry.models import graph_sha256, model_in, verified_part
+from evergreen.rows.archived_rows import parquet_file, reading_parquet
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.onnx_runtime import silent_onnxruntime
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +121,7 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     Raises:
         ContractError: its files are absent, damaged or of another shape.
     """
-    from components.models.scoring import load_scorer
+    from evergreen.networks.scoring import load_scorer
 
     scorer = load_scorer(
         verified_part(model, Model.WEIGHTS),

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from components.contracts.manifests import CURRENT, RawDataset
-from components.contracts.recommender import parse_settings
-from components.runtime.durable import own_umask
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
+from evergreen.config.reader import parse_settings
+from evergreen.contracts.manifests import CURRENT, RawDataset
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
 
 STEP = "extraction"
 COUNTS = (
@@ -78,17 +78,17 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
 
 
 def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -> None:
-    from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from components.extraction.extract import extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
-    from components.extraction.raw_schema import excluded_columns, unread_columns
-    from components.extraction.settings import ExtractionSettings
-    from components.extraction.times import parse_time
     from components.extraction.window import expect_past, find_rivals, resolve_window, seen_files
-    from components.storage.uris import local_path
-    from components.store.recommenders import accepted
-    from components.store.runs import noted
+    from evergreen.config.extraction import ExtractionSettings
+    from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
+    from evergreen.registry.recommenders import accepted
+    from evergreen.registry.runs import noted
+    from evergreen.rows.raw_schema import excluded_columns, unread_columns
+    from evergreen.rows.times import parse_time
+    from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
     with noted(store, arguments.run, STEP) as note:

@@ -40,8 +40,8 @@ def extraction(
         raw_dataset: RawDataset manifest of the rows.
     """
     from components.extraction.__main__ import main
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     flags = run_flags(
         run=store_name(run, run_resource, run_id), store=store, work=work, lake=lake, window_start=window_start,

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
-from components.runtime.errors import ContractError
-from components.store.archived_rows import is_list
+from evergreen.config.features import Features
+from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
+from evergreen.rows.archived_rows import is_list
+from evergreen.runtime.errors import ContractError
 
 KEY = [REQUEST_ID, ROW]
 _NEWEST = [EVENT_TIME, LABEL]

@@ -33,31 +33,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts.manifests import Model, RawDataset
-from components.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
-from components.contracts.recommender import Recommender
-from components.contracts.row_hash import request_hashes
-from components.contracts.words import WordCounts
 from components.extraction.copies import Copies
 from components.extraction.lake import Lake, WindowPiece
-from components.extraction.raw_schema import (
-    FILE_ROWS,
-    MalformedRows,
-    PartFile,
-    PartWriter,
-    cut_newest,
-    excluded_columns,
-)
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.settings import MAX_LATE_DAYS, ExtractionSettings
-from components.extraction.times import DAY_MICROS, TimeSpan, to_iso
-from components.extraction.unfit import NUM_NAMED, QuarantinedFile, UnfitFiles, expect_few
 from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
-from components.runtime import forked
-from components.runtime.durable import sha256_tree, whole_directory
-from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
-from components.runtime.workers import Workers, workers_of
-from components.store.archived_rows import parquet_file
+from evergreen.config.extraction import MAX_LATE_DAYS, ExtractionSettings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import Model, RawDataset
+from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
+from evergreen.contracts.row_hash import request_hashes
+from evergreen.contracts.words import WordCounts
+from evergreen.rows.archived_rows import parquet_file
+from evergreen.rows.raw_schema import FILE_ROWS, MalformedRows, PartFile, PartWriter, cut_newest, excluded_columns
+from evergreen.rows.times import DAY_MICROS, TimeSpan, to_iso
+from evergreen.rows.unfit import NUM_NAMED, QuarantinedFile, UnfitFiles, expect_few
+from evergreen.runtime import forked
+from evergreen.runtime.durable import sha256_tree, whole_directory
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
+from evergreen.runtime.workers import Workers, workers_of
 
 
 class Cut(NamedTuple):

@@ -24,8 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import (
+from components.extraction.copies import KEY, Copies, newest_copies, without_known
+from components.extraction.lake_files import LakeFiles, base_name, version_of_folder
+from components.extraction.window import SeenFiles
+from evergreen.config.features import Features
+from evergreen.contracts.raw_rows import (
     EVENT,
     EVENT_TIME,
     LABEL,
@@ -34,19 +37,16 @@ from components.contracts.raw_rows import (
     REQUEST_ID,
     WINDOW_SECONDS,
 )
-from components.contracts.records import CLICK
-from components.contracts.words import WordCounts
-from components.extraction.copies import KEY, Copies, newest_copies, without_known
-from components.extraction.lake_files import LakeFiles, base_name, version_of_folder
-from components.extraction.raw_schema import BATCH_ROWS, TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
-from components.extraction.readers.parquet import GroupTimes, RawParquet, group_times, within
-from components.extraction.times import TimeSpan, day_span, to_iso
-from components.extraction.unfit import UnfitFiles, read_each
-from components.extraction.window import SeenFiles
-from components.runtime.durable import sha256_file
-from components.runtime.errors import ContractError
-from components.storage.objects import ObjectInfo
-from components.store.archived_rows import arrow_schema, bounded_batches, reading_parquet
+from evergreen.contracts.records import CLICK
+from evergreen.contracts.words import WordCounts
+from evergreen.rows.archived_rows import arrow_schema, bounded_batches, reading_parquet
+from evergreen.rows.parquet import GroupTimes, RawParquet, group_times, within
+from evergreen.rows.raw_schema import BATCH_ROWS, TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
+from evergreen.rows.times import TimeSpan, day_span, to_iso
+from evergreen.rows.unfit import UnfitFiles, read_each
+from evergreen.runtime.durable import sha256_file
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 

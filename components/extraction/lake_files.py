@@ -31,19 +31,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.contracts.raw_rows import (
+from evergreen.contracts.raw_rows import (
     DAY_PARTITION,
     OUTCOME_PARTITION,
     VERSION_COMPLETE,
     VERSION_PARTITION,
     is_visible,
 )
-from components.extraction.times import parse_day
-from components.extraction.unfit import QuarantinedFile, UnfitFiles
-from components.runtime.durable import sha256_file, write_whole
-from components.runtime.errors import ContractError, PermanentError
-from components.storage.objects import Download, ObjectInfo, Objects, download_all, file_crc32c
-from components.storage.uris import is_bucket_uri, local_path, open_objects
+from evergreen.rows.times import parse_day
+from evergreen.rows.unfit import QuarantinedFile, UnfitFiles
+from evergreen.runtime.durable import sha256_file, write_whole
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.storage.objects import Download, ObjectInfo, Objects, download_all, file_crc32c
+from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 
 _FOLDER = re.compile(re.escape(VERSION_PARTITION.format(version="")) + r"([1-9][0-9]{0,8})")
 _MARKER_VERSION = 1

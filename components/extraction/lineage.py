@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import CURRENT, Model
-from components.contracts.raw_rows import DAY_PARTITION
 from components.extraction.lake_files import newest_complete, objects_by_day
-from components.extraction.times import parse_day
-from components.runtime.errors import ContractError
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import show
-from components.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
-from components.store import promotion_journal
-from components.store.models import learned_later
+from evergreen.contracts.manifests import CURRENT, Model
+from evergreen.contracts.raw_rows import DAY_PARTITION
+from evergreen.registry import promotion_journal
+from evergreen.registry.models import learned_later
+from evergreen.rows.times import parse_day
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import show
+from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ModelLineage:
     lost: str | None
     """The ancestor after the last of `models` that is not in the store any more; None = the line is whole."""
     learned_later: list[str]
-    """See `store.models.learned_later`."""
+    """See `registry.models.learned_later`."""
 
     def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
         """What it saw, as JSON holds it.

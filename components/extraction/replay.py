@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.raw_rows import REQUEST_ID, ROW
-from components.contracts.row_hash import mix, row_identities
 from components.extraction.lake import Lake, Piece
-from components.extraction.raw_schema import BATCH_ROWS, MalformedRows, PartWriter
-from components.extraction.settings import ExtractionSettings
-from components.extraction.times import TimeSpan
-from components.extraction.unfit import QuarantinedFile, UnfitFiles, expect_few
-from components.runtime.errors import ContractError
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.contracts.raw_rows import REQUEST_ID, ROW
+from evergreen.contracts.row_hash import mix, row_identities
+from evergreen.rows.raw_schema import BATCH_ROWS, MalformedRows, PartWriter
+from evergreen.rows.times import TimeSpan
+from evergreen.rows.unfit import QuarantinedFile, UnfitFiles, expect_few
+from evergreen.runtime.errors import ContractError
 
 logger = logging.getLogger(__name__)
 

@@ -16,21 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW, WEIGHT
 from components.extraction.copies import Copies
-from components.extraction.raw_schema import (
-    BATCH_ROWS,
-    TIME_TYPE,
-    click_columns,
-    lake_schema,
-    open_parquet,
-    raw_batch,
-)
-from components.extraction.readers.text import sql_path, sql_text
-from components.runtime.errors import PermanentError, first_line
-from components.runtime.forked import available_cores
-from components.store.archived_rows import reading_parquet
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
+from evergreen.rows.archived_rows import reading_parquet
+from evergreen.rows.raw_schema import BATCH_ROWS, TIME_TYPE, click_columns, lake_schema, open_parquet, raw_batch
+from evergreen.rows.text import sql_path, sql_text
+from evergreen.runtime.errors import PermanentError, first_line
+from evergreen.runtime.forked import available_cores
 
 _MEMORY = "1GB"
 """Most that sorting holds; what is more goes to disk."""

@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
-from components.contracts.features import Features
-from components.contracts.manifests import Model
-from components.contracts.raw_rows import DAY_PARTITION
 from components.extraction.lake_files import base_name
-from components.extraction.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
-from components.runtime.errors import FROM_SCRATCH, ContractError, run_again
-from components.storage.objects import ObjectInfo
-from components.store import models as model_store
+from evergreen.config.features import Features
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.raw_rows import DAY_PARTITION
+from evergreen.registry import models as model_store
+from evergreen.rows.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
+from evergreen.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 

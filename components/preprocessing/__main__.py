@@ -3,14 +3,16 @@
 import argparse
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
-from components.contracts.manifests import RawDataset
-from components.runtime.durable import own_umask
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.uris import local_path
-from components.store.runs import noted
+from evergreen.contracts.manifests import RawDataset
+from evergreen.registry.runs import noted
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,6 +57,8 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
         raw = RawDataset.read(arguments.raw_dataset)
         parent = find_parent(store, raw.parent_model_id)
         training_set, note.facts = preprocess(raw, parent=parent, final=final, dask_scheduler=arguments.dask_scheduler)
+        reference = keep(raw, final / "raw_dataset.json")
+        training_set = replace(training_set, raw_dataset=reference, validation_report=raw.validation_report)
         training_set.write(arguments.output)
 
 

@@ -30,8 +30,8 @@ def preprocessing(
         training_set: Manifest of the encoded rows.
     """
     from components.preprocessing.__main__ import main
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     flags = run_flags(
         run=store_name(run, run_resource, run_id), store=store, work=work,

@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from components.contracts.features import Features
-from components.contracts.hugectr_folder import write_file_list
-from components.contracts.raw_rows import LABEL, WEIGHT
-from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing import numpy_engine
 from components.preprocessing.engines import Columns
 from components.preprocessing.raw_partitions import Partition, read_partition
-from components.runtime.durable import whole_file, write_whole
-from components.runtime.errors import PermanentError
-from components.runtime.workers import Workers
-from components.store.archived_rows import parquet_file, write_parquet
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.contracts.hugectr_folder import write_file_list
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.rows.archived_rows import parquet_file, write_parquet
+from evergreen.runtime.durable import whole_file, write_whole
+from evergreen.runtime.errors import PermanentError
+from evergreen.runtime.workers import Workers
 
 METADATA = "_metadata.json"
 ROW_GROUP_BYTES = 128_000_000

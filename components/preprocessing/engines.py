@@ -11,8 +11,8 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.contracts.workflow import FeatureWorkflow
+from evergreen.config.features import Features
+from evergreen.contracts.workflow import FeatureWorkflow
 
 Columns = dict[str, NDArray[Any]]
 """Columns of one partition by name, in file order."""

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features, NumericOptions
-from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.engines import Columns
 from components.preprocessing.parent import ParentWorkflow
 from components.preprocessing.raw_partitions import Partition, read_partition
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column, next_column, unseen_column
 from components.preprocessing.window_statistics import Moments, Statistics, merged, statistics_of
-from components.runtime.workers import Pickled, Workers
+from evergreen.config.features import Features, NumericOptions
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.runtime.workers import Pickled, Workers
 
 _MERGED_AT_A_TIME = 8
 

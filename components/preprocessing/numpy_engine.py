@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import LABEL, WEIGHT, category_matrix, feature_matrix
-from components.contracts.workflow import FeatureWorkflow, clipped, unscaled
 from components.preprocessing.engines import Columns
 from components.preprocessing.raw_partitions import distinct_values
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.contracts.raw_rows import LABEL, category_matrix, feature_matrix
+from evergreen.contracts.workflow import FeatureWorkflow, clipped, unscaled
 
 
 def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:

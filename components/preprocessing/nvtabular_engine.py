@@ -29,11 +29,12 @@ from merlin.schema import ColumnSchema, Schema
 from numpy.typing import NDArray
 from nvtabular import ops
 
-from components.contracts.features import INDICATOR, MISSING_CATEGORY, Features, NumericOptions
-from components.contracts.raw_rows import LABEL, WEIGHT
-from components.contracts.workflow import FIRST_ID, MISSING_ID, PADDING_ID, TOMBSTONE, FeatureWorkflow
 from components.preprocessing.engines import Columns
 from components.preprocessing.raw_partitions import distinct_values, place_columns
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import INDICATOR, MISSING_CATEGORY, Features, NumericOptions
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, PADDING_ID, TOMBSTONE, FeatureWorkflow
 
 
 def stored_name(name: str) -> str:

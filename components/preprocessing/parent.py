@@ -17,13 +17,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from components.contracts.features import Features
-from components.contracts.manifests import Model
-from components.contracts.workflow import FeatureWorkflow
 from components.preprocessing.vocabularies import Candidates, Column
-from components.runtime.durable import write_whole
-from components.runtime.errors import ContractError, run_again
-from components.store import models as model_store
+from evergreen.config.features import Features
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.registry import models as model_store
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError, run_again
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.contracts import raw_rows
-from components.contracts.features import Features
-from components.contracts.manifests import RawDataset, TrainingSet
-from components.contracts.raw_rows import LABEL, REQUEST_ID, ROW, WEIGHT
-from components.contracts.row_hash import row_identities, uniforms
-from components.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
 from components.preprocessing import encode, fitting, raw_partitions
 from components.preprocessing.engines import EncodingEngine, engine_of
 from components.preprocessing.parent import (
@@ -35,15 +29,22 @@ from components.preprocessing.parent import (
     save_columns,
 )
 from components.preprocessing.raw_partitions import open_raw, raw_files
-from components.preprocessing.settings import PreprocessingSettings
 from components.preprocessing.vocabularies import Column
-from components.runtime import forked
-from components.runtime.durable import whole_directory, whole_file
-from components.runtime.errors import ContractError, PermanentError
-from components.runtime.workers import THIS_PROCESS, Workers, workers_of
-from components.storage.uris import local_path
-from components.store.archived_rows import parquet_writer, reading_parquet
-from components.store.promotion_journal import moment_of
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset, TrainingSet
+from evergreen.contracts.raw_rows import LABEL, REQUEST_ID, ROW
+from evergreen.contracts.row_hash import row_identities, uniforms
+from evergreen.contracts.workflow import FeatureWorkflow, VocabularyChange, vocabulary_changes
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.rows.archived_rows import parquet_writer, reading_parquet
+from evergreen.runtime import forked
+from evergreen.runtime.durable import whole_directory, whole_file
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.workers import THIS_PROCESS, Workers, workers_of
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

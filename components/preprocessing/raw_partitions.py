@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.raw_rows import LABEL, WEIGHT, list_matrix, raw_types
-from components.runtime.errors import ContractError
-from components.store.archived_rows import arrow_schema, is_alike, parquet_file, reading_parquet
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import MISSING_CATEGORY, Features
+from evergreen.contracts.raw_rows import LABEL, list_matrix, raw_types
+from evergreen.rows.archived_rows import arrow_schema, is_alike, parquet_file, reading_parquet
+from evergreen.runtime.errors import ContractError
 
 
 class Partition(NamedTuple):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.workflow import TOMBSTONE
-from components.preprocessing.settings import PreprocessingSettings
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.contracts.workflow import TOMBSTONE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
 from components.preprocessing.raw_partitions import place_columns
+from evergreen.config.features import Features
 
 UNIT = 2.0**-149
 """Every float32 is an integer multiple of this unit, so sums are exact and do not depend on the

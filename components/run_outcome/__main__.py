@@ -1,11 +1,11 @@
 """The exit handler: records how a run ended beside its steps' notes, and announces it.
 
 KFP's state alone does not show it: the hosted backend passes COMPLETE or FAILED without a message, the local one
-SUCCEEDED or FAILED, and names the exit handler itself. The notes are `store.runs`'.
+SUCCEEDED or FAILED, and names the exit handler itself. The notes are `registry.runs`'.
 
 People are notified of a run that a person or a schedule started. A run that the monitor started has a `trigger_id` and
 is announced by the monitor, as part of its incident; a message from here would be a duplicate. No notification fails a
-run: it has ended, and its outcome is in the store. The message's form and the sending are `components.notices`'.
+run: it has ended, and its outcome is in the store. The message's form and the sending are `evergreen.notifications`'.
 """
 
 import argparse
@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
-from components.notices.webhook import compose, post
-from components.runtime.durable import own_umask
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.uris import local_path
-from components.store.promotion_journal import moment_of
-from components.store.runs import RunOutcome, StepNote, begun_at, conclude, kubeflow_name, read_notes, write_outcome
+from evergreen.notifications.webhook import compose, post
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.registry.runs import RunOutcome, StepNote, begun_at, conclude, kubeflow_name, read_notes, write_outcome
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ def run_outcome(
         One sentence: released, on trial as a canary, refused or failed, by which step, and why.
     """
     from components.run_outcome.__main__ import record
-    from components.store.runs import store_name
+    from evergreen.registry.runs import store_name
 
     return record(
         run=store_name(run, run_resource, run_id),

@@ -9,13 +9,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.runtime.errors import ContractError, PermanentError
-from components.runtime.exit_codes import exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end, wait
-from components.runtime.plain_text import log_as_text
-from components.store.models import judged_run
-from components.store.runs import find_outcome, store_name
+from evergreen.registry.models import judged_run
+from evergreen.registry.runs import find_outcome, store_name
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end, wait
+from evergreen.runtime.plain_text import log_as_text
 
 VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Holds the pipeline's parameters as JSON; `trigger_id` among them names the trial."""

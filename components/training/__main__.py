@@ -1,29 +1,31 @@
 """The training step as a plain command.
 
-It reads TrainingSet and ValidationReport manifests, and writes a Model manifest.
+It reads a TrainingSet manifest and writes a Model manifest.
 """
 
 import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.contracts.manifests import TrainingSet, ValidationReport
-from components.models import share_cores
-from components.models.configs import network_config
-from components.runtime.durable import own_umask
-from components.runtime.errors import ContractError
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.uris import local_path
-from components.store.runs import noted
-from components.training.config import TrainingSettings
 from components.training.hugectr.nodes import communicator, follow
 from components.training.preemption import stop_on_sigterm
 from components.training.torchrec import launch
+from evergreen.config.model import network_config
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import TrainingSet, ValidationReport
+from evergreen.networks import share_cores
+from evergreen.registry.runs import noted
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import keep, read_reference
+from evergreen.storage.uris import local_path
 
 if TYPE_CHECKING:
     from components.training.fit import FitResult
@@ -57,7 +59,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="worker processes, each on its own GPU if there are GPUs (only torchrec)",
     )
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
-    add("--validation-report", required=True, default=argparse.SUPPRESS, type=Path, help="ValidationReport manifest")
     add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="path of the Model manifest to write")
     return parser
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from components.training.step import TrainingRun, forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
-        report = ValidationReport.read(flags.validation_report)
+        report = read_reference(training_set.validation_report, ValidationReport, source=str(flags.training_set))
         request = TrainingRun(
             run=flags.run,
             store=store,
@@ -112,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings=training_set.recommender.section("training", TrainingSettings),
         )
         model, result = train(request, training_set, report, stop=stop)
-        model.write(flags.output)
+        reference = keep(training_set, work / flags.run / "training" / "training_set.json")
+        replace(model, training_set=reference).write(flags.output)
         forget_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
         # Reproducing the weights bit for bit needs the same number of threads.

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.metrics import grouped_deviation
-from components.runtime.durable import whole_directory, whole_file, write_whole
+from evergreen.runtime.durable import whole_directory, whole_file, write_whole
+from evergreen.statistics.metrics import grouped_deviation
 
 logger = logging.getLogger(__name__)
 

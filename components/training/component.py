@@ -1,7 +1,7 @@
 """KFP signature of the training step."""
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Model, Output
+from kfp.dsl import Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="evergreen-training", install_kfp_package=False)
@@ -16,7 +16,6 @@ def training(
     processes: int,
     train_job: str,
     training_set: Input[Dataset],
-    validation_report: Input[Artifact],
     model: Output[Model],
 ) -> None:
     """Fit the network from scratch or from a parent, and publish the model to the registry.
@@ -36,18 +35,17 @@ def training(
             More than one only for torchrec.
         train_job: Spec of the TrainJob that runs the step's workers, as JSON. Empty to train in
             this step's own container.
-        training_set: Manifest of the encoded rows.
-        validation_report: Manifest of the statistics and the schema to store with the model.
+        training_set: Manifest of the encoded rows. It names the validation report, whose statistics
+            and schema are stored with the model.
         model: Manifest of the trained model.
     """
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
     from components.training.__main__ import main
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
         run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes,
-        train_job=train_job, training_set=training_set.path,
-        validation_report=validation_report.path, output=model.path)  # fmt: skip
+        train_job=train_job, training_set=training_set.path, output=model.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

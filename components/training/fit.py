@@ -26,13 +26,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.manifests import TrainingSet
-from components.contracts.metrics import log_loss, roc_auc, row_log_losses, row_weighted
-from components.contracts.workflow import FeatureWorkflow
-from components.models.configs import NetworkConfig
-from components.models.files import add_to_bias
-from components.runtime.errors import ContractError, PermanentError, Preempted
-from components.storage.uris import local_path
 from components.training.calibration import corrected, newest_bias_shift
 from components.training.checkpoint import (
     DIVERGED,
@@ -44,11 +37,18 @@ from components.training.checkpoint import (
     Position,
     best_of,
 )
-from components.training.config import TrainingSettings
 from components.training.engine import Engine, Rate
 from components.training.row_order import PassOrder, PassRows, derived_seed, replayed
 from components.training.rows import RowFolder
 from components.training.start import log_odds_correction, write_initial
+from evergreen.config.model import NetworkConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import TrainingSet
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.networks.files import add_to_bias
+from evergreen.runtime.errors import ContractError, PermanentError, Preempted
+from evergreen.statistics.metrics import log_loss, roc_auc, row_log_losses, row_weighted
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class FitResult:
     """Result of one fit."""
 
     weights: Path
-    """Folder of the final weights (`components.models.files`). Their scores apply to all rows, even
+    """Folder of the final weights (`evergreen.networks.files`). Their scores apply to all rows, even
     if the training rows were downsampled."""
     optimizer_step: int
     """Optimizer steps taken, including those of earlier runs."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from components.runtime.errors import Preempted
+from evergreen.runtime.errors import Preempted
 
 
 class StopRequest:

@@ -2,7 +2,7 @@
 
 A row takes 4 bytes for each column (ids as int32). The kernel can drop mapped pages again, so the
 rows may be larger than memory. Decoding has some ten thousand rows per thread in memory.
-`contracts.features` defines the columns. Errors in a folder are reported here, before a long fit
+`config.features` defines the columns. Errors in a folder are reported here, before a long fit
 starts. `row_order` decides the training order.
 """
 
@@ -21,11 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.contracts.hugectr_folder import listed_files
-from components.contracts.raw_rows import LABEL, WEIGHT
-from components.runtime.errors import ContractError, PermanentError
-from components.store.archived_rows import parquet_file, reading_parquet
+from evergreen.config.data import WEIGHT
+from evergreen.config.features import Features
+from evergreen.contracts.hugectr_folder import listed_files
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.rows.archived_rows import parquet_file, reading_parquet
+from evergreen.runtime.errors import ContractError, PermanentError
 
 _DECODED_ROWS = 1 << 14
 """Rows decoded at a time by each thread: 4 MB of columns. Half as many took 5 % longer."""

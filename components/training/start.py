@@ -24,9 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features, Places
-from components.contracts.manifests import Model, TrainingSet
-from components.contracts.workflow import (
+from evergreen.config.features import Features, Places
+from evergreen.config.model import NetworkConfig, config_from_document
+from evergreen.contracts.manifests import Model, TrainingSet
+from evergreen.contracts.workflow import (
     FIRST_ID,
     OOV_ID,
     TOMBSTONE,
@@ -34,8 +35,7 @@ from components.contracts.workflow import (
     VocabularyChange,
     vocabulary_changes,
 )
-from components.models.configs import NetworkConfig, config_from_document
-from components.models.files import (
+from evergreen.networks.files import (
     StoredModel,
     Table,
     Tensors,
@@ -48,10 +48,10 @@ from components.models.files import (
     table_shapes,
     tables_of,
 )
-from components.runtime.durable import whole_directory
-from components.runtime.errors import ContractError, run_again
-from components.storage.uris import local_path
-from components.store.models import model_in, verified_part
+from evergreen.registry.models import model_in, verified_part
+from evergreen.runtime.durable import whole_directory
+from evergreen.runtime.errors import ContractError, run_again
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
 
 
 def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
-    from components.models.network import build_network
+    from evergreen.networks.network import build_network
 
     return {name: each.detach().numpy() for name, each in build_network(config, seed).named_parameters()}
 

@@ -17,19 +17,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, TrainingSet, ValidationReport
-from components.models.configs import NetworkConfig
-from components.models.files import NETWORK_FILE
-from components.runtime.durable import append_line, sha256_tree, whole_directory, write_whole
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
-from components.store.models import model_folder
+from components.training.backends import make_engine, require_backend
 from components.training.checkpoint import START, CheckpointFolder
-from components.training.config import TrainingSettings
-from components.training.engine import Engine, make_engine, require_backend
+from components.training.engine import Engine
 from components.training.fit import FitJob, FitResult, fit
 from components.training.preemption import StopRequest
 from components.training.start import continue_from, read_parent
+from evergreen.config.model import NetworkConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import Model, TrainingSet, ValidationReport
+from evergreen.networks.files import NETWORK_FILE
+from evergreen.registry.models import model_folder
+from evergreen.runtime.durable import append_line, sha256_tree, whole_directory, write_whole
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,8 @@ def publish(
 
 
 def _export_network(weights: Path, config: NetworkConfig, slot_sizes: list[int]) -> None:
-    from components.models.network import export_onnx
-    from components.models.scoring import load_network
+    from evergreen.networks.network import export_onnx
+    from evergreen.networks.scoring import load_network
 
     network, _ = load_network(weights, config, slot_sizes)
     write_whole(weights / NETWORK_FILE, export_onnx(network, config))

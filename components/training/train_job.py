@@ -1,6 +1,6 @@
 """Run the training step as a Kubeflow TrainJob: create it, copy its log and end with its result.
 
-The job's workers run this same step on the same shared volume. `pipelines.placement` sets image,
+The job's workers run this same step on the same shared volume. `pipeline.placement` sets image,
 nodes and command, and the engine coordinates the processes. The job of a step has a fixed name, so
 a retried step finds the job of its earlier try. It continues to follow a running job, and it
 replaces a failed one. The runtime of `k8s/components/kubeflow-trainer` restarts lost workers, which
@@ -27,11 +27,11 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from components.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
-from components.runtime.flags import run_flags
-from components.runtime.kubeflow import POD_NAME, POD_UID
-from components.storage.uris import local_path
-from components.store.runs import StepNote, Stopped, read_notes
+from evergreen.registry.runs import StepNote, Stopped, read_notes
+from evergreen.runtime.errors import ContractError, PermanentError, Preempted, TemporaryError
+from evergreen.runtime.flags import run_flags
+from evergreen.runtime.kubeflow import POD_NAME, POD_UID
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -177,9 +177,8 @@ def train_elsewhere(
     """
     folder = local_path(flags.work) / flags.run / "train-job"
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {name: folder / f"{name}.json" for name in ("training_set", "validation_report", "output")}
-    for name in ("training_set", "validation_report"):
-        shutil.copyfile(getattr(flags, name), shared[name])
+    shared = {name: folder / f"{name}.json" for name in ("training_set", "output")}
+    shutil.copyfile(flags.training_set, shared["training_set"])
     spec = json.loads(flags.train_job)
     spec["trainer"]["args"] = run_flags(**{**vars(flags), **shared, "train_job": ""})
     name = job_name(flags.run)

@@ -11,20 +11,22 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
-from components.runtime.durable import own_umask
-from components.runtime.errors import run_again
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import log_as_text
-from components.storage.uris import local_path
-from components.store import models as model_store
-from components.store.runs import forget_report, keep_report, noted
-from components.validation.rules import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
+from evergreen.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
+from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
+from evergreen.registry import models as model_store
+from evergreen.registry.runs import forget_report, keep_report, noted
+from evergreen.runtime.durable import own_umask
+from evergreen.runtime.errors import run_again
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 
 STEP = "validation"
 
@@ -115,7 +117,8 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     report = validated.report
     report.write(arguments.output)
     if arguments.valid_dataset:
-        validated.dataset.write(arguments.valid_dataset)
+        reference = keep(report, folder / "validation_report.json")
+        replace(validated.dataset, validation_report=reference).write(arguments.valid_dataset)
     html = local_path(report.report_uri)
     if arguments.html:
         arguments.html.parent.mkdir(parents=True, exist_ok=True)

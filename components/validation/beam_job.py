@@ -24,12 +24,12 @@ import tensorflow_data_validation as tfdv
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions, WorkerOptions
 
-from components.contracts.features import Features
-from components.runtime.errors import ContractError, TemporaryError, first_line
-from components.storage.uris import is_bucket_uri
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
 from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
-from components.validation.windows import ReferenceCounter
+from evergreen.config.features import Features
+from evergreen.runtime.errors import ContractError, TemporaryError, first_line
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.uris import is_bucket_uri
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def _check_runner(options: PipelineOptions) -> None:
         raise ValueError(f"temp_location is {google.temp_location!r}, expected gs://bucket/prefix")
 
 
-def summarize_on_beam(files: Sequence[Path], counter: ReferenceCounter, *, options: PipelineOptions) -> Any:
+def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options: PipelineOptions) -> Any:
     """The result of `summarize_files`, from the runner that `options` name.
 
     Copies of `counter` are given every row, and are merged into it in any order.
@@ -126,7 +126,7 @@ def _upload_file(path: Path, address: str) -> None:
 
 
 def _run_pipeline(
-    sources: list[AddressedPart], counter: ReferenceCounter, *, options: PipelineOptions, shared: str
+    sources: list[AddressedPart], counter: ProfileCounter, *, options: PipelineOptions, shared: str
 ) -> None:
     with beam.Pipeline(options=options) as pipeline:
         batches = (
@@ -144,7 +144,7 @@ def _run_pipeline(
         (
             batches
             | "Count" >> beam.CombineGlobally(_CountRows(counter))
-            | "Dump" >> beam.Map(ReferenceCounter.dumps)
+            | "Dump" >> beam.Map(ProfileCounter.dumps)
             | "WriteCounter"
             >> beam.io.WriteToText(
                 f"{shared}/{_COUNTER}",
@@ -179,22 +179,22 @@ def _make_lists(numbered: NumberedBatch, features: Features) -> pa.RecordBatch:
 class _CountRows(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here
     """Gives batches to copies of the counter, and merges these."""
 
-    def __init__(self, counter: ReferenceCounter) -> None:
+    def __init__(self, counter: ProfileCounter) -> None:
         self._counter = counter
 
-    def create_accumulator(self) -> ReferenceCounter:
+    def create_accumulator(self) -> ProfileCounter:
         return copy.deepcopy(self._counter)
 
-    def add_input(self, accumulator: ReferenceCounter, numbered: NumberedBatch) -> ReferenceCounter:
+    def add_input(self, accumulator: ProfileCounter, numbered: NumberedBatch) -> ProfileCounter:
         first_row, batch = numbered
         accumulator.add(batch, first_row)
         return accumulator
 
-    def merge_accumulators(self, accumulators: Iterable[ReferenceCounter]) -> ReferenceCounter:
+    def merge_accumulators(self, accumulators: Iterable[ProfileCounter]) -> ProfileCounter:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: ReferenceCounter) -> ReferenceCounter:
+    def extract_output(self, accumulator: ProfileCounter) -> ProfileCounter:
         return accumulator

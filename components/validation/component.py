@@ -38,9 +38,9 @@ def validation(
     Returns:
         Output: True unless the rows must not be trained on.
     """
-    from components.runtime.flags import run_flags
-    from components.store.runs import store_name
     from components.validation.__main__ import main
+    from evergreen.registry.runs import store_name
+    from evergreen.runtime.flags import run_flags
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(

@@ -7,19 +7,21 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
-from components.contracts.words import ShownValues, read_words
-from components.storage.uris import local_path
-from components.validation.drift import DriftEntry, LabelShift, measure_drift, measure_label_shift
+from components.validation.drift import LabelShift, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
-from components.validation.rules import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
-from components.validation.windows import ReferenceCounter, WindowSummary
+from evergreen.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.words import ShownValues, read_words
+from evergreen.statistics.column_profile import TableProfile
+from evergreen.statistics.comparison import ColumnDrift
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +60,10 @@ class Measured:
     """What the schema in force would have to become for these rows; None if they fit, or none is in force."""
     anomalies: Any
     """TFDV's, of the statistics against the schema."""
-    counter: ReferenceCounter
+    counter: ProfileCounter
     """What the monitor and the next round need."""
-    window: WindowSummary
-    drift: list[DriftEntry]
+    window: TableProfile
+    drift: list[ColumnDrift]
     """Per feature; empty without a champion."""
     label: LabelShift | None
     """None without a champion."""
@@ -83,9 +85,9 @@ def measure(round_: Round, folder: Path) -> Measured:
     rows = screen_rows(round_, schema, folder)
     raw, settings, champion = rows.dataset, round_.rules, round_.champion
     features = raw.recommender.features
-    counter = ReferenceCounter(features, raw.excluded_columns)
+    counter = ProfileCounter(features, raw.excluded_columns)
     statistics = round_.summarize(rows.files, counter)
-    window = counter.window(
+    window = counter.profile(
         digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
     )
     logger.info("statistics of %d rows in %d files", window.rows, len(rows.files))
@@ -250,7 +252,7 @@ def judge_click_rate(label: LabelShift | None, rules: ValidationSettings) -> lis
     """A finding if the rate left both the merged windows' and the newest one's by more than the factor and chance."""
     if label is None:
         return []
-    factor, level = rules.click_rate_factor, rules.false_alarm_rate
+    factor, level = rules.click_rate_factor, rules.false_discovery_rate
     for side in (label, label.newest):
         if side is None:
             continue
@@ -267,7 +269,7 @@ def judge_click_rate(label: LabelShift | None, rules: ValidationSettings) -> lis
 # -- drift and skew
 
 
-def judge_drift(drift: list[DriftEntry], rules: ValidationSettings) -> list[Finding]:
+def judge_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> list[Finding]:
     """Findings on drifted features and on many new categories; the surest first, then the largest."""
     found: list[Finding] = []
     for entry in sorted(drift, key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0))):
@@ -283,7 +285,7 @@ def judge_drift(drift: list[DriftEntry], rules: ValidationSettings) -> list[Find
     return found
 
 
-def _describe_change(entry: DriftEntry) -> str:
+def _describe_change(entry: ColumnDrift) -> str:
     parts = []
     if "values" in entry.changes:
         parts.append(_describe_values(entry))
@@ -295,7 +297,7 @@ def _describe_change(entry: DriftEntry) -> str:
     return f"{'; '.join(parts)} (q = {entry.q_value:.2g})"
 
 
-def _describe_values(entry: DriftEntry) -> str:
+def _describe_values(entry: ColumnDrift) -> str:
     effect, threshold = entry.effect, entry.threshold
     assert effect is not None
     assert threshold is not None

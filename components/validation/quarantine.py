@@ -19,16 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.contracts import raw_rows
-from components.contracts.features import Features
-from components.contracts.manifests import RawDataset
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.archived_rows import parquet_writer
 from components.validation import quarantine_store
 from components.validation.round import Round
 from components.validation.rows import parquet_files, read_all_columns
-from components.validation.rules import DATASET, DOMAIN, INFO, OFF, QUARANTINE, Finding
+from evergreen.config.features import Features
+from evergreen.config.validation import DATASET, DOMAIN, INFO, OFF, QUARANTINE, Finding
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.rows.archived_rows import parquet_writer
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 

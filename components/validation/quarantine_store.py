@@ -2,7 +2,7 @@
 
 The step's own folder goes with the work folder's retention; the store stays. Each run that quarantined rows has a
 folder `<store>/quarantine/runs/<run>`: `quarantine.json` and `rows/*.parquet` (raw columns, and `quarantine_reason`).
-Nothing is removed but the rows of a user who is forgotten (`pipelines.forget`), which stay counted. The lake is never
+Nothing is removed but the rows of a user who is forgotten (`cli.forget`), which stay counted. The lake is never
 changed: a quarantined row stays there as it was.
 """
 
@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 
-from components.runtime.durable import whole_directory
-from components.runtime.errors import ContractError
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import show
-from components.storage.uris import typed_folder
-from components.store.runs import run_folder
+from evergreen.registry.runs import run_folder
+from evergreen.runtime.durable import whole_directory
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import show
+from evergreen.storage.uris import typed_folder
 
 MANIFEST = "quarantine.json"
 

@@ -1,57 +1,110 @@
 """The report for people: findings, and the columns as small multiples, those with the strongest evidence first.
 
 Drawn from the document of `validate` alone; judges nothing. Each chart's numbers are a folded table too, for those who
-cannot see the chart; its bars differ by shape, not by colour alone. All text that comes from the rows or their file
-names is escaped.
+cannot see the chart; its bars differ by shape, not by colour alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
-from components.charts.page import html_page, html_table, number, percent, probability
+from evergreen.reports.formats import number, percent, probability
+from evergreen.reports.page import (
+    Badge,
+    Banner,
+    Card,
+    Cards,
+    CheckRow,
+    Checks,
+    Code,
+    Fold,
+    PageTable,
+    Preformatted,
+    Text,
+    Tiles,
+    html_page,
+)
+from evergreen.reports.rendering import PageBlock
+from evergreen.reports.svg import Bar, BarChart
 
 Entry = Mapping[str, Any]
-Cells = Mapping[str, Callable[[Entry], str]]
-"""Head of a table's column -> the cell of an entry, as markup."""
+Cells = Mapping[str, Callable[[Entry], object]]
+"""Head of a table's column -> the cell of an entry."""
+_SEVERITIES = ("block", "warn", "info")
 
 
 def draw_page(document: Entry) -> str:
-    """The page's HTML."""
+    """Return the page's HTML."""
     return html_page(
         f"Validation of run {document['run']}",
         decision=document["decision"],
-        intro=_tiles(document),
+        first=[
+            _state(document),
+            Checks(caption="What was checked", rows=_areas(document)),
+            _tiles(document),
+        ],
         sections={
-            "Findings": _findings(document["findings"]),
-            "Columns": _cards(document),
+            "Findings": [_findings(document)],
+            "Columns": [_cards(document)],
             "Served rows": _skew(document["skew"], document["served"]),
             "Schema": _schema(document["schema"]["differences"]),
-            "Quarantine": _quarantine(document["quarantine"]),
+            "Quarantine": [_quarantine(document["quarantine"])],
         },
     )
 
 
-def _tiles(document: Entry) -> str:
+def _state(document: Entry) -> Banner:
+    severities = [finding["severity"] for finding in document["findings"]]
+    if document["decision"] == "block":
+        return Banner(text=f"The run ends here: findings that block it: {severities.count('block')}.", tone="bad")
+    if document["decision"] == "warn":
+        return Banner(text=f"The run goes on. Findings to look at: {severities.count('warn')}.", tone="warn")
+    return Banner(text="The run goes on. Nothing was found that blocks it or needs a look.", tone="good")
+
+
+def _areas(document: Entry) -> list[CheckRow]:
+    """Return a row for each part of the checks, with the worst severity of its findings."""
+    findings, drift, skew, label = (document[key] for key in ("findings", "drift", "skew", "label"))
+
+    def worst(found: Sequence[Entry]) -> str:
+        return min((finding["severity"] for finding in found), key=_SEVERITIES.index, default="pass")
+
+    def of_kind(kind: str) -> list[Entry]:
+        return [finding for finding in findings if finding["kind"] == kind]
+
+    on_clicks = [finding for finding in findings if finding["rule"] == "click_rate"]
+    others = [each for each in findings if each["kind"] not in ("drift", "skew") and each not in on_clicks]
+    rows = [CheckRow(name="findings by schema and rules", value=str(len(others)), limit="none", result=worst(others))]
+    if label:
+        change, interval = label["difference"], (label["low"], label["high"])
+        rows.append(CheckRow(name="change of the click rate", value=change, interval=interval, result=worst(on_clicks)))
+    for name, entries, kind in (("features that drifted", drift, "drift"), ("columns served otherwise", skew, "skew")):
+        moved = sum(entry["drifted"] for entry in entries)
+        value = f"{moved} of {len(entries)}" if entries else None
+        result = worst(of_kind(kind)) if entries else "not compared"
+        rows.append(CheckRow(name=name, value=value, limit="none", result=result))
+    return rows
+
+
+def _tiles(document: Entry) -> Tiles:
     before, findings, drift, served = (document[key] for key in ("num_rows_before", "findings", "drift", "served"))
     severities = [finding["severity"] for finding in findings]
     joined = "not compared"
     if served:
         rows = served["num_joined"] + served["num_only_training"]
         joined = f"{percent(served['num_joined'] / rows if rows else None)} of the rows joined"
-    tiles = {
-        "training rows": f"{document['num_rows']:,}",
-        "the champion's rows": "no champion" if before is None else f"{before:,}",
-        "findings": f"{severities.count('block')} block, {severities.count('warn')} warn",
-        "features that drifted": f"{sum(each['drifted'] for each in drift)} of {len(drift)}"
-        if drift
-        else "not compared",
-        "clicks": _clicks(document["label"], document["columns"]),
-        "quarantined rows": f"{document['quarantine']['num_rows']:,}",
-        "served rows": joined,
-    }
-    drawn = "".join(f"<div>{name}<b>{escape(text)}</b></div>" for name, text in tiles.items())
-    return f'<div class="tiles">{drawn}</div>'
+    return Tiles(
+        {
+            "training rows": f"{document['num_rows']:,}",
+            "the champion's rows": "no champion" if before is None else f"{before:,}",
+            "findings": f"{severities.count('block')} block, {severities.count('warn')} warn",
+            "features that drifted": f"{sum(each['drifted'] for each in drift)} of {len(drift)}"
+            if drift
+            else "not compared",
+            "clicks": _clicks(document["label"], document["columns"]),
+            "quarantined rows": f"{document['quarantine']['num_rows']:,}",
+            "served rows": joined,
+        }
+    )
 
 
 def _clicks(label: Entry | None, columns: Sequence[Entry]) -> str:
@@ -64,12 +117,11 @@ def _clicks(label: Entry | None, columns: Sequence[Entry]) -> str:
 # -- cards
 
 
-def _cards(document: Entry) -> str:
+def _cards(document: Entry) -> Cards:
     entries = {entry["feature"]: entry for entry in document["drift"]}
     columns = sorted(document["columns"], key=lambda column: _evidence_rank(entries.get(column["column"])))
-    key = '<p class="key soft" aria-hidden="true">Shares of the rows with a value:<i class="k1"></i>these rows'
-    key += '<i class="k2"></i>the champion\'s</p>' if document["num_rows_before"] is not None else "</p>"
-    return f'{key}<div class="cards">{"".join(_card(c, entries.get(c["column"])) for c in columns)}</div>'
+    cards = [_card(column, entries.get(column["column"])) for column in columns]
+    return Cards(cards, document["num_rows_before"] is not None)
 
 
 def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
@@ -80,27 +132,30 @@ def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
     return not entry["drifted"], 1.5 if q_value is None else q_value, -abs(effect or 0.0)
 
 
-def _card(column: Entry, entry: Entry | None) -> str:
-    name, bars, before = escape(column["column"]), column["bars"], column["missing_before"]
+def _card(column: Entry, entry: Entry | None) -> Card:
+    name, bars, before = column["column"], column["bars"], column["missing_before"]
     missing = f"missing {percent(column['missing'])}" + (f", before {percent(before)}" if before is not None else "")
-    facts = [_describe_effect(entry), missing, _describe_values(column, entry)]
-    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in facts if text)
     cells: Cells = {
-        "value": lambda bar: escape(bar["label"]),
+        "value": lambda bar: bar["label"],
         "now": lambda bar: percent(bar["now"]),
         "before": lambda bar: percent(bar["before"]),
     }
-    table = _entries_table(bars, cells, caption=f"shares of {name}")
-    numbers = f"<details><summary>numbers of {name}</summary>{table}</details>" if bars else ""
-    chart = draw_bars(bars, _describe_chart(column))
-    marker = " moved" if entry and entry["drifted"] else ""
-    return f'<article class="card{marker}"><h3>{name} {_state_badge(entry)}</h3>{paragraphs}{chart}{numbers}</article>'
+    return Card(
+        name=name,
+        badge=_state_badge(entry),
+        is_moved=bool(entry and entry["drifted"]),
+        texts=[text for text in (_describe_effect(entry), missing, _describe_values(column, entry)) if text],
+        chart=BarChart(title=_describe_chart(column), bars=[Bar(**bar) for bar in bars]) if bars else None,
+        numbers=Fold(f"numbers of {name}", [_entries_table(bars, cells, caption=f"shares of {name}")])
+        if bars
+        else None,
+    )
 
 
-def _state_badge(entry: Entry | None) -> str:
+def _state_badge(entry: Entry | None) -> Badge | None:
     if entry and entry["drifted"]:
-        return f'<span class="badge warn">{escape(", ".join(entry.get("changes", ["differs"])))}</span>'
-    return '<span class="badge info">learned</span>' if entry and entry.get("learned") else ""
+        return Badge(", ".join(entry.get("changes", ["differs"])), "warn")
+    return Badge("learned") if entry and entry.get("learned") else None
 
 
 def _describe_effect(entry: Entry | None) -> str:
@@ -140,85 +195,63 @@ def _describe_chart(column: Entry) -> str:
 # -- tables
 
 
-def _entries_table(entries: Sequence[Entry], cells: Cells, *, caption: str, texts: int = 1) -> str:
-    """One row per entry; the first `texts` columns are text, the others numbers."""
+def _entries_table(entries: Sequence[Entry], cells: Cells, *, caption: str) -> PageTable:
+    """Return a table with one row per entry; the first column is text, the others are numbers."""
     rows = [[cell(entry) for cell in cells.values()] for entry in entries]
-    return html_table(list(cells), rows, caption=caption, numbers=range(texts, len(cells)))
+    return PageTable(caption=caption, head=list(cells), rows=rows, numbers=range(1, len(cells)))
 
 
-def _findings(findings: Sequence[Entry]) -> str:
+def _findings(document: Entry) -> PageBlock:
+    findings, drift = document["findings"], {entry["feature"]: entry for entry in document["drift"]}
     if not findings:
-        return "<p>Nothing was found.</p>"
-    cells: Cells = {
-        "action": lambda f: f'<span class="badge {escape(f["severity"])}">{escape(f["action"])}</span>',
-        "column": lambda f: escape(f["feature"]),
-        "rule": lambda f: escape(f["rule"]),
-        "what was found": lambda f: escape(f["description"]),
-    }
-    return _entries_table(findings, cells, caption="worst first", texts=len(cells))
+        return Text("Nothing was found.")
+    rows = []
+    for finding in findings:
+        entry = drift.get(finding["feature"]) if finding["kind"] == "drift" else None
+        is_measured = entry is not None and None not in (entry["effect_low"], entry["effect_high"])
+        rows.append(
+            CheckRow(
+                name=f"{finding['feature']}: {finding['rule']}",
+                value=entry["effect"] if entry else None,
+                interval=(entry["effect_low"], entry["effect_high"]) if entry and is_measured else None,
+                limit=f"below {number(entry['threshold'])}" if entry else None,
+                result=finding["action"],
+                detail=finding["description"],
+            )
+        )
+    return Checks(caption="worst first", rows=rows)
 
 
-def _skew(skew: Sequence[Entry], served: Entry | None) -> str:
+def _skew(skew: Sequence[Entry], served: Entry | None) -> list[PageBlock]:
     if not served:
-        return "<p>No archive of served rows was named.</p>"
-    text = (
-        f"<p>{served['num_joined']:,} training rows were joined with served ones; {served['num_only_training']:,} were "
-        f"never served, {served['num_only_served']:,} served rows of the same time are not trained on.</p>"
+        return [Text("No archive of served rows was named.")]
+    text = Text(
+        f"{served['num_joined']:,} training rows were joined with served ones; {served['num_only_training']:,} were "
+        f"never served, {served['num_only_served']:,} served rows of the same time are not trained on."
     )
     if not skew:
-        return f"{text}<p>Nothing could be compared.</p>"
+        return [text, Text("Nothing could be compared.")]
     cells: Cells = {
-        "column": lambda e: f"{escape(e['feature'])} {_state_badge(e)}",
-        "rows that differ": lambda e: f"{e['differing']:,}",
-        "share": lambda e: percent(e["effect"]),
-        "value in training only": lambda e: f"{e['only_training']:,}",
-        "as served only": lambda e: f"{e['only_served']:,}",
-        "factor": lambda e: number(e["factor"]),
+        "column": lambda entry: entry["feature"],
+        "state": lambda entry: _state_badge(entry) or "",
+        "rows that differ": lambda entry: f"{entry['differing']:,}",
+        "share": lambda entry: percent(entry["effect"]),
+        "value in training only": lambda entry: f"{entry['only_training']:,}",
+        "as served only": lambda entry: f"{entry['only_served']:,}",
+        "factor": lambda entry: number(entry["factor"]),
     }
     ranked = sorted(skew, key=lambda entry: -entry["effect"])
-    return text + _entries_table(ranked, cells, caption="joined rows, value by value")
+    return [text, _entries_table(ranked, cells, caption="joined rows, value by value")]
 
 
-def _schema(differences: Mapping[str, str]) -> str:
+def _schema(differences: Mapping[str, str]) -> list[PageBlock]:
     if not differences:
-        return "<p>These rows ask for no change of the schema.</p>"
+        return [Text("These rows ask for no change of the schema.")]
     text = "What the schema would have to say for these rows to fit; nothing changes until people accept it."
-    lines = "\n".join(differences.values())
-    return f"<p>{text}</p><pre>{escape(lines)}</pre>"
+    return [Text(text), Preformatted("\n".join(differences.values()))]
 
 
-def _quarantine(quarantine: Entry) -> str:
+def _quarantine(quarantine: Entry) -> Text:
     if not quarantine["num_rows"]:
-        return "<p>No row was quarantined.</p>"
-    num_rows, place = quarantine["num_rows"], escape(quarantine["uri"])
-    return f"<p>{num_rows:,} rows, each with its reason, lie in <code>{place}</code>.</p>"
-
-
-# -- charts
-
-_WIDTH, _HEIGHT = 280, 72
-
-
-def draw_bars(bars: Sequence[Entry], title: str) -> str:
-    """An SVG of `bars` (`label`, `now`, `before`), read out as `title`; empty text without bars."""
-    if not bars:
-        return ""
-    top = max(max(bar["now"], bar["before"] or 0.0) for bar in bars) or 1.0
-    step = _WIDTH / len(bars)
-    drawn = "".join(_draw_bar(bar, index * step, step=step, top=top) for index, bar in enumerate(bars))
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}" preserveAspectRatio="none">'
-        f"{drawn}</svg>"
-    )
-
-
-def _draw_bar(bar: Entry, left: float, *, step: float, top: float) -> str:
-    text = f"{bar['label']}: {bar['now']:.2%}"
-    if bar["before"] is not None:
-        text += f", before {bar['before']:.2%}"
-    shapes = ""
-    for name, margin, share in (("before", 0.05, (bar["before"] or 0.0) / top), ("now", 0.25, bar["now"] / top)):
-        x, width, height = left + margin * step, (1 - 2 * margin) * step, share * _HEIGHT
-        y = _HEIGHT - height
-        shapes += f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
-    return f"<g><title>{escape(text)}</title>{shapes}</g>"
+        return Text("No row was quarantined.")
+    return Text(f"{quarantine['num_rows']:,} rows, each with its reason, are in ", Code(quarantine["uri"]), ".")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.contracts.manifests import Model, RawDataset
-from components.storage.objects import Objects
-from components.validation.rules import ValidationSettings
 from components.validation.tfdv_statistics import read_statistics, summarize_files
 from components.validation.windows import KeptWindows, read_windows
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts.manifests import Model, RawDataset
+from evergreen.storage.objects import Objects
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts import raw_rows
-from components.contracts.features import Features
-from components.runtime.errors import ContractError
-from components.store.archived_rows import parquet_file, reading_parquet
+from evergreen.config.features import Features
+from evergreen.contracts import raw_rows
+from evergreen.rows.archived_rows import parquet_file, reading_parquet
+from evergreen.runtime.errors import ContractError
 
 BATCH_ROWS = 65_536
 """Rows in memory at a time: 10 MB where there are 39 features."""

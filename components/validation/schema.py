@@ -14,14 +14,14 @@ from collections.abc import Container
 from typing import Any
 
 import tensorflow_data_validation as tfdv
+from scipy import special
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts import raw_rows
-from components.contracts.features import Features
-from components.contracts.manifests import RawDataset
-from components.drift_statistics import wilson_interval
 from components.validation.schema_versions import SERVING, TRAINING
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
+from evergreen.config.features import Features
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
 
 STANDARD_ERRORS = 4.0
 ALIKE_ROWS = 64
@@ -109,15 +109,21 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
 
 
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
-    """The lowest and the highest true share that `share` of `rows` agrees with: Wilson's interval at 4 standard errors.
+    """Return the lowest and the highest true share that an observed share of rows agrees with.
 
-    `rows / ALIKE_ROWS` count as independent: a column of the context is missing in all rows of a request or in none.
+    The interval is Clopper and Pearson's exact one, whose ends lie as far out as `STANDARD_ERRORS` of a normal
+    distribution. `rows / ALIKE_ROWS` rows count as independent: a column of the context is missing in all rows of a
+    request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
     (0.437, 0.563)
     """
-    return wilson_interval(share, rows / ALIKE_ROWS, z=STANDARD_ERRORS)
+    independent, tail = rows / ALIKE_ROWS, special.ndtr(-STANDARD_ERRORS)
+    hits, others = share * independent, (1 - share) * independent
+    low = float(special.betaincinv(hits, others + 1, tail)) if hits > 0 else 0.0
+    high = float(special.betainccinv(hits + 1, others, tail)) if others > 0 else 1.0
+    return low, high
 
 
 def check_statistics(statistics: Any, schema: Any) -> Any:

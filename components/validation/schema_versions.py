@@ -26,15 +26,15 @@ from typing import Any
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts.manifests import CURRENT, Model
-from components.runtime.durable import append_record, read_records, sha256_file, write_whole
-from components.runtime.errors import ContractError, first_line
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser, whoami
-from components.runtime.plain_text import show
-from components.storage.uris import local_path, typed_folder
-from components.store import models as model_store
-from components.store.runs import run_folder
+from evergreen.contracts.manifests import CURRENT, Model
+from evergreen.registry import models as model_store
+from evergreen.registry.runs import run_folder
+from evergreen.runtime.durable import append_record, read_records, sha256_file, write_whole
+from evergreen.runtime.errors import ContractError, first_line
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser, whoami
+from evergreen.runtime.plain_text import show
+from evergreen.storage.uris import local_path, typed_folder
 
 TRAINING, SERVING = "TRAINING", "SERVING"
 JOURNAL = "journal.jsonl"

@@ -26,15 +26,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features, ListOptions
-from components.contracts.words import ShownValues
-from components.runtime.errors import ContractError
-from components.storage.objects import Objects
-from components.storage.uris import is_bucket_uri, local_path, open_objects
-from components.store.archived_rows import archived_files, arrow_schema, is_alike, parquet_file, reading_parquet
 from components.validation.rows import BATCH_ROWS
-from components.validation.rules import ValidationSettings
+from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.words import ShownValues
+from evergreen.rows.archived_rows import archived_files, arrow_schema, is_alike, parquet_file, reading_parquet
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.objects import Objects
+from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 
 logger = logging.getLogger(__name__)
 

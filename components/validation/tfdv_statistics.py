@@ -18,12 +18,12 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
-from components.contracts import raw_rows
-from components.contracts.features import Features
-from components.runtime.errors import ContractError
-from components.runtime.forked import run_all, shares, usual_processes
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
-from components.validation.windows import ReferenceCounter
+from evergreen.config.features import Features
+from evergreen.contracts import raw_rows
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.forked import run_all, shares, usual_processes
+from evergreen.statistics.profile_counter import ProfileCounter
 
 ROWS_PER_PROCESS = 25_000
 """Fewer are not worth another process."""
@@ -49,7 +49,7 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
     return CanonicalizeRecordBatch(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
 
 
-def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, processes: int | None = None) -> Any:
+def summarize_files(files: Sequence[Path], counter: ProfileCounter, *, processes: int | None = None) -> Any:
     """The `DatasetFeatureStatisticsList` of the rows of Parquet files, read once.
 
     No files give zero examples. Copies of `counter`, which names the features, are given every row, and are merged into
@@ -66,7 +66,7 @@ def summarize_files(files: Sequence[Path], counter: ReferenceCounter, *, process
         processes = max(1, min(usual_processes(), total // ROWS_PER_PROCESS))
     generators = stats_impl.get_generators(make_options(counter.features), in_memory=True)
 
-    def count(share: list[FilePart]) -> tuple[list[Any], ReferenceCounter]:
+    def count(share: list[FilePart]) -> tuple[list[Any], ProfileCounter]:
         # A process may be given a second share.
         counted = copy.deepcopy(counter)
         partials = [generator.create_accumulator() for generator in generators]

@@ -29,16 +29,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from components.contracts import raw_rows
-from components.contracts.manifests import Model, RawDataset, ValidationReport
-from components.contracts.reference_statistics import DENSE_EDGES
-from components.contracts.words import ShownValues
-from components.runtime.durable import whole_directory
 from components.validation.judge import Measured, judge, measure
 from components.validation.report_page import draw_page
 from components.validation.round import Round
 from components.validation.rows import judged_columns
-from components.validation.rules import BLOCK, WARN, Finding, decide
 from components.validation.schema_versions import compare_schemas, format_schema, read_schema
 from components.validation.tfdv_statistics import (
     by_feature,
@@ -46,20 +40,19 @@ from components.validation.tfdv_statistics import (
     num_rows,
     num_values,
 )
-from components.validation.windows import (
-    NUM_BUCKETS,
-    ColumnSummary,
-    KeptWindows,
-    WindowSummary,
-    find_sums,
-    read_windows,
-)
+from components.validation.windows import KeptWindows, read_windows
+from evergreen.config.validation import BLOCK, WARN, Finding, decide
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
+from evergreen.contracts.words import ShownValues
+from evergreen.runtime.durable import whole_directory
+from evergreen.statistics.column_profile import DENSE_EDGES, NUM_BUCKETS, ColumnProfile, TableProfile, find_sums
 
 logger = logging.getLogger(__name__)
 
 KIND, FORMAT_VERSION = "ValidationReportDocument", 1
 SCHEMA_FILE, PROPOSAL_FILE = "schema.pbtxt", "proposed_schema.pbtxt"
-STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.json", "windows.npz"
+STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.npz", "windows.npz"
 HTML_FILE, JSON_FILE = "report.html", "report.json"
 Bar = dict[str, Any]
 SHOWN_VALUES = 12
@@ -100,7 +93,7 @@ def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
     if measured.proposal is not None:
         (folder / PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
     (folder / STATISTICS_FILE).write_bytes(measured.statistics.SerializeToString(deterministic=True))
-    measured.counter.statistics().write(folder / REFERENCE_FILE)
+    measured.counter.reference().write(folder / REFERENCE_FILE)
     if measured.window.rows:
         line = read_windows(round_.parent / Model.WINDOWS) if round_.parent else KeptWindows(())
         line.followed_by(measured.window).write(folder / WINDOWS_FILE)
@@ -166,7 +159,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
 
 
 def _describe_column(
-    name: str, now: Any, before: Any, *, windows: tuple[WindowSummary, WindowSummary | None], shown: ShownValues
+    name: str, now: Any, before: Any, *, windows: tuple[TableProfile, TableProfile | None], shown: ShownValues
 ) -> dict[str, Any]:
     is_category = now.WhichOneof("stats") == "string_stats"
     column: dict[str, Any] = {
@@ -194,14 +187,14 @@ def _describe_column(
     }
 
 
-def _label_bars(now: WindowSummary, before: WindowSummary | None) -> list[Bar]:
+def _label_bars(now: TableProfile, before: TableProfile | None) -> list[Bar]:
     if not now.rows:
         return []
     shares = [window.clicks.rows / window.rows for window in (now, before) if window is not None]
     return [_bar("0", *(1 - share for share in shares)), _bar("1", *shares)]
 
 
-def _feature_bars(now: ColumnSummary, before: ColumnSummary | None, text_of: Callable[[int], str | None]) -> list[Bar]:
+def _feature_bars(now: ColumnProfile, before: ColumnProfile | None, text_of: Callable[[int], str | None]) -> list[Bar]:
     """The most frequent categories of both sides, or the buckets from the first to the last that either fills."""
     sides = [now] if before is None else [now, before]
     if listed := [(side.values, side.sums) for side in sides if side.values is not None]:

@@ -19,9 +19,9 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
-from components.contracts.recommender import Recommender
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.store.recommenders import recommender_at
+from evergreen.config.spec import Recommender
+from evergreen.registry.recommenders import recommender_at
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from inference_client import Outcome, RecommenderClient, metrics_text
 
 

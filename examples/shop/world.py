@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.metrics import roc_auc
-from inference_client.simulation.world import bias_for, sigmoid
+from demo.simulation.world import bias_for, sigmoid
+from evergreen.statistics.metrics import roc_auc
 
 COUNTRIES = ("at", "ch", "de", "fr", "it", "nl")
 DEVICES = ("desktop", "phone", "tablet")

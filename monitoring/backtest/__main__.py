@@ -11,10 +11,12 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from components.runtime.errors import expect
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.storage.uris import open_objects, typed_folder, typed_uri
-from components.store.recommenders import logged_recommender
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import build_parser, flat_values, make_settings, read_flags
+from evergreen.registry.recommenders import logged_recommender
+from evergreen.runtime.errors import expect
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 from monitoring.backtest.judging import (
     Backtest,
     Span,
@@ -24,10 +26,9 @@ from monitoring.backtest.judging import (
     parse_time,
     read_requests,
 )
-from monitoring.backtest.settings import JudgingSettings, read_judging
-from monitoring.deciding.judging import no_baseline
-from monitoring.flags import build_parser, flat_values, make_settings, settings_of
+from monitoring.policies.judging import no_baseline
 from monitoring.released_models import ReleasedModels
+from monitoring.state.judging_file import read_judging
 
 FEW_POINTS = 20
 """Decision points below which a backtest says little of its policies: it warns."""
@@ -37,10 +38,8 @@ FEW_POINTS = 20
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table or JSON."""
     arguments = _parser().parse_args(argv)
-    values = vars(arguments)
-    names = settings_of(JudgingSettings)
     known = flat_values(read_judging(typed_folder(arguments.state, "--state"))) if arguments.state else {}
-    settings = make_settings(JudgingSettings, **known | {name: values[name] for name in values.keys() & names.keys()})
+    settings = make_settings(JudgingSettings, **known | read_flags(JudgingSettings, arguments))
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None

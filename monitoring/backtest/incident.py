@@ -26,34 +26,34 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from components.contracts import raw_rows
-from components.contracts.features import Features
-from components.contracts.manifests import Model, Release
-from components.contracts.recommender import settings_of
-from components.contracts.reference_statistics import ReferenceStatistics, read_reference
-from components.runtime.durable import fsync_path, sha256_file
-from components.runtime.errors import ContractError
-from components.runtime.exit_codes import ExitCode, exits_with_code
-from components.runtime.flags import CommandParser
-from components.runtime.plain_text import show
-from components.storage.folder import FolderObjects
-from components.storage.objects import Objects
-from components.storage.uris import open_objects, typed_folder, typed_uri
-from components.store.archived_rows import write_parquet
-from components.store.models import model_folder, release_path, scores_path
-from components.store.recommenders import logged_recommender
+from evergreen.config.features import Features
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import flat_values, make_settings, read_mapping
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import Model, Release
+from evergreen.registry.models import model_folder, release_path, scores_path
+from evergreen.registry.recommenders import logged_recommender
+from evergreen.rows.archived_rows import write_parquet
+from evergreen.runtime.durable import fsync_path, sha256_file
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import show
+from evergreen.statistics.reference import TrainingReference, read_reference
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.objects import Objects
+from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
-from monitoring.backtest.settings import JudgingSettings, read_judging
-from monitoring.deciding.judging import serving_ahead
-from monitoring.deciding.policy import Baseline
-from monitoring.flags import flat_values, make_settings
 from monitoring.journal import DECISIONS_FILE
+from monitoring.policies.judging import serving_ahead
+from monitoring.policies.policy import Baseline
+from monitoring.state.judging_file import read_judging
 
 MANIFEST = "incident.json"
 RECORDS = "records"
 STATISTICS = "statistics"
 DECISIONS = "decisions.jsonl"
-REFERENCE, SCORES = "reference.json", "scores.json"
+REFERENCE, SCORES = "reference.npz", "scores.json"
 
 
 @exits_with_code
@@ -152,7 +152,7 @@ class Replayed:
     """What came of a replay."""
 
     lines: tuple[str, ...]
-    """One per decision point, as `deciding.policy.DecisionPoint` writes them."""
+    """One per decision point, as `policies.policy.DecisionPoint` writes them."""
     recorded: tuple[str, ...]
     complete_until: float
     """Time of the last decision point that can be decided again for certain."""
@@ -200,12 +200,12 @@ def replay(incident: Path) -> Replayed:
         known = manifest["baselines"].get(str(version))
         return Baseline(**known) if known else None
 
-    def reference(version: int) -> ReferenceStatistics | None:
+    def reference(version: int) -> TrainingReference | None:
         folder = incident / STATISTICS / str(version)
         return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
 
     features = (
-        settings_of(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
+        read_mapping(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
     )
     judgements = judge_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),

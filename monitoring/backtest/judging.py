@@ -1,13 +1,13 @@
 """The live judge over archived requests, and what its policies would have done: fires, delay, false alarms.
 
-In: the files that `monitoring.memory.archive` wrote, in a folder or a bucket, read as the live judge saw their
+In: the files that `monitoring.state.archive` wrote, in a folder or a bucket, read as the live judge saw their
 requests: matured, in order of event time, day by day. Rows that no model of ours served are passed over. Labels are
 those of the click window, as archived: late outcomes changed no live decision and change none here. Memory holds one
 day.
 
 Out: decision points, whose lines are those that the monitor wrote over the same records, and one `Backtest` per setting
 of policies. The lines differ where the monitor received a record after its decision point had passed (it no longer
-judges it; the archive cannot show this), and where its settings, verdicts or training statistics were others. A fire
+judges it; the archive cannot show this), and where its settings, verdicts or training profile were others. A fire
 changes no model here, so the second fire assumes that the first run's release changed nothing. Printing is left to the
 command.
 """
@@ -23,20 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.contracts import raw_rows
-from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.records import NO_POSITION, NO_VERSION, Predictions
-from components.contracts.reference_statistics import ReferenceStatistics
-from components.runtime.errors import ContractError
-from components.storage.objects import Objects
-from components.store.archived_rows import ArchivedFile, archived_files, arrow_schema
-from components.store.promotion_journal import moment_of
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.deciding.judging import Judge, no_baseline, serving_ahead
-from monitoring.deciding.policies import make_policies
-from monitoring.deciding.policy import Action, Baseline, DecisionPoint
-from monitoring.deciding.restraint import RunMemory, ended, requested, restrain
+from evergreen.config.features import MISSING_CATEGORY, Features
+from evergreen.config.monitor import JudgingSettings
+from evergreen.contracts import raw_rows
+from evergreen.contracts.records import NO_POSITION, NO_VERSION, Predictions
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.rows.archived_rows import ArchivedFile, archived_files, arrow_schema
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.reference import TrainingReference
+from evergreen.storage.objects import Objects
 from monitoring.drift.watch import DriftWatch
+from monitoring.policies.judging import Judge, no_baseline, serving_ahead
+from monitoring.policies.policies import make_policies
+from monitoring.policies.policy import Action, Baseline, DecisionPoint
+from monitoring.policies.restraint import RunMemory, ended, requested, restrain
 from monitoring.rows import MaturedRequests
 
 _NEEDED = (
@@ -200,8 +200,8 @@ def _requests(table: pa.Table, features: Features | None, user: str | None) -> A
     return ArchivedRequests(matured, canary, predictions)
 
 
-def no_reference(version: int) -> ReferenceStatistics | None:
-    """No version has training statistics."""
+def no_reference(version: int) -> TrainingReference | None:
+    """No version has training profile."""
     return None
 
 
@@ -210,13 +210,13 @@ def judge_requests(
     settings: JudgingSettings,
     *,
     baseline: Callable[[int], Baseline | None] = no_baseline,
-    reference: Callable[[int], ReferenceStatistics | None] = no_reference,
+    reference: Callable[[int], TrainingReference | None] = no_reference,
     features: Features | None = None,
     memory: Mapping[str, Any] | None = None,
 ) -> Iterator[DecisionPoint]:
     """Judges `requests`, ordered by (time, request id), to their end.
 
-    A version's training statistics are looked up only for requests that have features; `features` are their columns.
+    A version's training profile are looked up only for requests that have features; `features` are their columns.
     With the memory of a judge that stopped at `judged`, requests up to there fill the windows and those after are
     judged.
     """

@@ -1,13 +1,13 @@
 """What one bucket of predictions looked like: counts alone, so that the order of the records leaves no trace.
 
-In: prediction batches of one model version, and the model's training statistics. Out: the rows of every cell of a
-`Layout`, and how alike two rows of one request are. What the counts say is left to `monitoring.drift.comparison`.
-pyarrow is imported when values are counted: command lines and the search read settings through this module.
+In: prediction batches of one model version, and the model's training profile. Out: the profile of the bucket, in the
+cells of a `Layout`. What the profile differs in is left to `monitoring.drift.comparison`. pyarrow is imported when
+values are counted: command lines and the search read settings through this module.
 
-A cell is where a value is counted: one number per column and row, in one flat array for all columns. A dense column has
-a cell per bucket of the reference, a categorical one a cell per listed value and one for what is not listed; each has
-one for missing values; the score has its buckets. A list is two columns: its elements, each with a cell, and their
-number, which is dense.
+A cell is where a value is counted: one number per column and row, in one flat array for all columns. A numeric column
+has a cell per bucket of the reference, a categorical one a cell per listed value and one for the others; the score has
+its buckets. A list is two columns: its elements, each with a cell, and their number, which is numeric. A missing value
+is in no cell.
 """
 
 import base64
@@ -19,52 +19,67 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import MISSING_CATEGORY, Features
-from components.contracts.records import Predictions
-from components.contracts.reference_statistics import ReferenceStatistics, bucket_of
-from components.contracts.serving import ColumnMap
+from evergreen.config.features import LENGTH, MISSING_CATEGORY, Features
+from evergreen.contracts.records import Predictions
+from evergreen.contracts.serving import ColumnMap
+from evergreen.statistics.column_profile import (
+    DENSE_EDGES,
+    NUM_BUCKETS,
+    SCORE_EDGES,
+    ColumnProfile,
+    Ints,
+    RowTotal,
+    TableProfile,
+    bucket_of,
+    cell_sums,
+    request_totals,
+)
+from evergreen.statistics.reference import TrainingReference
 
 SCORE = "score"
-Ints = NDArray[np.int64]
+FORMAT_VERSION = 2
+"""Of a sketch's saved form. One of another version is dropped."""
 
 
 class Layout:
     """The cells of one reference."""
 
-    def __init__(self, reference: ReferenceStatistics, *, rows: Features | None = None) -> None:
-        """Builds the tables, 0.5 MB.
+    def __init__(self, reference: TrainingReference, *, rows: Features | None = None) -> None:
+        """Build the tables, 0.5 MB.
 
         `rows` are the columns of the batches, found by their names; None = those of the training rows.
         """
         self.reference = reference
-        rows = rows or reference.features
-        self._lost = rows.places_lost(reference.features)
-        self._columns = ColumnMap(rows.columns, reference.features.columns)
+        rows, known = rows or reference.features, reference.profile.columns
+        compared = reference.compared
+        self._lost = rows.places_lost(compared)
+        self._columns = ColumnMap(rows.columns, compared.columns)
         self._widths = (len(rows.numeric), len(rows.places.slots))
-        self.columns = (*reference.dense, *reference.categorical, SCORE)
-        """The judged columns: d numeric ones and lengths of lists, c categorical ones and lists, the score."""
-        self.plain = np.array([i for i, name in enumerate(self.columns) if name not in reference.lists])
+        lengths = [LENGTH.format(name=name) for name in compared.lists]
+        self._dense = (*compared.numeric, *lengths)
+        self._categorical = (*compared.categorical, *compared.lists)
+        self.columns = (*self._dense, *self._categorical, *([SCORE] if reference.scores else []))
+        """The compared columns: d numeric ones and lengths of lists, c categorical ones and lists, the score."""
+        self.plain = np.array([i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64)
         """[k] numbers of the columns that have one value a row: all but the lists."""
-        self._places = reference.features.places
-        self._num_dense = num_dense = len(reference.dense)
-        sizes = [len(reference.dense_edges)] * num_dense
-        sizes += [len(column.values) + 2 for column in reference.categorical.values()]
-        sizes.append(len(reference.scores.counts) if reference.scores else 1)
+        self._places = compared.places
+        sizes = [NUM_BUCKETS] * len(self._dense)
+        sizes += [len(_values(known[name])) + 1 for name in self._categorical]
+        sizes += [len(reference.scores.counts)] if reference.scores else []
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        """[d + c + 2] first cell of each column, and the number of cells."""
-        self.missing = self.starts[1:] - 1
-        """[d + c + 1] cell of each column's missing values; -1, no cell, for the score."""
-        self.missing[-1] = -1
+        """First cell of each column, and the number of cells."""
+        self.column_of = np.repeat(np.arange(len(sizes)), sizes)
+        """[cells] column of each cell."""
         self.digest = _digest(reference)
         """Identifies the layout over restarts."""
-        self._listed = [self._listed_values(name) for name in reference.categorical]
+        self._listed = [self._listed_values(name) for name in self._categorical]
 
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
-        """The listed values of a categorical column and the missing one (Arrow int64); each one's cell, and others'."""
+        """Return a categorical column's values and the missing one (Arrow int64), each one's cell, and the others'."""
         import pyarrow as pa
 
-        start, values = self.slice_of(column).start, self.reference.categorical[column].values
-        cells = start + np.append(np.arange(len(values)), [len(values) + 1, len(values)])
+        start, values = self.slice_of(column).start, _values(self.reference.profile.columns[column])
+        cells = np.append(start + np.arange(len(values)), [_NO_CELL, start + len(values)])
         return pa.array(np.append(values, MISSING_CATEGORY)), cells.astype(np.int32)
 
     def slice_of(self, column: str) -> slice:
@@ -85,24 +100,27 @@ class Layout:
     def cells(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> NDArray[np.int32]:
-        """The cell of each value of the `plain` columns, [n, k], from the [n, d] and [n, places] of `columns_of`."""
-        num_dense = self._num_dense
+        """Return the cell of each value of the `plain` columns, [n, k]; -1 of a missing value.
+
+        `dense` [n, d] and `categorical` [n, places] are of `columns_of`.
+        """
+        num_dense = len(self._dense)
         lengths = [
             (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1) for start, stop, _ in self._places.lists
         ]
         dense = np.column_stack([dense, *lengths]) if lengths else dense
         found = np.empty((len(scores), len(self.plain)), np.int32)
-        buckets = bucket_of(self.reference.dense_edges, dense)
-        buckets[np.isnan(dense)] = len(self.reference.dense_edges) - 1
-        found[:, :num_dense] = buckets + self.starts[:num_dense]
+        found[:, :num_dense] = np.where(
+            np.isnan(dense), _NO_CELL, bucket_of(DENSE_EDGES, dense) + self.starts[:num_dense]
+        )
         for i in range(len(self._listed) - len(lengths)):
             found[:, num_dense + i] = self._category_cells(i, categorical[:, i])
-        of_scores = self.reference.scores
-        found[:, -1] = self.starts[-2] + (bucket_of(of_scores.edges, scores) if of_scores else 0)
+        if self.reference.scores:
+            found[:, -1] = self.starts[-2] + bucket_of(self.reference.scores.edges, scores)
         return found
 
     def element_cells(self, categorical: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """The cell of each element of the lists, rows one after another, [elements]; and how many a row has, [n].
+        """Yield the cell of each element of each list, rows one after another, and how many a row has, [n].
 
         Each with the number of its column in `columns`.
         """
@@ -110,7 +128,7 @@ class Layout:
         for i, (start, stop, _) in enumerate(self._places.lists, start=num_plain):
             places = categorical[:, start:stop]
             held = places != MISSING_CATEGORY
-            yield self._num_dense + i, self._category_cells(i, places[held]), held.sum(axis=1)
+            yield len(self._dense) + i, self._category_cells(i, places[held]), held.sum(axis=1)
 
     def _category_cells(self, number: int, values: NDArray[np.int64]) -> NDArray[np.int32]:
         import pyarrow as pa
@@ -123,11 +141,19 @@ class Layout:
         return found
 
 
-def _digest(reference: ReferenceStatistics) -> str:
-    parts = [reference.dense_edges, *(column.values for column in reference.categorical.values())]
-    if reference.scores:
-        parts.append(reference.scores.edges)
-    found = hashlib.sha256(repr(reference.features).encode())
+_NO_CELL = -1
+
+
+def _values(column: ColumnProfile) -> Ints:
+    """Return the listed values of a categorical column."""
+    assert column.values is not None
+    return column.values
+
+
+def _digest(reference: TrainingReference) -> str:
+    listed = [column.values for column in reference.profile.columns.values() if column.values is not None]
+    parts = [DENSE_EDGES, *listed, *([SCORE_EDGES] if reference.scores else [])]
+    found = hashlib.sha256(repr((FORMAT_VERSION, reference.compared)).encode())
     for part in parts:
         found.update(b"%d:" % len(part) + part.tobytes())
     return found.hexdigest()
@@ -150,17 +176,13 @@ class Sketch:
         self._pending_rows = 0
         num_columns = len(layout.columns)
         self._arrays = {
-            "cells": np.zeros(int(layout.starts[-1]), np.int64),
-            "both_present": np.zeros(num_columns, np.int64),
-            "both_missing": np.zeros(num_columns, np.int64),
-            "same_cell": np.zeros(num_columns, np.int64),
-            "pairs": np.zeros(1, np.int64),
-            "elements": np.zeros(num_columns, np.int64),
-            "element_squares": np.zeros(num_columns, np.int64),
+            "cells": np.zeros((int(layout.starts[-1]), 3), np.int64),  # as `ColumnProfile.sums`
+            "present": np.zeros((num_columns, 3), np.int64),  # rows, squared over requests, requests
+            "missing": np.zeros((num_columns, 3), np.int64),
         }
 
     def add(self, predictions: Predictions) -> None:
-        """Counts the rows of requests in, at the latest with the `PENDING_ROWS`-th."""
+        """Count the rows of requests in, at the latest with the `PENDING_ROWS`-th."""
         self.rows += predictions.num_rows
         self.requests += len(predictions)
         self.squares += int((predictions.sizes**2).sum())
@@ -170,7 +192,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Takes in another bucket of the same layout, which is spent."""
+        """Add another bucket of the same layout, which is not used afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests
@@ -179,56 +201,53 @@ class Sketch:
             array += other._arrays[name]
 
     @property
-    def cells(self) -> NDArray[np.int64]:
+    def cells(self) -> Ints:
         """Rows in each cell of the layout."""
         self._count()
-        return self._arrays["cells"]
+        return self._arrays["cells"][:, 0]
 
-    # -- rows of one request
-
-    def mean_request_rows(self, column: int) -> float:
-        """Rows of the request that a random row belongs to, at least 1; of a list, elements. 1 without any."""
+    def profile(self) -> TableProfile:
+        """Return the profile of the bucket's rows, in the cells of the reference."""
         self._count()
-        if elements := int(self._arrays["elements"][column]):
-            return int(self._arrays["element_squares"][column]) / elements
-        return self.squares / self.rows if self.rows else 1.0
+        known, columns = self.layout.reference.profile.columns, {}
+        for i, name in enumerate(self.layout.columns):
+            values = known[name].values if name in known else None
+            cells = self._arrays["cells"][self.layout.slice_of(name)]
+            present, sizes, requests = self._arrays["present"][i].tolist()
+            columns[name] = ColumnProfile(
+                values=values,
+                sums=cells if values is None else cells[:-1],
+                present=present,
+                present_sizes=sizes,
+                present_requests=requests,
+                missing=RowTotal(*self._arrays["missing"][i].tolist()),
+            )
+        return TableProfile(rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns)
 
-    def same_cell(self, column: int) -> tuple[int, int]:
-        """Of the pairs of one request's rows that both have a value: how many have the same cell, and how many pairs.
-
-        Of a list, of its elements. Each row is paired with the one some places on, by a distance that the request's id
-        decides: all pairs of rows are equally likely, whatever order a ranking put them in.
-        """
-        self._count()
-        return int(self._arrays["same_cell"][column]), int(self._arrays["both_present"][column])
-
-    def same_missing(self, column: int) -> tuple[int, int]:
-        """Of the pairs of one request's rows: in how many both or neither has a value, and how many pairs."""
-        self._count()
-        alike = self._arrays["both_missing"][column] + self._arrays["both_present"][column]
-        return int(alike), int(self._arrays["pairs"][0])
-
-    # -- memory
+    # -- saved state
 
     def memory(self) -> dict[str, Any]:
-        """The sketch as JSON takes it; some 10 kB."""
+        """Return the sketch as JSON takes it; some 60 kB."""
         self._count()
-        packed = b"".join(array.astype("<i8").tobytes() for array in self._arrays.values())
+        flat = np.concatenate([array.reshape(-1) for array in self._arrays.values()]).astype("<i8")
+        # Bytes of one place lie together: most of them are zero.
+        packed = flat.view(np.uint8).reshape(-1, 8).T.tobytes()
         counted = {"rows": self.rows, "requests": self.requests, "squares": self.squares}
         return {**counted, "arrays": base64.b64encode(zlib.compress(packed, 1)).decode()}
 
     @classmethod
     def restore(cls, layout: Layout, memory: dict[str, Any]) -> "Sketch":
-        """The sketch that `memory()` describes, over the same layout.
+        """Return the sketch that `memory()` describes, over the same layout.
 
         Raises:
-            ValueError: its arrays have other sizes.
+            ValueError: Its arrays have other sizes.
         """
         sketch = cls(layout)
         sketch.rows = memory["rows"]
         sketch.requests = memory["requests"]
         sketch.squares = memory["squares"]
-        flat = np.frombuffer(zlib.decompress(base64.b64decode(memory["arrays"])), "<i8")
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(memory["arrays"])), np.uint8)
+        flat = np.ascontiguousarray(packed.reshape(8, -1).T).view("<i8").reshape(-1)
         if len(flat) != sum(array.size for array in sketch._arrays.values()):
             raise ValueError(f"sketch has {len(flat)} counts, expected those of its reference")
         at = 0
@@ -240,51 +259,29 @@ class Sketch:
     # -- counting
 
     def _count(self) -> None:
-        """Counts everything that was put off; every method that reads counts calls it first."""
+        """Count everything that was put off; every method that reads counts calls it first."""
         if not self._pending:
             return
         rows = Predictions.joined(self._pending)
         self._pending = []
         self._pending_rows = 0
         dense, categorical = self.layout.columns_of(rows.dense, rows.categorical)
-        cells = self.layout.cells(dense, categorical, rows.scores)
-        counts = self._arrays["cells"]
-        counts += np.bincount(cells.reshape(-1), minlength=len(counts))
-        hashes = np.array([zlib.crc32(request_id.encode()) for request_id in rows.ids])
         sizes = rows.sizes
-        self._count_pairs(cells, hashes, sizes)
+        starts = np.cumsum(sizes) - sizes
+        of_row = np.repeat(np.arange(len(sizes)), sizes)
+        cells, plain = self.layout.cells(dense, categorical, rows.scores), self.layout.plain
+        present = cells != _NO_CELL
+        with_value = np.zeros((len(sizes), len(self.layout.columns)), np.int64)
+        with_value[:, plain] = np.add.reduceat(present, starts, axis=0, dtype=np.int64)
+        self._arrays["missing"][plain] += request_totals(sizes[:, None] - with_value[:, plain], sizes[:, None])
+        found, requests = [cells[present]], [np.broadcast_to(of_row[:, None], cells.shape)[present]]
         for column, elements, num_elements in self.layout.element_cells(categorical):
-            counts += np.bincount(elements, minlength=len(counts))
-            of_requests = np.add.reduceat(num_elements, np.cumsum(sizes) - sizes)
-            self._arrays["elements"][column] += len(elements)
-            self._arrays["element_squares"][column] += (of_requests**2).sum()
-            elements, partners = _pairs(elements, hashes, of_requests)
-            self._arrays["both_present"][column] += len(elements)
-            self._arrays["same_cell"][column] += (elements == elements[partners]).sum()
-
-    def _count_pairs(self, cells: NDArray[np.int32], hashes: Ints, sizes: Ints) -> None:
-        plain = self.layout.plain
-        cells, partners = _pairs(cells, hashes, sizes)
-        missing = cells == self.layout.missing[plain]
-        missing_there = missing[partners]
-        both_missing = (missing & missing_there).sum(axis=0)
-        either_missing = (missing | missing_there).sum(axis=0)
-        self._arrays["both_missing"][plain] += both_missing
-        self._arrays["both_present"][plain] += len(cells) - either_missing
-        self._arrays["same_cell"][plain] += (cells == cells[partners]).sum(axis=0) - both_missing
-        self._arrays["pairs"] += len(cells)
-
-
-def _pairs(cells: NDArray[np.int32], hashes: Ints, sizes: Ints) -> tuple[NDArray[np.int32], Ints]:
-    """The rows of requests that have several, and the number of each one's partner among them.
-
-    The `hashes` of the requests' ids decide how far on a partner is.
-    """
-    strides = 1 + hashes % np.maximum(sizes - 1, 1)
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    of_row = np.repeat(sizes, sizes)
-    partners = starts + (np.arange(len(cells)) - starts + np.repeat(strides, sizes)) % of_row
-    several = of_row > 1
-    if several.all():
-        return cells, partners
-    return cells[several], np.cumsum(several)[partners[several]] - 1
+            with_value[:, column] = np.add.reduceat(num_elements, starts)
+            found.append(elements)
+            requests.append(np.repeat(of_row, num_elements))
+        self._arrays["present"] += np.stack(
+            [with_value.sum(axis=0), (with_value**2).sum(axis=0), (with_value > 0).sum(axis=0)], axis=1
+        )
+        self._arrays["cells"] += cell_sums(
+            np.concatenate(found), np.concatenate(requests), totals=with_value, column_of=self.layout.column_of
+        )

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Features
-from components.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
-from components.contracts.records import Predictions
-from components.contracts.reference_statistics import ReferenceStatistics
-from monitoring.drift.comparison import DriftReport, DriftSettings, compare
+from evergreen.config.features import Features
+from evergreen.config.monitor import DriftSettings
+from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
+from evergreen.contracts.records import Predictions
+from evergreen.statistics.reference import TrainingReference
+from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32
@@ -42,14 +43,14 @@ class DriftWatch:
 
     def __init__(
         self,
-        reference_of: Callable[[int], ReferenceStatistics | None],
+        reference_of: Callable[[int], TrainingReference | None],
         settings: DriftSettings,
         *,
         features: Features | None = None,
     ) -> None:
         """Watches nothing yet.
 
-        `reference_of` gives a version's training statistics, None where there are none, and is asked again for each new
+        `reference_of` gives a version's training profile, None where there are none, and is asked again for each new
         bucket. A bucket length of 0 watches nothing; `features` None = those of every version's training rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
@@ -182,7 +183,7 @@ class DriftWatch:
     # -- memory
 
     def memory(self) -> dict[str, Any]:
-        """All open buckets, as JSON takes it; some 10 kB each."""
+        """All open buckets, as JSON takes it; some 60 kB each."""
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
             "closed_up_to": self._closed_up_to,

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import numpy_helper
 
-from components.contracts.manifests import RawDataset, ValidationReport
-from components.store.runs import find_outcome
+from demo import runner
+from demo.environments import python_of
+from evergreen.contracts.manifests import RawDataset, ValidationReport
+from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local import runner
-from pipelines.local.environments import python_of
 from pipelines.package import compile_pipeline
 from pipelines.placement import Placement
 from tests.support.containers import CONFINED, PLAIN, USER, give_to_user, in_containers
@@ -56,7 +56,7 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
 
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
-def test_entry_point_helps_in_a_confined_container(podman, images, image):
+def test_entry_point_helps_in_confined_container(podman, images, image):
     command = ["podman", "run", "--rm", *CONFINED, "--network=none", images[image], "--help"]
     done = subprocess.run(command, env=podman("run"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -66,18 +66,18 @@ def test_entry_point_helps_in_a_confined_container(podman, images, image):
 def turn(folder: Path, lake: Path) -> dict:
     """One run of the compiled pipeline from `lake` into `folder`; what it came to, in numbers."""
     folders = runner.LocalFolders(root=folder)
-    arguments = folders.pipeline_arguments()
+    places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
     package = folder / "retraining.yaml"
     compile_pipeline(package, Placement())
     give_to_user(folder)
     settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] "
     settings += "gate.min_auc=0 gate.max_calibration_factor=1000"
-    arguments |= {"lake": str(lake), "settings": settings, "trigger_id": "tiny", "server": "onnxruntime"}
+    arguments = {"settings": settings, "trigger_id": "tiny"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
-        runner.run_pipeline(package, arguments, name="tiny", pythons=pythons, **paths)
+        runner.run_pipeline(package, arguments, places=places, name="tiny", pythons=pythons, **paths)
     except runner.PipelineFailed as error:
         logs = (f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log")))
         pytest.fail("\n".join([str(error)[-500:], *logs]))
@@ -95,7 +95,7 @@ def turn(folder: Path, lake: Path) -> dict:
     }
 
 
-def test_compiled_pipeline_comes_to_the_same_in_containers(podman, images, volume, monkeypatch):
+def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
     lake, world = volume / "lake", volume / "world.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
     simulate = ["simulate", "--lake", str(lake), "--world", str(world), *size]
@@ -188,7 +188,7 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_the_image_judges_as_the_older_one_of_a_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volume, raw_table):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (("r1", raw_table(3000), None), ("r2", spoiled(raw_table(2000, seed=1)), "m1")):
         (laptop / run).mkdir(parents=True)

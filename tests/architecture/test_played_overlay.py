@@ -16,13 +16,13 @@ import sys
 import pytest
 import yaml
 
-from components.store.runs import find_outcome
+from demo import runner
+from demo.environments import python_of
+from demo.log_server import LogPlace
+from demo.plan import DemoSettings, Services, plan_for_world
+from demo.summary import count_served_rows
+from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local import runner
-from pipelines.local.environments import python_of
-from pipelines.local.log_server import LogPlace
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.summary import count_served_rows
 from pipelines.package import compile_pipeline
 from pipelines.placement import read_placement
 from tests.k8s.pod import expanded, variables
@@ -179,12 +179,12 @@ def release_first(podman, images, monkeypatch, folders):
     mounts = [f"--volume={root}:{root}", f"--volume={folders.root}:/evergreen", "--network=host"]
     monkeypatch.setattr(runner, "_run_step", in_containers(podman, images, steps, *mounts))
     settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] gate.min_auc=0"
-    arguments = {"settings": settings, "trigger_id": "first", "server": "python"}
+    arguments, places = {"settings": settings, "trigger_id": "first"}, {"server": "python"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
     previous = os.umask(0)  # KFP makes the folders of a task's outputs as root before it
     try:
-        runner.run_pipeline(package, arguments, name="first", pythons=pythons, **paths)
+        runner.run_pipeline(package, arguments, places=places, name="first", pythons=pythons, **paths)
     except runner.PipelineFailed:
         pytest.fail("\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted((root / "logs").glob("*"))))
     finally:

@@ -8,11 +8,11 @@ import torch
 
 from benchmarks.encoded_rows import PlantedLogit
 from benchmarks.peers import PlainDcn
-from components.contracts.criteo import CRITEO
-from components.contracts.features import ListOptions
-from components.models.files import open_model
-from components.models.scoring import load_scorer
 from components.training.start import write_initial
+from evergreen.config.features import ListOptions
+from evergreen.contracts.criteo import CRITEO
+from evergreen.networks.files import open_model
+from evergreen.networks.scoring import load_scorer
 from tests.support.training_world import dcn
 
 SLOT_SIZES = [3 + 2 * slot for slot in range(26)]

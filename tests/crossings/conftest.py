@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
-from components.contracts.raw_rows import LABEL
-from components.contracts.recommender import Recommender
-from inference_client.simulation.world import Drift, World, write_lake
+from demo.environments import python_of
+from demo.plan import DemoSettings, Services, plan_for_world
+from demo.runner import LocalFolders
+from demo.simulation.world import Drift, World, write_lake
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from evergreen.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.storage.references import keep, refer
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local.environments import python_of
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.runner import LocalFolders
 from tests.crossings.warm_steps import WarmSteps
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
@@ -129,7 +130,7 @@ class Chain:
 
     def go_back(self, version: int) -> None:
         """Makes an earlier version live again."""
-        command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "components.deployment.rollback"]
+        command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "controller.rollback"]
         command += ["--store", self.uri("store"), "--repository", self.uri("repository"), f"--to={version}"]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
@@ -140,29 +141,23 @@ class Chain:
         """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
         this = Round(run)
         self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
-        this.paths["valid"] = this.paths["extraction"]
+        this.paths["valid"] = this.paths["extraction"].with_name("valid.json")
         if validation_report is None:
-            this.paths["valid"] = this.paths["extraction"].with_name("valid.json")
             flags = {"raw_dataset": this.paths["extraction"], "valid_dataset": this.paths["valid"]}
             self._step_of(this, "validation", champion="current", **flags)
+        else:
+            replace(this.extraction, validation_report=refer(validation_report)).write(this.paths["valid"])
         self._step_of(this, "preprocessing", raw_dataset=this.paths["valid"])
-        inputs = {
-            "training_set": this.paths["preprocessing"],
-            "validation_report": validation_report or this.paths["validation"],
-        }
-        self._step_of(this, "training", **inputs)
+        self._step_of(this, "training", training_set=this.paths["preprocessing"])
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
         """Runs all six steps and returns their manifests; with a report, all of them but validation."""
         this = self.turn_to_training(run, validation_report=validation_report)
-        encoded = this.paths["preprocessing"]
-        inputs = {"raw_dataset": this.paths["valid"], "model": this.paths["training"]}
-        asked = {"champion": "current", "validation_report": validation_report or this.paths["validation"]}
-        self._step_of(this, "evaluation", training_set=encoded, **asked, **inputs)
+        self._step_of(this, "evaluation", champion="current", model=this.paths["training"])
         release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
         verdict = this.paths["evaluation"]
-        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release, **inputs)
+        self._step_of(this, "deployment", verdict=verdict, trigger_id=f"asked-{run}", **release)
         self.rounds.append(this)
         return this
 
@@ -194,17 +189,12 @@ def chain(tmp_path_factory, warm):
     chain.warm = warm
     # As if the rows had been extracted when the first model was live already: it is compared with itself.
     first = chain.rounds[0]
-    live_first = first.paths["extraction"].with_name("live first.json")
-    replace(first.extraction, champion_model_id=first.training.model_id).write(live_first)
+    folder = first.paths["extraction"].parent
+    live_first = keep(replace(first.extraction, champion_model_id=first.training.model_id), folder / "live first.json")
+    encoded = keep(replace(first.preprocessing, raw_dataset=live_first), folder / "encoded.json")
+    replace(first.training, training_set=encoded).write(folder / "candidate.json")
     chain.same_rows, _ = chain.step(
-        "evaluation",
-        "round-1-again",
-        {
-            "champion": "current",
-            "raw-dataset": live_first,
-            "training-set": first.paths["preprocessing"],
-            "model": first.paths["training"],
-        },
+        "evaluation", "round-1-again", {"champion": "current", "model": folder / "candidate.json"}
     )
     later = world.drifted(Drift(seed=5))
     write_lake(later, str(chain.root / "lake"), rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4)

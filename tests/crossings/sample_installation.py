@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.features import Features
-from components.contracts.recommender import Recommender
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
-from components.deployment.graph.parity import GoldenRows, open_graph, score
-from components.deployment.repository.model_repository import GOLDEN_FILE
-from components.extraction.raw_schema import lake_schema, raw_batch
-from components.store.models import GRAPH_FILE, graph_folder
-from components.store.promotion_journal import moment_of
+from evergreen.config.features import Features
+from evergreen.config.spec import Recommender
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import PredictionBatch
+from evergreen.registry.models import GRAPH_FILE, graph_folder
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.rows.raw_schema import lake_schema, raw_batch
+from evergreen.serving.parity import GoldenRows, open_graph, score
+from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from tests.crossings.conftest import SETTINGS, Chain
 from tests.support.monitors import Bench, publish
 from tests.support.relocated import replace_in_documents

@@ -16,9 +16,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.contracts.workflow import FeatureWorkflow
-from components.storage.uris import local_path
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.storage.uris import local_path
 from tests.support.lakes import table_in
 from tests.support.paths import REPOSITORY
 

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.storage.uris import local_path
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.storage.uris import local_path
 from inference_client import Outcome, RecommenderClient
 from inference_client.scoring import Scored
 from inference_client.timing import Timing
@@ -61,12 +61,11 @@ def told(tmp_path, raw_table, chain_of):
     Uploader(bench.settings.archive, tmp_path / "lake", clock=bench.clock).run_once()
     chain = chain_of(extraction={"holdout_fraction": 0.5})
     this = chain.turn_to_training("first")
-    inputs = {"raw-dataset": this.paths["extraction"], "training-set": this.paths["preprocessing"]}
-    verdict, _ = chain.step("evaluation", "first", {**inputs, "model": this.paths["training"]})
+    verdict, _ = chain.step("evaluation", "first", {"model": this.paths["training"]})
     return asked, table_in(this.extraction.holdout_uri), verdict
 
 
-def test_what_explored_lists_tell_of_the_candidate_stands_in_the_verdict(told):
+def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
     asked, held_out, verdict = told
     with np.load(local_path(verdict.scores_uri)) as scores:
         keys = zip(held_out[raw_rows.REQUEST_ID].to_pylist(), held_out[raw_rows.ROW].to_pylist())

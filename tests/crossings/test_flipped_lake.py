@@ -5,15 +5,15 @@ import random
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import raw_rows
-from components.contracts.criteo import CRITEO
-from components.extraction.ingest import main as ingest
-from components.extraction.raw_schema import PartWriter, raw_schema
-from components.runtime.errors import ContractError
-from components.storage.folder import FolderObjects
-from components.store.archived_rows import parquet_file, reading_parquet
+from cli.forget import rewrite
+from cli.ingest import main as ingest
+from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO
+from evergreen.rows.archived_rows import parquet_file, reading_parquet
+from evergreen.rows.raw_schema import PartWriter, raw_schema
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.folder import FolderObjects
 from monitoring.uploader import Uploader
-from pipelines.forget import rewrite
 from tests.support.flips import QUIET, count_flips
 from tests.support.monitors import Bench, clicks, prediction
 from tests.support.recommenders import accept_into
@@ -76,7 +76,7 @@ def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips)
     assert found[QUIET] == 0, found
 
 
-def test_a_flipped_bit_in_a_page_is_named_with_its_file(tmp_path, raw_table):
+def test_flipped_bit_in_page_is_named_with_its_file(tmp_path, raw_table):
     path = by_extraction(tmp_path, raw_table)
     content = bytearray(path.read_bytes())
     content[random.Random(1).randrange(1000, len(content) // 2)] ^= 16

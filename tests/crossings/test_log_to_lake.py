@@ -5,16 +5,16 @@ import asyncio
 import numpy as np
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.criteo import CRITEO
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts.records import CONVERSION, PredictionBatch
-from components.storage.uris import local_path
+from demo.plan import DemoSettings, Services, plan_for_world
+from demo.runner import LocalFolders
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import CONVERSION, PredictionBatch
+from evergreen.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher
 from inference_client.timing import Timing
 from monitoring.uploader import Uploader
-from pipelines.local.plan import DemoSettings, Services, plan_for_world
-from pipelines.local.runner import LocalFolders
 from tests.support.lakes import extract_by_command, rows_in
 from tests.support.log_benches import open_log
 from tests.support.monitors import Bench
@@ -88,7 +88,7 @@ def test_every_row_arrives_once_in_its_day_with_its_click(extracted, rows, predi
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 
 
-def test_values_scores_versions_and_times_are_the_predictions_own_and_missing_values_null(rows, predictions):
+def test_values_scores_versions_and_times_are_predictions_own_and_missing_values_null(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read, sent = rows[prediction.request_id, row], prediction.dense[row]

@@ -6,19 +6,19 @@ from datetime import date
 import numpy as np
 import pytest
 
-from components.contracts.metrics import roc_auc
-from components.deployment.servers import Triton
-from components.models.configs import NETWORKS
-from components.storage.uris import local_path
-from inference_client.simulation.world import World, write_lake
-from pipelines.local.triton import TritonServer
+from demo.simulation.world import World, write_lake
+from demo.triton import TritonServer
+from evergreen.config.model import NETWORKS
+from evergreen.serving.servers import Triton
+from evergreen.statistics.metrics import roc_auc
+from evergreen.storage.uris import local_path
 from tests.support.served_names import MODEL_NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"dcn"}))
-def test_a_network_is_trained_judged_released_served_and_continued(network, tmp_path, chain_of, held_out_rows):
+def test_network_is_trained_judged_released_served_and_continued(network, tmp_path, chain_of, held_out_rows):
     chain = chain_of(model={"kind": network, "embedding_dim": 4, "tower": [16, 8]})
     world = World.create(seed=3)
     write_lake(world, str(tmp_path / "lake"), rows=3000, days=3, last_day=date(2026, 1, 3), seed=3)

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from components.contracts.workflow import FeatureWorkflow
-from components.extraction.ingest import main as ingest
-from components.storage.uris import local_path
-from pipelines.recommender_file.form import parse_recommender
+from cli.ingest import main as ingest
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.recommender_file.form import parse_recommender
+from evergreen.storage.uris import local_path
 from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 
@@ -86,7 +86,7 @@ def places_of(row):
     return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]
 
 
-def test_a_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(rounds):
+def test_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(rounds):
     (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
     before, now = (FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri)) for turn in (first, second))

@@ -1,29 +1,37 @@
-"""Every page for people in a real browser: at the widths of a phone, a laptop and a desk, in light and in dark.
+"""Every page for people in a real browser: at the widths of a phone, a pane, a laptop and a desk, in light and in dark.
 
 The demo's report is seen by `tests/loop`.
 """
 
+import copy
+import json
+import re
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+
 import pytest
 
-from components.charts.model_card import card_page
-from components.evaluation.compare import Comparison, comparison_page
-from components.store.model_cards import read_card
-from components.store.runs import report_path
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.page import History, status_page
-from tests.support.browser import DARK, needs_browser, pixels_too_wide, serious_findings
+from cli.compare import Comparison, comparison_page
+from components.validation.report_page import draw_page
+from evergreen.registry.model_cards import read_card
+from evergreen.registry.runs import report_path
+from evergreen.reports.model_card import card_page
+from evergreen.reports.page import refusal_page
+from monitoring.web.exposition import Exposition
+from monitoring.web.page import History, status_page
+from tests.support.browser import DARK, MARKUP, cut_texts, needs_browser, pixels_too_wide, planted, serious_findings
 from tests.support.snapshots import EVENTS, FULL, NOW, POINTS
 
 pytestmark = [needs_browser, pytest.mark.timeout(900)]
 
 
-def status(_chain):
+def status(_chain, spoil=lambda value: value):
     exposition = Exposition()
-    exposition.show(FULL)
-    return status_page(exposition, History(POINTS, EVENTS), now=NOW).replace('http-equiv="refresh"', "")
+    exposition.show(spoil(FULL))
+    return status_page(exposition, spoil(History(POINTS, EVENTS)), now=NOW).replace('http-equiv="refresh"', "")
 
 
-def comparison(chain):
+def comparison(chain, spoil=lambda value: value):
     card = read_card(chain.root / "store", "2")
     found = Comparison(
         a=card.verdict.champion_model_id,
@@ -36,13 +44,32 @@ def comparison(chain):
         calibration_a=card.champion_calibration,
         calibration_b=card.calibration,
     )
-    return comparison_page(found)
+    return comparison_page(spoil(found))
+
+
+WIDTHS = (390, 480, 1280, 1920)
+"""A phone's, that of Kubeflow's pane, a laptop's and a desk's."""
+LONG = "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
+
+
+def card(chain, **changes):
+    return card_page(replace(read_card(chain.root / "store", "2"), **changes))
+
+
+def card_of_many(chain):
+    """Forty slices of long names, and a verdict with long warnings and advice."""
+    made = read_card(chain.root / "store", "2")
+    slices = [replace(made.slices[0], name=f"{number} {LONG}") for number in range(40)]
+    verdict = replace(made.verdict, warnings=[LONG * 3], advice=[LONG * 3] * 3, column_aucs={LONG: 0.9})
+    return card(chain, slices=slices, verdict=verdict)
 
 
 PAGES = {
     "status": status,
     "comparison": comparison,
-    "card": lambda chain: card_page(read_card(chain.root / "store", "2")),
+    "card": card,
+    "card of many slices": card_of_many,
+    "card of no slices": lambda chain: card(chain, slices=[], calibration=[], champion_calibration=[], validation=None),
     "validation": lambda chain: report_path(chain.root / "store", "round-2", "validation").read_text(),
 }
 
@@ -50,7 +77,8 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
     page = PAGES[name](chain)
-    assert pixels_too_wide(tmp_path, page, 390, 1280, 1920) == [0, 0, 0]
+    assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
+    assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []
 
@@ -60,3 +88,70 @@ def test_findings_are_found(tmp_path):
     faulty = f'<!doctype html><html lang="en"><title>t</title><body>{text}</body></html>'
     assert [rule for rule, *_ in serious_findings(tmp_path, faulty)] == ["color-contrast"]
     assert min(pixels_too_wide(tmp_path, faulty, 390, 500)) > 100
+
+
+class SpoiltKeys(dict):
+    """A dict that is read by its keys, and shows them with `MARKUP` to who asks for all."""
+
+    def __iter__(self):
+        return (f"{key}{MARKUP}" if isinstance(key, str) else key for key in super().__iter__())
+
+    def keys(self):
+        return list(self)
+
+    def items(self):
+        return list(zip(self, self.values()))
+
+    def __getitem__(self, key):
+        return super().__getitem__(key.removesuffix(MARKUP) if isinstance(key, str) else key)
+
+    def get(self, key, default=None):
+        return super().get(key.removesuffix(MARKUP) if isinstance(key, str) else key, default)
+
+
+KINDS = ("number", "category", "label")
+"""Of columns in a validation report, which decide what is drawn of them."""
+
+
+def spoilt(value):
+    """The same with `MARKUP` at the end of each text but times and kinds, also of those that are names in it."""
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value if value in KINDS or re.match(r"\d{4}-\d\d-\d\d", value) else value + MARKUP
+    if isinstance(value, dict):
+        return SpoiltKeys({key: spoilt(each) for key, each in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(spoilt, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(spoilt, value))
+    if is_dataclass(value):
+        found = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(found, each.name, spoilt(getattr(value, each.name)))
+        return found
+    return value
+
+
+def validation_document(chain):
+    return json.loads(report_path(chain.root / "store", "round-2", "validation").with_suffix(".json").read_text())
+
+
+SPOILT_PAGES = {
+    "status": lambda chain: status(chain, spoilt),
+    "comparison": lambda chain: comparison(chain, spoilt),
+    "card": lambda chain: card_page(spoilt(read_card(chain.root / "store", "2"))),
+    "validation": lambda chain: draw_page(spoilt(validation_document(chain))),
+    "refusal": lambda _: refusal_page("evaluation", MARKUP),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT_PAGES)
+def test_no_text_that_page_shows_becomes_markup(chain, tmp_path, name):
+    num_shown, taken = planted(tmp_path, SPOILT_PAGES[name](chain))
+    assert num_shown > 0
+    assert taken == []
+
+
+def test_markup_that_is_not_escaped_is_found(tmp_path):
+    page = f'<!doctype html><title>t</title><body><p title="{MARKUP}">{MARKUP}</p></body>'
+    num_shown, (ran, *taken) = planted(tmp_path, page)
+    assert (num_shown, ran, len(taken)) == (0, "it ran", 6)

@@ -9,21 +9,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
-from components.contracts.manifests import RetrainRequest
+from cli.__main__ import build_parser
 from components.extraction.window import find_rivals, resolve_window
-from components.runtime.errors import ContractError, PermanentError
-from monitoring.acting.retraining import Retraining
-from monitoring.acting.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
-from monitoring.deciding.policy import Action, Decision
-from monitoring.deciding.restraint import OBSERVED_NUMBERS, RecipeSettings, RestraintSettings
-from monitoring.memory.store import Store
-from pipelines.__main__ import build_parser
-from pipelines.local import runner as local_run
-from pipelines.local.plan import columns_to_change, plan_for_data
+from demo import runner as local_run
+from demo.plan import columns_to_change, plan_for_data
+from evergreen.config.features import Features
+from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.manifests import RetrainRequest
+from evergreen.runtime.errors import ContractError, PermanentError
+from monitoring.policies.policy import Action, Decision
+from monitoring.policies.restraint import OBSERVED_NUMBERS
+from monitoring.retraining.retraining import Retraining
+from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
+from monitoring.state.store import Store
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
+from pipelines.places import PLACES
 from tests.support.yaml_texts import documents
 
 NOW = 1_767_225_600.5
@@ -97,7 +99,7 @@ def _fits(arguments, inputs):
         assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (name, value)
 
 
-def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
+def test_extraction_understands_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
     window = resolve_window(start=request.window_start, end=request.window_end, parent=rivals.parent)
@@ -112,7 +114,7 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, s
     request = monitor_asks(trigger)
     note = json.loads((tmp_path / "state" / "runs" / f"{request.request_id}.json").read_text())
     program, switch, module, *line = note["command"]
-    assert (program, switch, module) == ("true", "-m", "pipelines")
+    assert (program, switch, module) == ("true", "-m", "cli")
     parsed = build_parser().parse_args(line)
     assert parsed.command == "run"
     assert parsed.folder == services.folders.root
@@ -123,33 +125,31 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, s
     assert len(request.pipeline_arguments()) == 6, "it decides only what the pipeline asks for"
 
 
-def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
+def test_local_run_gives_pipeline_only_inputs_that_it_has(
     monitor_asks, services, package, inputs, monkeypatch, tmp_path
 ):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    given = {}
+    given, placed = {}, {}
 
-    def run_pipeline(package, arguments, **_others):
+    def run_pipeline(package, arguments, *, places, **_others):
         given.update(arguments)
+        placed.update(places)
 
     monkeypatch.setattr(local_run, "run_pipeline", run_pipeline)
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
-    parameters = read_parameters(package, _pairs(services))
+    line = build_parser().parse_args(services.run_command()[3:])
+    asked = {"parameters": read_parameters(package, line.parameter), "request": request}
     with pytest.raises(PermanentError, match="ended without an outcome"):
-        local_run.run_once(package, services.folders, parameters=parameters, request=request)
+        local_run.run_once(package, services.folders, **asked, places={"triton_urls": line.triton_urls})
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
-    assert given["triton_urls"] == services.triton_url
+    assert placed["triton_urls"] == services.triton_url
+    assert placed.keys() <= set(PLACES)
 
 
-def _pairs(services):
-    line = services.run_command()
-    return [word for before, word in zip(line, line[1:]) if before == "-p"]
-
-
-def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
-    further = {"store": "/mnt/store", "triton_urls": "triton:8001", "settings": "gate.min_auc=0.7"}
+def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
+    further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
     )
@@ -162,7 +162,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_ask
     assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
-def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
+def test_what_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings
@@ -171,7 +171,7 @@ def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_dri
         plan_for_data(replace(services.settings, drift_columns=("I99",)), own, **rows)
 
 
-def test_the_columns_that_change_are_numeric_or_have_few_categories(tmp_path):
+def test_columns_that_change_are_numeric_or_have_few_categories(tmp_path):
     features = Features(numeric=("price",), categorical=("item", "user"))
     table = pa.table({"price": [0.5] * 400, "item": [1, 2] * 200, "user": list(range(400))})
     pq.write_table(table, tmp_path / "replay.parquet")

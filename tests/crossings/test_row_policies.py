@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.metrics import calibration, normalized_entropy
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
-from components.storage.uris import local_path
-from inference_client.simulation.world import World, write_lake
+from demo.simulation.world import World, write_lake
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT, PROBABILITY_OUTPUT
+from evergreen.statistics.metrics import calibration, normalized_entropy
+from evergreen.storage.uris import local_path
 from tests.crossings.conftest import Chain
 
 pytestmark = pytest.mark.timeout(900)
@@ -53,7 +53,7 @@ def held_out(this):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_the_correction(rounds, turn):
+def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_correction(rounds, turn):
     """Bound: four standard errors of clicks counted, in the held-out rows and among as many that were learnt."""
     this, rate = rounds.rounds[turn], RATES[turn]
     labels, scores = held_out(this)
@@ -68,7 +68,7 @@ def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_witho
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds, turn):
+def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
     labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()
@@ -86,7 +86,7 @@ def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds,
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_the_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
+def test_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
     import onnxruntime
 
     this = rounds.rounds[turn]

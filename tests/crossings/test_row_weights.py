@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
 
-from components.contracts.raw_rows import WEIGHT
-from components.extraction.ingest import main as ingest
-from components.storage.uris import local_path
-from pipelines.recommender_file.form import parse_recommender
+from cli.ingest import main as ingest
+from evergreen.config.data import WEIGHT
+from evergreen.recommender_file.form import parse_recommender
+from evergreen.storage.uris import local_path
 from tests.support.lakes import table_in
 from tests.support.recommenders import accept_into
 
@@ -49,7 +49,7 @@ def rows_on(day, drawn, *, prefix):
     return pa.table({**columns, "event_time": pa.array(seconds * 1_000_000).cast(pa.timestamp("us", tz="UTC"))})
 
 
-def test_sampled_rows_with_weights_give_the_click_rate_of_all_rows(chain_of):
+def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     chain = chain_of(
         recommender=parse_recommender(FILE, source="shop.yaml"),
         gate={},

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from components.contracts.manifests import CURRENT
-from components.deployment import verify
-from components.runtime.errors import PermanentError
-from components.store.models import stored_model
-from components.store.promotion_journal import current
-from components.store.recommenders import accepted
-from monitoring.memory.database import VERSION
-from pipelines.__main__ import main
+from cli.__main__ import main
+from controller import verify
+from evergreen.contracts.manifests import CURRENT
+from evergreen.registry.models import stored_model
+from evergreen.registry.promotion_journal import current
+from evergreen.registry.recommenders import accepted
+from evergreen.runtime.errors import PermanentError
+from monitoring.state.database import VERSION
 from tests.crossings.conftest import Chain
 from tests.crossings.sample_installation import MEMORY, OWN, unpack, write_day
 from tests.support.monitors import Bench
@@ -46,7 +46,7 @@ def test_its_version_is_what_was_released_and_answered_what_was_logged(installat
     assert (found["num_rows"], found["max_abs_diff"]) == (8, 0.0)
 
 
-def test_its_monitor_goes_on_from_its_memory_or_names_the_format(installation):
+def test_its_monitor_goes_on_from_its_memory_or_names_format(installation):
     recommender = accepted(installation / "store", CURRENT)
     bench = Bench(installation.parent, archive_roll_seconds=1.0)
     bench.clock.advance(1000.0)
@@ -62,7 +62,7 @@ def test_its_monitor_goes_on_from_its_memory_or_names_the_format(installation):
     bench.close()
 
 
-def test_a_round_continues_its_live_model(installation, warm):
+def test_round_continues_its_live_model(installation, warm):
     live = current(installation / "store")
     write_day(installation, "2026-01-03")
     recommender = accepted(installation / "store", CURRENT)

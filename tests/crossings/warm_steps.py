@@ -6,12 +6,12 @@ That a step also starts from nothing is shown by the chain's first round, which 
 from contextlib import ExitStack
 from pathlib import Path
 
+from demo.environments import python_of
 from pipelines.images import ENVIRONMENT_OF_STEP
-from pipelines.local.environments import python_of
 from tests.support.warm import Warm
 
 IMPORTS = {
-    "driver": "import components.deployment.release, components.extraction.extract, components.extraction.lake_files",
+    "driver": "import evergreen.serving.release, components.extraction.extract, components.extraction.lake_files",
     "preprocessing": "import components.preprocessing.preprocess",
     "training": "import components.evaluation.evaluate, components.training.pytorch.engine, components.training.step",
     "validation": "import components.validation.validate",

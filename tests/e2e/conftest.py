@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.triton_config import ServingOptions
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.triton_config import ServingOptions
 from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Triton
-from monitoring.showing.exposition import Exposition
-from monitoring.showing.server import HttpSettings, MonitorServer
-from pipelines.local.stack import LOOPBACK
-from pipelines.local.triton import TritonServer, TritonSettings
+from demo.stack import LOOPBACK
+from demo.triton import TritonServer, TritonSettings
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
+from monitoring.web.exposition import Exposition
+from monitoring.web.server import HttpSettings, MonitorServer
 from tests.k8s.grafana import DASHBOARDS, Asked, offered, queries
 from tests.support.http_double import Page
 from tests.support.processes import wait_for
@@ -98,7 +98,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("asked", list(queries()), ids=str)
-def test_a_query_is_answered_with_numbers(prometheus, asked: Asked):
+def test_query_is_answered_with_numbers(prometheus, asked: Asked):
     numbers = prometheus.numbers(asked.expr)
     assert numbers, asked.expr
     assert all(math.isfinite(number) for number in numbers), numbers
@@ -125,17 +125,17 @@ def answer(prometheus, dashboard, title, letter="A"):
         ("serving", "GPU memory", "A", 0.25),
     ],
 )
-def test_the_number_is_the_one_that_was_put_in(prometheus, dashboard, title, letter, number):
+def test_number_is_one_that_was_put_in(prometheus, dashboard, title, letter, number):
     assert answer(prometheus, dashboard, title, letter) == [pytest.approx(number)]
 
 
-def test_half_of_the_cached_models_requests_are_hits(prometheus):
+def test_half_of_cached_models_requests_are_hits(prometheus):
     """Each row was sent twice; a scrape may lie between the two."""
     assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
 
 
 @pytest.mark.parametrize("name", sorted(DASHBOARDS))
-def test_every_variable_offers_a_value(prometheus, name):
+def test_every_variable_offers_value(prometheus, name):
     for variable, series, label in offered(DASHBOARDS[name]):
         values = {found.get(label) for found in prometheus.series(series)}
         assert values - {None}, variable

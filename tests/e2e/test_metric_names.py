@@ -5,14 +5,14 @@ import urllib.request
 
 import numpy as np
 
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.servers import Triton
-from pipelines.local.triton import TritonServer, TritonSettings
+from demo.triton import TritonServer, TritonSettings
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
 from tests.support import metric_names
 from tests.support.triton import write_model
 
 
-def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
+def test_recorded_names_and_labels_are_servers(tmp_path):
     # Two, since the summary of whole requests is not there for a model whose answers may come from the cache.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.deployment.canary.evidence import counted, fetch
-from components.deployment.repository.triton_config import ServingOptions
-from components.deployment.rollback import rollback
-from components.deployment.servers import Triton
-from components.store.traffic_plan import Arm
-from pipelines.local.triton import TritonServer, TritonSettings
+from controller.canary.evidence import counted, fetch
+from controller.rollback import rollback
+from demo.triton import TritonServer, TritonSettings
+from evergreen.registry.traffic_plan import Arm
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
 from tests.support.processes import wait_for
 from tests.support.served_names import MODEL_NAME
 
@@ -49,9 +49,7 @@ def hits(server, version):
     return seen()["cache_hits"]
 
 
-def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
-    deploy, client, triton, settings, raw_rows, expected
-):
+def test_no_answer_of_previous_version_after_release_or_rollback(deploy, client, triton, settings, raw_rows, expected):
     rows = raw_rows(8)
 
     def ask_twice(version, seed):

@@ -1,105 +1,13 @@
-"""Fixtures of the client: a server's double, rows, and a log's content."""
+"""Fixtures of this folder's tests."""
 
-import asyncio
-from pathlib import Path
-
-import numpy as np
-import pytest
-
-from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
-from components.contracts.record_format import RecordFormat
-from components.storage.folder import FolderObjects
-from components.store.traffic_plan import TrafficPlan
-from tests.support.recommenders import accept_into
-from tests.support.served_names import TRAFFIC_FILE
-from tests.support.triton_double import RunningServer, known_scores
-
-
-@pytest.fixture
-def server():
-    running = RunningServer()
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory):
-    """A model store into which the recommender of the simulated world was accepted."""
-    store = tmp_path_factory.mktemp("store")
-    accept_into(store)
-    return store
-
-
-@pytest.fixture
-def objects(tmp_path):
-    """A model repository in a folder."""
-    return FolderObjects(tmp_path / "a repository")
-
-
-@pytest.fixture
-def publish(objects):
-    """Writes a traffic plan, or what is none, into the repository."""
-
-    def write(plan):
-        objects.write(TRAFFIC_FILE, plan.dumps() if isinstance(plan, TrafficPlan) else plan)
-
-    return write
-
-
-@pytest.fixture
-def served(server):
-    """The server with version 3 and a canary, version 4."""
-    server.scoring.version, server.scoring.canary_version = 3, 4
-    return server
-
-
-@pytest.fixture
-def score_rows():
-    """The function by which the server scores; its canary gives 1 less this."""
-    return known_scores
-
-
-@pytest.fixture
-def make_rows():
-    """Makes dense [n, 13] and categorical [n, 26] with missing values; seeded."""
-
-    def make(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        random = np.random.default_rng(seed)
-        dense = np.floor(random.lognormal(2, 2, (n, 13))).astype(np.float32)
-        dense[random.random((n, 13)) < 0.2] = np.nan
-        categorical = random.integers(0, 2**32, (n, 26))
-        categorical[random.random((n, 26)) < 0.2] = -1
-        return dense, categorical
-
-    return make
-
-
-@pytest.fixture
-def read_log():
-    """All records in an SQLite log, in the order of publication."""
-    from components.logs.sqlite import SqliteLog
-
-    def read(path: Path, features: Features = CRITEO):
-        log = SqliteLog(path)
-        try:
-            return [RecordFormat(features).decode(delivery.payload) for delivery in log.pull(1_000_000)]
-        finally:
-            log.close()
-
-    return read
-
-
-@pytest.fixture
-def sleeps():
-    """An injected sleep that returns at once and remembers; `sleeps.asked` is the list."""
-
-    class Sleeps:
-        def __init__(self) -> None:
-            self.asked: list[float] = []
-
-        async def __call__(self, seconds: float) -> None:
-            self.asked.append(seconds)
-            await asyncio.sleep(0)
-
-    return Sleeps()
+from tests.support.served_clients import (  # noqa: F401  fixtures
+    make_rows,
+    objects,
+    publish,
+    read_log,
+    score_rows,
+    served,
+    server,
+    sleeps,
+    store,
+)

@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from demo.triton import TritonServer
+from evergreen.contracts.criteo import CRITEO
+from evergreen.serving.repository.triton_config import ServingOptions, triton_config
 from inference_client.errors import DeadlineExpired
 from inference_client.scoring import ClientSettings, ScoringClient
-from pipelines.local.triton import TritonServer
 from tests.support.served_names import MODEL_NAME
 
 MODEL = """
@@ -63,7 +63,7 @@ def converse(server, conversation, **settings):
     return asyncio.run(run())
 
 
-def test_expired_and_cancelled_callers_leave_the_server_alive_and_its_calls_running(triton):
+def test_expired_and_cancelled_callers_leave_server_alive_and_its_calls_running(triton):
     """The short deadlines that killed this server when they were on the wire (triton's fixes 7840 to 8708)."""
     pid = triton.pid
 

@@ -12,8 +12,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from pipelines.local.stack import LOOPBACK, tethered
-from pipelines.local.triton import DEFAULT_VENV, Ports, _free_ports, prepare
+from demo.stack import LOOPBACK, tethered
+from demo.triton import DEFAULT_VENV, Ports, _free_ports, prepare
 from tests.support.processes import ask, wait_for
 from tests.support.rendering import Manifest, containers, find
 

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from components.runtime.kubeflow import KubeflowServer
-from pipelines import doctor
-from pipelines.doctor import WRONG, Installation, Kubectl, diagnose
+from cli import doctor
+from cli.doctor import WRONG, Installation, Kubectl, diagnose
+from evergreen.runtime.kubeflow import KubeflowServer
 from tests.k8s.environment import container, volume_at
 from tests.support.rendering import find
 
@@ -44,7 +44,7 @@ def test_containers_and_their_variables_are_there(in_pods):
         assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", program)) <= there, (name, program)
 
 
-def test_modes_are_read_and_mended_where_the_whole_share_is_mounted(in_pods):
+def test_modes_are_read_and_mended_where_whole_share_is_mounted(in_pods):
     manifests, _, found = in_pods
     (modes,) = [each for each in found if each.part == "modes of files"]
     assert modes.state == WRONG

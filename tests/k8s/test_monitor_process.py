@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.logs.sqlite import SqliteLog
+from evergreen.events.sqlite import SqliteLog
 from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
@@ -136,11 +136,11 @@ def _lives(pod: Pod) -> None:
     assert [line["message"] for line in pod.lines("uploader") if line["message"].startswith("moved day=")]
 
 
-def test_the_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
+def test_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
     _lives(make_pod(rendered("cpu")))
 
 
-def test_the_pod_lives_on_a_read_only_root(rendered, make_pod, tmp_path):
+def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
     probe = subprocess.run(
         [*READ_ONLY_ROOT, str(tmp_path), "sh", "-c", f"touch '{tmp_path}/in' && ! touch /evergreen-test 2>/dev/null"],
         capture_output=True,

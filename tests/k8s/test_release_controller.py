@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from components.deployment.canary.__main__ import build_parser as canary_parser
-from components.deployment.controller import build_parser as controller_parser
-from components.deployment.servers import parse_urls
-from components.store.collect import build_parser as collect_parser
+from controller.__main__ import build_parser as controller_parser
+from controller.canary.__main__ import build_parser as canary_parser
+from evergreen.registry.collect import build_parser as collect_parser
+from evergreen.serving.servers import parse_urls
 from pipelines.images import image_name
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
@@ -53,7 +53,7 @@ def share(tmp_path) -> Path:
 
 
 @pytest.mark.e2e
-def test_the_controller_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
+def test_controller_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
     container = only_container(find(rendered("cpu"), "Deployment", "release-controller"))
     status = share.parent / "controller.json"
     places = {
@@ -86,14 +86,14 @@ def test_the_controller_starts_before_any_release_turns_green_and_ends_when_told
         process.communicate()
 
 
-def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):
+def test_flags_are_ones_that_commands_take_and_addresses_ones_that_they_resolve(variant):
     controller = only_container(find(variant, "Deployment", "release-controller"))
     canary = only_container(find(variant, "CronJob", "canary"))
     collect = only_container(find(variant, "CronJob", "collect"))
     assert [each["command"][2] for each in (controller, canary, collect)] == [
-        "components.deployment.controller",
-        "components.deployment.canary",
-        "components.store.collect",
+        "controller",
+        "controller.canary",
+        "evergreen.registry.collect",
     ]
     for container in (controller, canary, collect):
         assert container["image"].rsplit("/", 1)[-1].split(":")[0] == image_name("deployment")

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.flags import settings_of
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import flat_settings
 from monitoring.settings import InstallationSettings
 from tests.support.command_lines import parser_of
 from tests.support.metric_names import known
@@ -54,7 +54,7 @@ def test_commands_parse_as_their_program_parses_them(line):
 
 
 @pytest.mark.parametrize("line", [line for line in EXEC if inner(line)])
-def test_commands_in_pods_parse_and_their_image_has_the_program(line):
+def test_commands_in_pods_parse_and_their_image_has_program(line):
     parse(shlex.join(inner(line)))
     workload = re.search(r"exec deploy/([\w-]+)( -c (\w+))? -- ", line)
     manifest = workload_manifest(workload[1])
@@ -77,13 +77,13 @@ def workload_manifest(name: str):
     return found
 
 
-def test_a_line_that_no_program_takes_is_noticed():
+def test_line_that_no_program_takes_is_noticed():
     for line in ("evergreen rollback --store S --too 3 --reason r", "evergreen live-at --store S", "evergreen undo"):
         with pytest.raises(SystemExit):
             parse(line)
 
 
-def test_pods_containers_and_objects_named_are_those_of_the_base():
+def test_pods_containers_and_objects_named_are_those_of_base():
     for kind, name in re.findall(r"\b(deploy|hpa|configmap|pvc|scaledobject)[ /]([a-z][a-z-]+)", PAGE):
         owner = {"configmap": "monitor", "pvc": "monitor", "hpa": "triton"}.get(kind, name)
         if kind in ("scaledobject",) or name in ("ml-pipeline",):
@@ -93,19 +93,19 @@ def test_pods_containers_and_objects_named_are_those_of_the_base():
 
 
 def test_settings_and_metrics_named_exist():
-    names = settings_of(InstallationSettings)
+    names = flat_settings(InstallationSettings)
     for name in re.findall(r"EVERGREEN_MONITOR_([A-Z_]+)", PAGE):
         assert name.lower() in names, f"EVERGREEN_MONITOR_{name} is no setting"
     assert "`upload_wait_seconds`" in PAGE
     assert "upload_wait_seconds" in names
     for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
-        assert name in settings_of(JudgingSettings)
+        assert name in flat_settings(JudgingSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
         assert name in known(), f"nobody exports {name}"
 
 
-def test_the_monitors_account_may_publish_what_the_page_replays_in_its_pod():
+def test_monitors_account_may_publish_what_page_replays_in_its_pod():
     """A replay publishes to the log itself: in Pub/Sub that is a right that the monitor needs for nothing else."""
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M))

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts import criteo
-from inference_client.simulation.world import World
+from demo.simulation.world import World
+from evergreen.contracts import criteo
 from tests.support.paths import REPOSITORY
 
 MARK = "EVERGREEN_TEST"
@@ -88,7 +88,7 @@ def _started(words: list[str], *, output: Path) -> Iterator[Command]:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     with open(output, "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines", *words],
+            [sys.executable, "-m", "cli", *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

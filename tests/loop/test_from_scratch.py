@@ -6,14 +6,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.features import category_of
-from components.contracts.manifests import RawDataset
-from components.contracts.workflow import FeatureWorkflow
-from components.storage.uris import local_path
-from components.store.models import model_folder, verdict_paths
-from components.store.promotion_journal import current
-from pipelines.forget import main as forget
-from pipelines.recommender_file.form import parse_recommender
+from cli.forget import main as forget
+from evergreen.config.features import category_of
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.recommender_file.form import parse_recommender
+from evergreen.registry.models import model_folder, verdict_paths
+from evergreen.registry.promotion_journal import current
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import accept_into
 
 FILE = """\

@@ -2,8 +2,8 @@
 
 import pytest
 
-from components.store import promotion_journal
-from components.store.runs import find_outcome
+from evergreen.registry import promotion_journal
+from evergreen.registry.runs import find_outcome
 from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import accept_into
 
@@ -49,7 +49,7 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(small_lake, 
     ],
     ids=["the gate refuses", "a step raises"],
 )
-def test_run_without_a_release_records_step_and_reason(
+def test_run_without_release_records_step_and_reason(
     small_lake, tmp_path, run_to_end, parameter, code, state, step, reason, next_step
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]

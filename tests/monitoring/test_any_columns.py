@@ -10,34 +10,29 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from components.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
-from components.contracts.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
-from components.contracts.metrics import user_quality
-from components.contracts.raw_rows import ColumnNames, category_matrix, lake_types, raw_types
-from components.contracts.recommender import Recommender
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch, Predictions
-from components.contracts.reference_statistics import (
-    DENSE_EDGES,
-    CategoryColumn,
-    DenseColumn,
-    ReferenceStatistics,
-    count_between,
-)
-from components.runtime.errors import ContractError
-from components.storage.folder import FolderObjects
-from components.store.archived_rows import arrow_schema
-from components.validation.windows import ReferenceCounter
+from evergreen.config.data import ColumnNames
+from evergreen.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions
+from evergreen.config.monitor import DriftSettings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.raw_rows import category_matrix, lake_types, raw_types
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import PredictionBatch, Predictions
+from evergreen.rows.archived_rows import arrow_schema
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.metrics import user_quality
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.settings import write_judging
-from monitoring.drift.comparison import DriftSettings, compare
+from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
-from monitoring.memory.admission import AdmittedVersions
-from monitoring.memory.archive import build_row_table
-from monitoring.memory.join import IntakeRules, read_records
 from monitoring.monitor import Monitor
-from monitoring.showing.metrics import metrics_page
+from monitoring.state.admission import AdmittedVersions
+from monitoring.state.archive import build_row_table
+from monitoring.state.join import IntakeRules, read_records
+from monitoring.state.judging_file import write_judging
+from monitoring.web.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
 
@@ -72,22 +67,19 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    counts = [count_between(DENSE_EDGES, column) for column in batch.dense.T]
-    listed = [np.unique(column, return_counts=True) for column in batch.categorical.T]
-    none = np.zeros_like
-    return ReferenceStatistics(
-        rows=len(batch),
-        dense_edges=DENSE_EDGES,
-        dense={name: DenseColumn.of(c, none(c), 0) for name, c in zip(features.numeric, counts)},
-        categorical={
-            name: CategoryColumn(values=v, counts=n, others=0, fair_counts=n, fair_others=0, missing=0)
-            for name, (v, n) in zip(features.categorical, listed)
-        },
-    )
+    """One row a request, as validation counts them once they are archived."""
+    counter, rows = ProfileCounter(features), []
+    for at in range(len(batch.scores)):
+        arrays = {name: getattr(batch, name)[at : at + 1] for name in ("dense", "categorical", "scores")}
+        rows.append(replace(batch, request_id=f"r-{at}", **arrays))
+    requests = Predictions.of(rows)
+    for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), features).to_batches():
+        counter.add(record_batch)
+    return counter.reference()
 
 
 @EACH
-def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_with_the_numbers(features):
+def test_record_with_recommenders_columns_is_taken_and_others_are_refused_with_numbers(features):
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
@@ -103,7 +95,7 @@ def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_
 
 
 @EACH
-def test_the_archive_names_the_recommenders_columns(features):
+def test_archive_names_recommenders_columns(features):
     batch = batch_of(features)
     table = build_row_table(Predictions.of([batch]), np.ones(4, np.uint8), features)
     assert table.schema.equals(arrow_schema(raw_types(features)))
@@ -118,7 +110,7 @@ def test_the_archive_names_the_recommenders_columns(features):
     np.testing.assert_array_equal(category_matrix(table.to_batches()[0], features), batch.categorical)
 
 
-def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(tmp_path):
+def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path):
     features = replace(SHOPS[0], categorical_options={"item": CategoricalOptions(type="string")})
     batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
@@ -131,12 +123,12 @@ def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(
 
 
 @pytest.mark.parametrize("features", SHOPS[:3], ids=["both", "no numeric", "no categorical"])
-def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_the_one_that_drifts(features):
+def test_cells_of_every_column_hold_each_row_once_and_changed_column_is_one_that_drifts(features):
     trained, changed = batch_of(features, 4000), batch_of(features, 4000, seed=1)
     array = changed.categorical if features.categorical else changed.dense
     array[:, -1] = 1
     layout = Layout(reference_of(trained, features))
-    assert layout.columns == (*features.names, "score")
+    assert layout.columns == features.names
     assert layout.fits(Predictions.of([trained]))
     other = batch_of(Features(numeric=("a", "b", "c"), categorical=("d",)))
     assert not layout.fits(Predictions.of([other]))
@@ -147,8 +139,8 @@ def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_
         sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
     assert [sketch.cells[layout.slice_of(name)].sum() for name in layout.columns] == [4000] * len(layout.columns)
     compared = compare(sketch, DriftSettings())
-    assert [column.column for column in compared] == list(features.names)
-    distances = [column.distance for column in compared]
+    assert [column.feature for column in compared] == list(features.names)
+    distances = [column.effect for column in compared]
     assert np.argmax(distances) == len(distances) - 1
     assert max(distances) > 10 * max([0.001, *distances[:-1]])
 
@@ -170,10 +162,14 @@ def lists_of(lengths, elements, *, seed):
 @cache
 def layout_of(lengths, elements):
     """By the statistics that validation makes of such rows once they are archived."""
-    counter, requests = ReferenceCounter(LISTS), Predictions.of([*lists_of(lengths, elements, seed=1)])
+    return Layout(counted(lists_of(lengths, elements, seed=1)))
+
+
+def counted(batches):
+    counter, requests = ProfileCounter(LISTS), Predictions.of([*batches])
     for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), LISTS).to_batches():
         counter.add(record_batch)
-    return Layout(counter.statistics())
+    return counter.reference()
 
 
 @pytest.mark.parametrize(
@@ -181,33 +177,35 @@ def layout_of(lengths, elements):
     [([0, 1, 3], [1, 2, 2], set()), ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}), ([0, 1, 3], [1, 2], {"genres"})],
     ids=["nothing", "lengths", "elements"],
 )
-def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
+def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
     layout = layout_of((0, 1, 3), (1, 2, 2))
     sketch, cut = Sketch(layout), Sketch(layout)
     for batch in lists_of(lengths, elements, seed=90_000):
         sketch.add(Predictions.of([batch]))
-    compared = {column.column: column for column in compare(sketch, DriftSettings())}
+    compared = {column.feature: column for column in compare(sketch, DriftSettings())}
     assert set(compared) == {"price", "genres/length", "seen/length", "item", "genres", "seen"}
     assert {name for name, column in compared.items() if column.drifted} == drifted
     held = 4_000 * 4 * np.mean(lengths)
     assert sketch.cells[layout.slice_of("genres")].sum() == pytest.approx(held, rel=0.03)
-    assert compared["genres"].distance == pytest.approx(1 / 6 if "genres" in drifted else 0, abs=0.02)
+    assert compared["genres"].effect == pytest.approx(1 / 6 if "genres" in drifted else 0, abs=0.02)
     assert compared["genres"].design_effect == pytest.approx(1, abs=0.3)
     cut.merge(Sketch.restore(layout, sketch.memory()))
     assert compare(cut, DriftSettings()) == tuple(compared.values())
 
 
-def test_elements_of_a_request_that_are_all_alike_count_as_one():
-    sketch = Sketch(layout_of((3,), (1, 2)))
-    for at, batch in enumerate(lists_of([3], [1, 2], seed=90_000)):
+def test_elements_of_request_that_are_all_alike_count_as_one():
+    requests = list(lists_of([3], [1, 2], seed=90_000))
+    for at, batch in enumerate(requests):
         batch.categorical[:, 1:4] = 1 + at % 2
+    sketch = Sketch(Layout(counted(requests)))
+    for batch in requests:
         sketch.add(Predictions.of([batch]))
-    (genres,) = (column for column in compare(sketch, DriftSettings()) if column.column == "genres")
+    (genres,) = (column for column in compare(sketch, DriftSettings()) if column.feature == "genres")
     assert genres.design_effect == pytest.approx(12)  # four rows of three elements
     assert not genres.drifted
 
 
-def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):
+def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=SHOPS[0])
@@ -216,7 +214,7 @@ def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp
     bench.close()
 
 
-def test_a_column_that_came_later_is_archived_with_the_rows_of_clients_that_know_it(tmp_path):
+def test_column_that_came_later_is_archived_with_rows_of_clients_that_know_it(tmp_path):
     bench, price = Bench(tmp_path), np.arange(8, dtype=np.float32)
     more = replace(CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
     bench.start()
@@ -256,7 +254,7 @@ def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost(
     assert not lost.fits(Predictions.of([sent]))
 
 
-def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_another_label(tmp_path):
+def test_metrics_of_two_recommenders_monitors_are_same_series_with_another_label(tmp_path):
     series = {}
     for name in ("click_model", "shop"):
         (tmp_path / name).mkdir()
@@ -272,7 +270,7 @@ def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_anoth
     assert len(series["shop"]) > 30
 
 
-def test_rows_of_one_user_are_alike_also_after_a_kill_in_a_backtest_and_in_an_incident(tmp_path):
+def test_rows_of_one_user_are_alike_also_after_kill_in_backtest_and_in_incident(tmp_path):
     shop, form = Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")), RecordFormat(SHOPS[0])
     rules = {"policies": "threshold", "auc_threshold": 0.7, "min_clicks": 1, "window_rows": 60, "decide_seconds": 5.0}
     b = Bench(tmp_path, archive_roll_rows=50, **rules)

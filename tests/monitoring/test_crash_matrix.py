@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo
-from components.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
-from components.logs.sqlite import SqliteLog
-from components.storage.uris import open_objects
+from evergreen.contracts import criteo
+from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
+from evergreen.events.sqlite import SqliteLog
+from evergreen.storage.uris import open_objects
 from tests.support import monitors
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 from tests.support.record_messages import encode
@@ -272,7 +272,7 @@ def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:
     return chain
 
 
-def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain):
+def test_killed_at_each_boundary_chain_loses_and_doubles_nothing(make_chain):
     chain = make_chain(1)
     while chain.turn < 4 or chain.unkilled:
         assert chain.turn < 25, f"never killed at {chain.unkilled}"
@@ -283,6 +283,6 @@ def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain)
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_while_all_work_at_once_the_chain_loses_and_doubles_nothing(make_chain):
+def test_killed_at_random_moments_while_all_work_at_once_chain_loses_and_doubles_nothing(make_chain):
     chain = run_chain(make_chain(2, together=True), num_turns=4, kills=("moment", "boundary"))
     assert chain.killed_at.total() >= 8

@@ -1,6 +1,5 @@
 """The running monitor where models are released more often than labels become final: what it judges and shows."""
 
-import html
 import re
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -8,9 +7,10 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts.manifests import ModelQuality
-from components.store.models import verdict_paths
-from monitoring.showing.page import History, status_page
+from evergreen.contracts.manifests import ModelQuality
+from evergreen.registry.models import verdict_paths
+from monitoring.web.page import History, status_page
+from tests.support.html_pages import health_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import keep_model, passing_verdict, release
 
@@ -50,8 +50,7 @@ def seen(tmp_path_factory):
                 publish(bench.log, clicks(f"c-{name}", events))
         bench.tick(at=START + second + 1.0)
         page = status_page(monitor._exposition, History([], []), now=bench.clock.now)
-        state, text = re.search(r'<p class="banner (\w+)" id="health">(.*?)</p>', page).groups()
-        banners.append((state, html.unescape(text)))
+        banners.append(health_of(page))
     yield banners, bench
     bench.close()
 
@@ -66,7 +65,7 @@ def test_banner_is_grey_until_labels_are_final_and_then_names_whose_rows_were_ju
     assert "were judged, the newest of version 4." in before[1]
 
 
-def test_fall_starts_a_run_whose_reason_names_the_versions_that_scored_the_rows(seen):
+def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):
     banners, bench = seen
     asked = [event for event in bench.events if event["kind"] == "decision"]
     assert len(asked) == 1

@@ -1,15 +1,12 @@
 """Settings: promised defaults, flags, environment variables, refusals."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from components.runtime.errors import ContractError, TemporaryError
-from monitoring.backtest.settings import judging_settings
-from monitoring.flags import build_parser, flat_values, make_settings, read_settings, settings_of
-from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, MonitorSettings, with_rules
-from monitoring.uploader import UploaderSettings
+from evergreen.config.reader import build_parser, read_settings
+from evergreen.runtime.errors import ContractError, TemporaryError
+from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 from tests.support.recommenders import accept_into, criteo_with
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
@@ -17,7 +14,7 @@ REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--stor
 
 def read(argv, environment=None, settings=InstallationSettings):
     parser = build_parser(settings, prog="monitoring", description="")
-    return read_settings(settings, parser, argv, environment=environment or {}, prefix=ENVIRONMENT_PREFIX)
+    return read_settings(settings, parser.parse_args(argv), environment=environment or {}, prefix=ENVIRONMENT_PREFIX)
 
 
 def test_flags_come_before_variables_and_variables_before_defaults():
@@ -28,7 +25,7 @@ def test_flags_come_before_variables_and_variables_before_defaults():
     assert (settings.records.pull_messages, settings.acting.trigger) == (1000, "none")
 
 
-def test_a_monitor_decides_by_the_newest_accepted_recommender_of_its_store(tmp_path):
+def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
     installation = read([*REQUIRED[:-1], str(tmp_path)])
     with pytest.raises(TemporaryError, match="holds no recommender yet"):
         with_rules(installation)
@@ -38,28 +35,6 @@ def test_a_monitor_decides_by_the_newest_accepted_recommender_of_its_store(tmp_p
     assert (judge.window_rows, policies.drift_columns, settings.judging.restraint.daily_budget) == (700, 3, 7)
     assert (policies.min_clicks, policies.policies) == (200, "sequential")
     assert settings.state == installation.state
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"windows_rows": 5}, "monitor.windows_rows is no setting, expected window_rows"),
-        ({"window_rows": "many"}, "monitor.window_rows is 'many', expected int"),
-        (
-            {"policies": "sequential,threshold"},
-            "policies is 'sequential,threshold' without auc_threshold, expected the AUC below which",
-        ),
-        (
-            {"drift_bucket_seconds": 5},
-            "drift_grace_seconds is 60.0, expected at most 8 times drift_bucket_seconds, which is 5.0",
-        ),
-        ({"notify_only": "threshold, thresold"}, "notify_only is 'threshold, thresold', expected some of threshold, "),
-        ({"window_rows": 399}, "window_rows is 399, expected at least 400: min_clicks clicks and as many rows without"),
-    ],
-)
-def test_bad_rules_are_refused_with_their_name(wrong, message):
-    with pytest.raises(ContractError, match=message):
-        judging_settings(criteo_with(monitor=wrong))
 
 
 def test_required_settings_may_come_from_variables_alone():
@@ -78,6 +53,7 @@ def test_required_settings_may_come_from_variables_alone():
         ([*REQUIRED, "--trigger", "kubeflow"], {}, "kubeflow_host is empty"),
         ([*REQUIRED, "--trigger", "kubeflow", "--kubeflow-host", "http://x"], {}, "pipeline_name is empty"),
         ([*REQUIRED, "--tick-seconds", "0"], {}, "tick_seconds is 0.0, expected above 0"),
+        ([*REQUIRED, "--upload-wait-seconds", "nan"], {}, "upload_wait_seconds is nan, expected at least 0"),
         ([*REQUIRED, "--http-port", "70000"], {}, "http_port is 70000"),
         ([*REQUIRED, "--conversion-window-seconds", "nan"], {}, "conversion_window_seconds is nan"),
         (["--log", "sqlite:///x-{0-3}.db", *REQUIRED[2:], "--partition", "4"], {}, "partition is 4, expected 0 to 3"),
@@ -86,22 +62,3 @@ def test_required_settings_may_come_from_variables_alone():
 def test_bad_settings_are_refused_with_their_name(argv, environment, message):
     with pytest.raises(ContractError, match=message):
         read(argv, environment)
-
-
-@dataclasses.dataclass(frozen=True)
-class Doubled:
-    """Two parts with settings of the same names."""
-
-    one: UploaderSettings
-    other: UploaderSettings
-
-
-def test_flat_values_make_equal_settings_and_unknown_or_doubled_names_are_refused():
-    changed = {"daily_budget": 7, "notify_only": "data_drift"}
-    settings = make_settings(MonitorSettings, **{**flat_values(read(REQUIRED)), **changed})
-    assert make_settings(MonitorSettings, **flat_values(settings)) == settings
-    with pytest.raises(ContractError, match="window_row is no setting"):
-        make_settings(MonitorSettings, window_row=5)
-
-    with pytest.raises(TypeError, match="two settings named archive"):
-        settings_of(Doubled)

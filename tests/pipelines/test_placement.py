@@ -7,11 +7,11 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from cli.__main__ import main
 from components.run_outcome.__main__ import ADDRESS_VARIABLE
-from components.runtime.errors import ContractError
-from pipelines.__main__ import main
+from evergreen.runtime.errors import ContractError
 from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables, train_job_spec
-from tests.pipelines.compiled import STEPS, Compiled, dashed
+from tests.support.compiled import STEPS, Compiled, dashed
 
 SPOT = Toleration(key="cloud.google.com/gke-spot", operator="Equal", value="true")
 SLICES = {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100", "cloud.google.com/gke-gpu-partition-size": "1g.5gb"}
@@ -58,7 +58,7 @@ def test_kubeflow_before_2_16_is_given_no_security_context(compile_with, securit
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
+def test_every_field_reaches_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
     json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())  # an unknown field is an error
     on_gpu = step == "training"
@@ -95,7 +95,7 @@ def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     assert all(each.optional for each in config.secret_as_env)
 
 
-def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
+def test_without_accelerator_all_pods_go_to_other_nodes(compile_with):
     compiled = compile_with(**{**EVERYTHING, "accelerator": ""})
     for step in STEPS:
         config = parsed(compiled, step)
@@ -104,7 +104,7 @@ def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
-def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_with):
+def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
     placement = {**EVERYTHING, "trainer": "kubeflow"}
     compiled = compile_with(**placement)
     config, container = parsed(compiled, "training"), compiled.executor("training")
@@ -118,13 +118,22 @@ def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_wit
     assert sent == train_job_spec(Placement(**placement))
 
 
-def test_defaults_of_the_parameters_are_the_clusters(everything, compile_with):
+def test_folders_and_servers_are_placements_in_every_step_that_has_them(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
-    chosen = {"repository": "gs://bucket/repository", "triton_urls": urls, "server": "python", "device": "gpu"}
-    found = compile_with(**chosen).defaults
-    assert {name: found[name] for name in chosen} == chosen
-    for name in ("lake", "store", "work", "repository"):
-        assert everything.defaults[name] == f"/mnt/loop/{name}"
+    chosen = {
+        "lake": "gs://lake/clicks", "store": "/shop/store", "work": "/shop/work", "repository": "gs://bucket/repository",
+        "triton_urls": urls, "server": "python", "device": "gpu", "served": "gs://lake/served",
+    }  # fmt: skip
+    compiled = compile_with(**chosen)
+    assert compiled.places == chosen
+    for step in STEPS:
+        given = compiled.task(step)["inputs"]["parameters"]
+        found = {name: given[name]["runtimeValue"]["constant"] for name in chosen if name in given}
+        assert found == {name: chosen[name] for name in found}
+        assert "store" in found
+    defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work", "repository")}
+    others = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
+    assert everything.places == defaults | others
 
 
 @pytest.mark.parametrize(
@@ -181,7 +190,7 @@ def compile_file(tmp_path):
     return make
 
 
-def test_file_describes_a_cluster_with_values_of_the_file_beside_it(compile_file):
+def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     code, output = compile_file(FILE)
     assert code == 0
     compiled = Compiled(output)
@@ -195,7 +204,7 @@ def test_file_describes_a_cluster_with_values_of_the_file_beside_it(compile_file
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 
-def test_flags_come_before_the_file(compile_file):
+def test_flags_come_before_file(compile_file):
     code, output = compile_file(FILE, "--tag", "3f2a9c1", "--accelerator", "", "--registry", "")
     assert code == 0
     compiled = Compiled(output)
@@ -206,17 +215,17 @@ def test_flags_come_before_the_file(compile_file):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("registy: x", "placement.yaml: registy is unknown, expected some of registry, tag"),
-        ("gpu_nodes: {selectors: {}}", "gpu_nodes: selectors is unknown"),
-        ("gpu_nodes: {tolerations: {key: a}}", "gpu_nodes: tolerations is {'key': 'a'}, expected a list"),
-        ("gpu_nodes: {tolerations: [{effect: NoSchedule}]}", r"tolerations\[0\]: .*missing .*'key'"),
+        ("registy: x", "placement.yaml: placement.registy is no setting, expected registry"),
+        ("gpu_nodes: {selectors: {}}", "placement.gpu_nodes.selectors is no setting, expected selector"),
+        ("gpu_nodes: {tolerations: {key: a}}", "gpu_nodes.tolerations is {'key': 'a'}, expected array"),
+        ("gpu_nodes: {tolerations: [{effect: NoSchedule}]}", r"placement.gpu_nodes.tolerations\[0\].key is missing"),
         ("gpu_nodes: {tolerations: [{key: a, operator: In}]}", "operator is 'In', expected one of Exists, Equal"),
-        ("gpu_nodes: {selector: {pool: 1}}", "selector.pool is 1, expected text"),
-        ("cpu_nodes: a", "cpu_nodes is 'a', expected a mapping"),
-        ("training_gpus: yes", "training_gpus is True, expected a whole number"),
-        ("run_as_user: root", "run_as_user is 'root', expected a whole number"),
-        ("needs: {training: {cpu: 4}}", "needs.training: cpu is 4, expected text"),
-        ("needs: {training: {gpu: 1}}", "gpu is unknown, expected some of cpu"),
+        ("gpu_nodes: {selector: {pool: 1}}", "gpu_nodes.selector.pool is 1, expected str"),
+        ("cpu_nodes: a", "cpu_nodes is 'a', expected object"),
+        ("training_gpus: yes", "training_gpus is True, expected int"),
+        ("run_as_user: root", "run_as_user is 'root', expected int | null"),
+        ("needs: {training: {cpu: 4}}", "needs.training.cpu is 4, expected str"),
+        ("needs: {training: {gpu: 1}}", "needs.training.gpu is no setting, expected cpu"),
         ("device: tpu", "device is 'tpu', expected one of cpu, gpu"),
         ("backend: hugectr\naccelerator: ''", "backend is hugectr without an accelerator"),
         ("- registry", "expected a mapping of fields"),

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts import raw_rows
-from components.contracts.records import PredictionBatch
+from evergreen.contracts import raw_rows
+from evergreen.contracts.records import PredictionBatch
 
 Rows = dict[tuple[str, int], tuple[int, float]]
 """(request, row) to (label, score)."""

@@ -35,14 +35,37 @@ _RUN_AXE = """<script>axe.run().then(found => document.title = JSON.stringify(fo
 .map(each => [each.id, each.nodes[0].target[0], each.nodes[0].failureSummary])))</script>"""
 _FRAME = '<iframe src="page.html" style="width:{}px;height:900px;border:0"></iframe>'
 _MEASURE = """<title></title><script>onload = () => document.title = JSON.stringify(
-Array.from(document.querySelectorAll('iframe'), f => f.contentDocument.documentElement.scrollWidth - f.clientWidth))
+Array.from(document.querySelectorAll('iframe'), f => f.contentDocument.scrollingElement.scrollWidth - f.clientWidth))
+</script>"""
+_CUT = """<title></title><script>
+const texts = 'h1,h2,p,li,th,td,dd,b,pre,code,a,caption,summary,text,figcaption,.badge,.banner';
+function cut(frame) {
+  frame.contentDocument.querySelectorAll('details').forEach(each => each.open = true);
+  return [...frame.contentDocument.querySelectorAll(texts)].filter(each => {
+    const box = each.getBoundingClientRect();
+    const isHidden = each.closest('.skip') || getComputedStyle(each.closest('thead') || each).position == 'absolute';
+    const isBox = getComputedStyle(each).display != 'inline' && !each.ownerSVGElement;
+    return !isHidden && box.width && (isBox && each.scrollWidth > each.clientWidth + 1
+      || box.right > frame.clientWidth + 1 || box.left < -1);
+  }).map(each => each.textContent.trim().slice(0, 60));
+}
+onload = () => document.title = JSON.stringify(Array.from(document.querySelectorAll('iframe'), cut));
 </script>"""
 
 
 def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
     """By how many pixels a page overflows a screen of each width; a window of its own is never narrower than 500."""
+    return _in_frames(tmp_path, page, widths, _MEASURE)
+
+
+def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
+    """Beginnings of the texts that a page cuts, or that leave a screen of each width, with all that is folded open."""
+    return _in_frames(tmp_path, page, widths, _CUT)
+
+
+def _in_frames(tmp_path, page: str, widths: tuple[int, ...], script: str) -> list:
     (tmp_path / "page.html").write_text(page)
-    (tmp_path / "frames.html").write_text(_MEASURE + "".join(map(_FRAME.format, widths)))
+    (tmp_path / "frames.html").write_text(script + "".join(map(_FRAME.format, widths)))
     flags = [f"--window-size={max(widths) + 100},1000", "--allow-file-access-from-files", "--dump-dom"]
     return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "frames.html").as_uri())))
 
@@ -54,6 +77,24 @@ def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
     (tmp_path / "page.html").write_text(page.replace("</body>", f"<script>{AXE.read_text()}</script>{_RUN_AXE}</body>"))
     flags = ("--window-size=1280,1000", "--virtual-time-budget=60000", *flags, "--dump-dom")
     return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "page.html").as_uri())))
+
+
+MARKUP = (
+    """"'></title></style></textarea>--><img data-planted src=x onerror="document.body.dataset.ran = 1">"""
+    """<script data-planted>document.body.dataset.ran = 1</script><a data-planted href="javascript:0">"""
+)
+"""Text that gets out of wherever a page puts it unescaped: an attribute, a title, a cell."""
+_LIST_PLANTED = """<script>onload = () => document.title = JSON.stringify([
+document.body.innerText.split('<img data-planted').length - 1, ...(document.body.dataset.ran ? ['it ran'] : []),
+...Array.from(document.querySelectorAll('[data-planted], [href^="javascript:"], [onerror]'), each => each.outerHTML)])
+</script>"""
+
+
+def planted(tmp_path, page: str) -> tuple[int, list[str]]:
+    """How often a page shows `MARKUP` as text, and what of it the browser took for markup."""
+    (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
+    num_shown, *taken = json.loads(_title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri())))
+    return num_shown, taken
 
 
 def _title(document: str) -> str:

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.metrics import auc_estimate
-from components.logs.event_log import partition_of
-from monitoring.deciding.policies import PolicySettings, SequentialPolicy
-from monitoring.deciding.policy import Action, Baseline, Evidence, MaturedRows, Policy
-from monitoring.measures.window import Kpis
+from evergreen.config.monitor import PolicySettings
+from evergreen.events.event_log import partition_of
+from evergreen.statistics.metrics import auc_estimate
+from monitoring.metrics.window import Kpis
+from monitoring.policies.policies import SequentialPolicy
+from monitoring.policies.policy import Action, Baseline, Evidence, MaturedRows, Policy
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def first_run(
     """The row at which `policy` first asks for a run; None = never.
 
     Args:
-        policy: See `deciding.policy.Policy`.
+        policy: See `policies.policy.Policy`.
         stream: Rows in their order.
         step: Rows per decision point.
         windows: KPIs of the stream; None = the policy does not look at them.

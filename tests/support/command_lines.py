@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from components.runtime.flags import CommandParser
-from pipelines.__main__ import ROOMS
+from cli.__main__ import ROOMS
+from evergreen.runtime.flags import CommandParser
 
 OF_VALIDATION = ("tensorflow_metadata", "tensorflow_metadata.proto", "tensorflow_metadata.proto.v0")
 """Modules of the validation environment, which parsing does not need."""
@@ -22,8 +22,8 @@ class Parsed(BaseException):
 def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:
     """The program's parser, and the line's words for it."""
     words = shlex.split(line)
-    module, words = (words[2], words[3:]) if words[1] == "-m" else ("pipelines", words[1:])
-    if module == "pipelines" and words[0] in ROOMS:
+    module, words = (words[2], words[3:]) if words[1] == "-m" else ("cli", words[1:])
+    if module == "cli" and words[0] in ROOMS:
         module, first, _ = ROOMS[words[0]]
         words = [*first, *words[1:]]
     found = []

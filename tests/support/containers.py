@@ -95,7 +95,7 @@ def images(podman, tmp_path_factory):
     # an environment to find out that it has that layer, on one core.
     for locked in sorted({lock(image) for image in PLAIN}):
         names = [image for image in PLAIN if lock(image) == locked]
-        command = [sys.executable, "-m", "pipelines.build_images", *names, "--engine", "podman", "--dirty"]
+        command = [sys.executable, "-m", "tools.build_images", *names, "--engine", "podman", "--dirty"]
         with open(logs / f"{locked}.log", "wb") as log:
             streams = {"stdout": log, "stderr": subprocess.STDOUT}
             builds[locked] = subprocess.Popen([*command, "--tag", TAG], cwd=REPOSITORY, env=variables, **streams)

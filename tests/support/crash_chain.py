@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.clocks import Clock
 
 LEASE_SECONDS = 5.0
@@ -73,7 +73,7 @@ def place_of(path, *others) -> str:
 
 
 def publish(order, clock, reach) -> None:
-    from components.logs.sqlite import SqliteLog
+    from evergreen.events.sqlite import SqliteLog
 
     folder = Path(order["folder"])
     log = SqliteLog(folder / "log.db", lease_seconds=LEASE_SECONDS, clock=clock)
@@ -83,9 +83,9 @@ def publish(order, clock, reach) -> None:
 
 
 def monitor(order, clock, reach) -> None:
-    from components.logs.sqlite import SqliteLog
-    from monitoring.memory.store import Store
+    from evergreen.events.sqlite import SqliteLog
     from monitoring.monitor import Monitor
+    from monitoring.state.store import Store
     from tests.support.monitors import monitor_settings
 
     folder = Path(order["folder"])
@@ -111,7 +111,7 @@ def monitor(order, clock, reach) -> None:
 
 
 def upload(order, clock, reach) -> None:
-    from components.storage.uris import open_objects
+    from evergreen.storage.uris import open_objects
     from monitoring.uploader import Uploader
 
     Uploader(Path(order["folder"]) / "archive", open_objects(order["lake"]), clock=clock, checkpoint=reach).run_once()
@@ -133,8 +133,8 @@ def serve() -> None:
     import google.cloud.storage  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    import components.logs.sqlite  # noqa: F401
-    import components.storage.bucket  # noqa: F401
+    import evergreen.events.sqlite  # noqa: F401
+    import evergreen.storage.bucket  # noqa: F401
     import monitoring.monitor  # noqa: F401
     import monitoring.uploader  # noqa: F401
 

@@ -19,8 +19,8 @@ VENV = "/opt/venv"
 LOCKS = {"validation": "validation-trixie"}
 """Image -> its lock, where that is not the one of the environment in which the step is tested: it is compared with
 that by `test_containers.py`."""
-PROGRAMS = ("inference_client", "monitoring")
-"""Images that are no step of the pipeline; both install the driver's lock."""
+PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
+"""What runs in an image that is no step of the pipeline; both install the driver's lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 
@@ -96,7 +96,7 @@ def lock(image: str) -> str | None:
 
 def module(image: str) -> str:
     """What `python -m` runs in the image."""
-    return image if image in PROGRAMS else f"components.{STEP_OF_VARIANT.get(image, image)}"
+    return PROGRAMS.get(image) or f"components.{STEP_OF_VARIANT.get(image, image)}"
 
 
 def entrypoint(image: str) -> list[str]:

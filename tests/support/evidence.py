@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from monitoring.deciding.policy import Evidence, MaturedRows
-from monitoring.measures.window import Kpis
+from monitoring.metrics.window import Kpis
+from monitoring.policies.policy import Evidence, MaturedRows
 
 KPIS = Kpis(
     version=1, rows=20_000, clicks=4100, auc=0.76, auc_low=0.751, auc_high=0.769, log_loss=0.5, calibration=1.0, ctr=0.2

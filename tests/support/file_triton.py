@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from uuid import uuid4
 
-from components.contracts.criteo import CRITEO
-from components.contracts.serving import versions_of
-from components.deployment.graph.parity import GoldenRows, open_graph, score
-from components.deployment.repository.triton_config import warmup_files_of
-from components.deployment.servers import NotListening
-from components.runtime.errors import ContractError, PermanentError
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.serving import versions_of
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.serving.parity import GoldenRows, open_graph, score
+from evergreen.serving.repository.triton_config import warmup_files_of
+from evergreen.serving.servers import NotListening
 from tests.support.served_names import MODEL_NAME
 
 

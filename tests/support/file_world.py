@@ -3,13 +3,13 @@
 import dataclasses
 from pathlib import Path
 
-from components.contracts.serving import versions_of
-from components.deployment.release import ReleaseSettings, release
-from components.deployment.repository.model_repository import ModelRepository
-from components.deployment.rollback import rollback
-from components.storage.uris import open_objects
-from components.store.models import graph_sha256
-from components.store.promotion_journal import current, interrupted, read_entries
+from controller.rollback import rollback
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.models import graph_sha256
+from evergreen.registry.promotion_journal import current, interrupted, read_entries
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.storage.uris import open_objects
 from tests.support.file_triton import FileTriton
 from tests.support.served_names import CANDIDATE_NAME, NAMES
 from tests.support.serving_double import AlteredDouble

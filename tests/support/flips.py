@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from components.runtime.errors import ContractError
+from evergreen.runtime.errors import ContractError
 
 QUIET, REFUSED, SAME = "read as something else", "refused", "read as it was"
 

@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.deployment.graph.export import write_graph
-from components.deployment.graph.parity import open_graph
-from components.store.models import GRAPH_FILE
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from evergreen.registry.models import GRAPH_FILE
+from evergreen.serving.graph.export import write_graph
+from evergreen.serving.parity import open_graph
 
 
 def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):

@@ -1,5 +1,7 @@
 """An HTML page as its tags, for the tests of reports."""
 
+import re
+from html import unescape
 from html.parser import HTMLParser
 
 VOID = ("meta", "rect", "line", "circle", "polyline")
@@ -39,3 +41,51 @@ def assert_needs_nothing(page: str) -> None:
     links = [value for _, attributes in tags for name, value in attributes.items() if name in ("src", "href")]
     assert links
     assert all(link.startswith("#") for link in links if link)
+
+
+class _PageText(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._texts: list[list[str]] = []
+        self._rows: list[list[str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self._rows = []
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("caption", "th", "td"):
+            self._texts.append([])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "caption":
+            self.tables["".join(self._texts.pop())] = self._rows
+        elif tag in ("th", "td"):
+            self._rows[-1].append(" ".join("".join(self._texts.pop()).split()))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        if self._texts:
+            self._texts[-1].append(data)
+
+
+def text_of(page: str) -> str:
+    """All text of a page, words separated by single spaces."""
+    read = _PageText()
+    read.feed(page)
+    return " ".join(" ".join(read.words).split())
+
+
+def table_of(page: str, caption: str) -> list[list[str]]:
+    """The texts of the cells of the table with that caption, row by row, its head first."""
+    read = _PageText()
+    read.feed(page)
+    return read.tables[caption]
+
+
+def health_of(page: str) -> tuple[str, str]:
+    """Tone and text of the status page's banner."""
+    found = re.search(r'<div class="banner (\w+)" id="health">(.*?)</div>', page)
+    return found[1], unescape(found[2])

@@ -12,13 +12,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-IMPORTS = "from components.deployment import baking, release, rollback; from tests.support import crash_chain"
+IMPORTS = (
+    "from controller import baking, rollback; from evergreen.serving import release; "
+    "from tests.support import crash_chain"
+)
 """What the process has that is forked."""
 PROGRAM = "import sys; from tests.support.killed_deployments import main; main(sys.argv[1])"
 
 
 def settings_of(job, checkpoint):
-    from components.deployment.release import ReleaseSettings
+    from evergreen.serving.release import ReleaseSettings
 
     return ReleaseSettings(
         store=Path(job["store"]),
@@ -38,9 +41,9 @@ def connect_of(job):
 
 
 def deploy(job):
-    from components.contracts.manifests import Model, RawDataset, Verdict
-    from components.deployment.release import release
-    from components.deployment.rollback import rollback
+    from controller.rollback import rollback
+    from evergreen.contracts.manifests import Model, RawDataset, Verdict
+    from evergreen.serving.release import release
 
     seen = []
 
@@ -60,8 +63,8 @@ def deploy(job):
 
 def bake(job):
     """A round of a controller, whose servers go on when it is killed."""
-    from components.deployment.baking import Baking
-    from components.runtime.errors import TemporaryError
+    from controller.baking import Baking
+    from evergreen.runtime.errors import TemporaryError
     from tests.support.crash_chain import Boundaries
     from tests.support.serving_double import AlteredDouble
 

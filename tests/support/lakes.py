@@ -6,17 +6,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts import raw_rows
-from components.contracts.criteo import CRITEO
-from components.contracts.manifests import RawDataset
 from components.extraction.__main__ import main
 from components.extraction.extract import extract
 from components.extraction.lake import Lake
 from components.extraction.lake_files import LakeFiles, opened_lake
-from components.storage.bucket import BucketObjects
-from components.storage.folder import FolderObjects
-from components.storage.uris import local_path
-from components.store.archived_rows import arrow_schema
+from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.manifests import RawDataset
+from evergreen.rows.archived_rows import arrow_schema
+from evergreen.storage.bucket import BucketObjects
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import accept_into, criteo_with
 
 URI = "gs://models/a lake"

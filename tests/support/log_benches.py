@@ -10,15 +10,15 @@ import time
 import uuid
 from typing import NamedTuple
 
-from components.logs.event_log import Delivery, Publisher, Subscriber
-from components.logs.kafka.location import KafkaLocation
-from components.logs.kafka.publisher import KafkaPublisher
-from components.logs.kafka.subscriber import KafkaSubscriber
-from components.logs.locations import open_publisher, open_subscriber
-from components.logs.pubsub import resources
-from components.logs.pubsub.resources import Names, PubsubPublisher, publisher_client, subscriber_client
-from components.logs.pubsub.subscriber import PubsubSettings, PubsubSubscriber
-from components.logs.sqlite import SqliteLog
+from evergreen.events.event_log import Delivery, Publisher, Subscriber
+from evergreen.events.kafka.location import KafkaLocation
+from evergreen.events.kafka.publisher import KafkaPublisher
+from evergreen.events.kafka.subscriber import KafkaSubscriber
+from evergreen.events.locations import open_publisher, open_subscriber
+from evergreen.events.pubsub import resources
+from evergreen.events.pubsub.resources import Names, PubsubPublisher, publisher_client, subscriber_client
+from evergreen.events.pubsub.subscriber import PubsubSettings, PubsubSubscriber
+from evergreen.events.sqlite import SqliteLog
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator

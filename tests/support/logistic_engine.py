@@ -6,11 +6,11 @@ Adagrad, whose sums lie where Adam's second moments do.
 
 import numpy as np
 
-from components.models.configs import DcnConfig
-from components.models.files import new_model, open_model
-from components.training.config import TrainingSettings
 from components.training.fit import FitJob, fit
 from components.training.rows import open_rows
+from evergreen.config.model import DcnConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.networks.files import new_model, open_model
 
 # Its names and shapes are only those of the files that `start` writes; the engine uses width 1 and the bias of them.
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))

@@ -11,7 +11,7 @@ from functools import cache
 import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.showing.metrics import metrics_page
+from monitoring.web.metrics import metrics_page
 from tests.support.snapshots import FULL
 
 Labels = frozenset[str]

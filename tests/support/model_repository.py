@@ -4,12 +4,12 @@ import re
 
 import numpy as np
 
-from components.contracts.criteo import CRITEO
-from components.contracts.serving import versions_of
-from components.deployment.graph.parity import GoldenRows
-from components.deployment.repository.model_repository import GOLDEN_FILE
-from components.deployment.repository.triton_config import ServingOptions
-from components.store.models import DATA_FILE, GRAPH_FILE
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.models import DATA_FILE, GRAPH_FILE
+from evergreen.serving.parity import GoldenRows
+from evergreen.serving.repository.model_repository import GOLDEN_FILE
+from evergreen.serving.repository.triton_config import ServingOptions
 
 OPTIONS = ServingOptions(warmup_rows=1)
 

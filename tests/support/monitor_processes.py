@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 
-from components.logs.sqlite import SqliteLog
-from monitoring.backtest.settings import JudgingSettings
-from monitoring.flags import settings_of
+from evergreen.config.monitor import JudgingSettings
+from evergreen.config.reader import flat_settings
+from evergreen.events.sqlite import SqliteLog
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Answer, ask
 from tests.support.recommenders import accept_into, criteo_with
@@ -37,7 +37,7 @@ class Processes:
             "archive_roll_rows": 200,
             **flags,
         }
-        rules = {name: values.pop(name) for name in settings_of(JudgingSettings) if name in values}
+        rules = {name: values.pop(name) for name in flat_settings(JudgingSettings) if name in values}
         accept_into(self.folder / "store", criteo_with(monitor=rules))
         return self.start("monitoring", values)
 

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from components.contracts import criteo
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import RetrainRequest
-from components.contracts.recommender import Recommender
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, Predictions, record_id
-from components.logs.sqlite import SqliteLog
-from components.runtime.durable import no_checkpoint
-from monitoring.acting.triggers import RunState
-from monitoring.flags import make_settings
-from monitoring.memory.store import Store
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.reader import make_settings
+from evergreen.config.spec import Recommender
+from evergreen.contracts import criteo
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import RetrainRequest
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, Predictions, record_id
+from evergreen.events.sqlite import SqliteLog
+from evergreen.runtime.durable import no_checkpoint
 from monitoring.monitor import Monitor
+from monitoring.retraining.triggers import RunState
 from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
+from monitoring.state.store import Store
 from tests.support.clocks import Clock
 from tests.support.record_messages import FORM
 

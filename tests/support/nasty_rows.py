@@ -6,8 +6,8 @@ the ends of what a category may be.
 
 import numpy as np
 
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.contracts.workflow import TOMBSTONE, FeatureWorkflow
 from tests.support.workflows import workflow_of
 
 INT64 = np.iinfo(np.int64)

@@ -6,7 +6,7 @@ gives its logit.
 
 import numpy as np
 
-from components.models.configs import NETWORKS, NetworkConfig
+from evergreen.config.model import NETWORKS, NetworkConfig
 
 
 def shaped(kind: str, settings, **widths) -> NetworkConfig:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from components.contracts.features import Features, NumericOptions
+from evergreen.config.features import Features, NumericOptions
 
 OPTIONS = {
     "as it is": NumericOptions(transform=()),

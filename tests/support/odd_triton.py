@@ -7,8 +7,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from components.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
-from components.runtime.errors import PermanentError
+from evergreen.contracts.serving import CATEGORICAL_INPUT, DENSE_INPUT
+from evergreen.runtime.errors import PermanentError
 
 SERVICE = "inference.GRPCInferenceService"
 DTYPES = {"FP32": "<f4", "INT64": "<i8"}

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 import yaml
 
-from pipelines.local.stack import DIRECT, LOOPBACK, tethered
+from demo.stack import DIRECT, LOOPBACK, tethered
 from tests.support.processes import wait_for
 
 

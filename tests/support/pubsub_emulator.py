@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from pipelines.local.log_server import emulator_command, find_emulator
+from demo.log_server import emulator_command, find_emulator
 from tests.support.processes import ask, freeze_group
 
 _START_SECONDS = 60.0

@@ -7,8 +7,8 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from components.deployment.servers import Triton
-from components.runtime.errors import PermanentError, TemporaryError
+from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.processes import runs, wait_for
 from tests.support.served_names import MODEL_NAME

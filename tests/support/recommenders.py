@@ -6,9 +6,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.recommender import Recommender
-from components.store.recommenders import accept, read_accepted
+from evergreen.config.spec import Recommender
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.registry.recommenders import accept, read_accepted
 
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:

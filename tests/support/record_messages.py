@@ -4,8 +4,8 @@ import re
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from components.contracts.criteo import CRITEO
-from components.contracts.record_format import RecordFormat
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.record_format import RecordFormat
 
 FORM = RecordFormat(CRITEO)
 encode, decode = FORM.encode, FORM.decode

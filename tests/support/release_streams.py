@@ -15,12 +15,13 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from components.contracts.baking import BakingSettings
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.records import NO_POSITION
-from monitoring.deciding.judging import Judge, JudgeSettings, serving_ahead
-from monitoring.deciding.policies import PolicySettings, make_policies
-from monitoring.deciding.policy import Baseline, DecisionPoint
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.monitor import JudgeSettings, PolicySettings
+from evergreen.config.release import BakingSettings
+from evergreen.contracts.records import NO_POSITION
+from monitoring.policies.judging import Judge, serving_ahead
+from monitoring.policies.policies import make_policies
+from monitoring.policies.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
 
 START = 1_767_225_600.0

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import Model, ModelQuality, Release, Verdict
-from components.store.models import model_folder, release_path
-from components.store.promotion_journal import RELEASE, Promotion, append_promotion
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model, ModelQuality, Release, Verdict
+from evergreen.registry.models import model_folder, release_path
+from evergreen.registry.promotion_journal import RELEASE, Promotion, append_promotion
 
 
 def keep_model(store, model_id, **changes) -> Model:

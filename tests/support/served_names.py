@@ -1,8 +1,8 @@
 """What Criteo's recommender is called in Triton, for tests that serve it."""
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.serving import ServedNames
-from components.store.traffic_plan import traffic_file
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.serving import ServedNames
+from evergreen.registry.traffic_plan import traffic_file
 
 NAMES = ServedNames(CRITEO_RECOMMENDER.name)
 MODEL_NAME, CANDIDATE_NAME, CANARY_NAME = NAMES.model, NAMES.candidate, NAMES.canary

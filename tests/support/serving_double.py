@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from components.deployment.canary.evidence import COUNTERS
+from controller.canary.evidence import COUNTERS
 from tests.support.file_triton import FileTriton
 
 

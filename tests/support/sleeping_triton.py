@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpc_client
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions
-from pipelines.local.triton import TritonServer
+from demo.triton import TritonServer
+from evergreen.contracts.criteo import CRITEO
+from evergreen.serving.repository.triton_config import ServingOptions
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 

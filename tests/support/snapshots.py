@@ -2,13 +2,13 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.acting.acting import ActingStatus
-from monitoring.deciding.policy import Action, Decision
-from monitoring.measures.open_labels import OpenEstimate
-from monitoring.measures.window import Kpis
-from monitoring.showing.exposition import Snapshot
-from monitoring.showing.metrics import metrics_page
-from monitoring.showing.store_status import Disk, LastRun, Promotions, RunCounts, StoreStatus
+from monitoring.metrics.open_labels import OpenEstimate
+from monitoring.metrics.window import Kpis
+from monitoring.policies.policy import Action, Decision
+from monitoring.retraining.acting import ActingStatus
+from monitoring.web.exposition import Snapshot
+from monitoring.web.metrics import metrics_page
+from monitoring.web.store_status import Disk, LastRun, Promotions, RunCounts, StoreStatus
 
 NOW = 10_000.0
 KPIS = Kpis(
@@ -36,12 +36,14 @@ DRIFT = {
     "version": 3,
     "rows": 5000,
     "columns": [
-        {"column": column, "measure": measure, "distance": distance, "p_value": p_value, "drifted": drifted}
-        | {"outlying": False, "outlier_rate": outlier_rate}
-        for column, measure, distance, p_value, drifted, outlier_rate in (
-            ("I1", "JS", 0.2, 1e-9, True, 0.01),
-            ("C2", "L-inf", 0.01, 0.4, False, None),
-            ("C3", "L-inf", None, None, False, None),
+        {"feature": feature, "effect": effect, "effect_low": effect, "effect_high": effect, "excess": 0.0}
+        | {"p_value": p_value, "q_value": p_value, "drifted": drifted, "outlying": False}
+        | {"changes": ["values"] if drifted else [], "missing_before": 0.0, "missing_now": 0.0}
+        | {"outliers_now": outliers}
+        for feature, effect, p_value, drifted, outliers in (
+            ("I1", 0.2, 1e-9, True, 0.01),
+            ("C2", 0.01, 0.4, False, None),
+            ("C3", None, None, False, None),
         )
     ],
 }

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("components", "pipelines", "monitoring", "inference_client", "k8s")
+PACKAGES = (
+    "evergreen",
+    "components",
+    "controller",
+    "monitoring",
+    "inference_client",
+    "pipelines",
+    "cli",
+    "demo",
+    "tools",
+)
 HEAVY = (
     "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
     "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.manifests import Model, ModelQuality, RawDataset
-from components.runtime.durable import sha256_tree
-from components.store.models import model_folder
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from evergreen.contracts.manifests import Model, ModelQuality, RawDataset
+from evergreen.registry.models import model_folder
+from evergreen.runtime.durable import sha256_tree
 from tests.support.releases import keep_model, passing_verdict
 from tests.support.toy_models import toy_model, toy_workflow
 

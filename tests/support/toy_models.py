@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from components.contracts.features import MISSING_CATEGORY
-from components.contracts.workflow import TOMBSTONE
-from components.models.files import NETWORK_FILE, TABLE, new_model
-from components.runtime.durable import write_whole
+from evergreen.config.features import MISSING_CATEGORY
+from evergreen.contracts.workflow import TOMBSTONE
+from evergreen.networks.files import NETWORK_FILE, TABLE, new_model
+from evergreen.runtime.durable import write_whole
 from tests.support.workflows import workflow_of
 
 HIDDEN = 8

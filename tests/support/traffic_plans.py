@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from components.store.traffic_plan import Arm, TrafficPlan
+from evergreen.registry.traffic_plan import Arm, TrafficPlan
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.scoring import ClientSettings
 from tests.support.served_names import CANARY_NAME, MODEL_NAME

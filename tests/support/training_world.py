@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from components.contracts.manifests import TrainingSet
-from components.contracts.raw_rows import LABEL
-from components.contracts.workflow import FIRST_ID
-from components.models.configs import DcnConfig
 from components.training.rows import Rows
+from evergreen.config.model import DcnConfig
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
+from evergreen.contracts.manifests import TrainingSet
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.contracts.workflow import FIRST_ID
 from tests.support.workflows import workflow_of
 
 SLOT_SIZES = [6 + 3 * i for i in range(26)]

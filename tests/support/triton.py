@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from components.contracts.criteo import CRITEO
-from components.deployment.repository.triton_config import ServingOptions, triton_config
+from evergreen.contracts.criteo import CRITEO
+from evergreen.serving.repository.triton_config import ServingOptions, triton_config
 from tests.support.served_names import MODEL_NAME
 
 _CODE = """\

@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from components.contracts.criteo import CRITEO
-from components.contracts.serving import CATEGORICAL_INPUT, COLUMNS, DENSE_INPUT, PROBABILITY_OUTPUT
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.serving import CATEGORICAL_INPUT, COLUMNS, DENSE_INPUT, PROBABILITY_OUTPUT
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 

@@ -3,11 +3,11 @@
 import shutil
 from pathlib import Path
 
-from components.contracts.criteo import CRITEO_RECOMMENDER
-from components.contracts.manifests import Model, RawDataset, ValidationReport
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.promotion_journal import read_journal
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
+from evergreen.registry.promotion_journal import read_journal
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.uris import local_path
 from tests.support.releases import keep_model, make_live, release
 
 TIME = "2026-01-02T00:00:00Z"

@@ -6,18 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.contracts import criteo
-from components.contracts.manifests import RawDataset
-from components.contracts.words import ShownValues
 from components.validation.drift import measure_drift, measure_label_shift
 from components.validation.judge import Measured, judge_drift
 from components.validation.quarantine import ScreenedRows
 from components.validation.round import Champion, Round
-from components.validation.rules import ValidationSettings
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
 from components.validation.validate import make_document, make_report
-from components.validation.windows import KeptWindows, ReferenceCounter
+from components.validation.windows import KeptWindows
+from evergreen.config.validation import ValidationSettings
+from evergreen.contracts import criteo
+from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.words import ShownValues
+from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support.validation_statistics import statistics_of
 
 HOSTILE = "<script src='//evil'>alert(1)</script>\"&"
@@ -49,8 +50,8 @@ SKEW = Skew(
 )
 
 
-def _count_rows(table: pa.Table) -> ReferenceCounter:
-    counter = ReferenceCounter(criteo.CRITEO)
+def _count_rows(table: pa.Table) -> ProfileCounter:
+    counter = ProfileCounter(criteo.CRITEO)
     for batch in table.to_batches():
         counter.add(batch)
     return counter
@@ -63,7 +64,7 @@ NUMBERS = ShownValues()
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
     """What validation measures of `now` beside the champion's rows; skew and quarantine are made up."""
     counter = _count_rows(now)
-    window = counter.window()
+    window = counter.profile()
     statistics = statistics_of(now)
     schema = infer_schema(statistics, criteo.CRITEO, range_factor=10.0)
     raw = RawDataset.__new__(RawDataset)
@@ -92,7 +93,7 @@ def document_of(
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
-        windows = KeptWindows((_count_rows(before).window(),))
+        windows = KeptWindows((_count_rows(before).profile(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion, shown)
     round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.contracts.criteo import CRITEO
-from components.contracts.features import Features
 from components.validation.rows import BATCH_ROWS
 from components.validation.tfdv_statistics import summarize_files
-from components.validation.windows import ReferenceCounter
+from evergreen.config.features import Features
+from evergreen.contracts.criteo import CRITEO
+from evergreen.statistics.profile_counter import ProfileCounter
 
 
 def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO) -> Any:
@@ -19,7 +19,7 @@ def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Fe
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part-0.parquet"
         pq.write_table(table, path, row_group_size=batch_rows)
-        return summarize_files([path], ReferenceCounter(features))
+        return summarize_files([path], ProfileCounter(features))
 
 
 def value_counts(feature: Any) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from components.contracts.criteo import CRITEO
-from components.contracts.workflow import FeatureWorkflow
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.workflow import FeatureWorkflow
 
 
 def workflow_of(vocabularies, features=CRITEO, **more) -> FeatureWorkflow:

@@ -1,7 +1,7 @@
 """Layout of a model's vectors in HugeCTR's embeddings: their keys and their GPU memory.
 
 An embedding of HugeCTR has one width and one way of pooling. A table of the registry
-(`components.models.files`) has one width. The slots of a table are therefore divided between two
+(`evergreen.networks.files`) has one width. The slots of a table are therefore divided between two
 embeddings. One has the slots of lists that are averaged. The other has all other slots, because the
 sum of a single vector is that vector. Columns that share a table share its keys.
 """
@@ -13,9 +13,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Places
-from components.models.configs import DcnConfig
-from components.models.files import slot_offsets, tables_of
+from evergreen.config.features import Places
+from evergreen.config.model import DcnConfig
+from evergreen.networks.files import slot_offsets, tables_of
 
 _MARGIN_ROWS = 1024
 """Additional rows beyond the keys, because HugeCTR's hash table rounds its sizes."""
@@ -76,7 +76,7 @@ def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) 
 
     All lists with the vectors of one slot must be pooled in the same way, by sum or by mean.
 
-    >>> from components.contracts.features import PooledPlaces
+    >>> from evergreen.config.features import PooledPlaces
     >>> config = DcnConfig(num_dense=0, num_categorical=3, embedding_dim=4)
     >>> places = Places((0, 1, 1, 2, 2), (PooledPlaces(1, 3, "mean"), PooledPlaces(3, 5, "sum")))
     >>> for each in embeddings_of(config, [10, 20, 30], places):

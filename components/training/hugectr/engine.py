@@ -24,12 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contracts.features import Places
-from components.models.configs import DcnConfig, NetworkConfig
-from components.models.files import StoredModel, one_each, open_model
-from components.models.scoring import load_scorer
-from components.runtime.errors import ContractError, PermanentError
-from components.training.config import TrainingSettings
 from components.training.engine import Rate
 from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.files import (
@@ -44,6 +38,12 @@ from components.training.hugectr.layers import MODEL_NAME, Blueprint
 from components.training.hugectr.nodes import built, communicator
 from components.training.hugectr.staging import Stage, full_batches, staged
 from components.training.rows import Rows, open_rows
+from evergreen.config.features import Places
+from evergreen.config.model import DcnConfig, NetworkConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.networks.files import StoredModel, one_each, open_model
+from evergreen.networks.scoring import load_scorer
+from evergreen.runtime.errors import ContractError, PermanentError
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Convert models between HugeCTR's files and the registry's layout (`components.models.files`).
+"""Convert models between HugeCTR's files and the registry's layout (`evergreen.networks.files`).
 
 The layout is that of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`: little endian,
 without headers, and float32 unless stated otherwise.
@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.models.configs import DcnConfig
-from components.models.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
-from components.models.network import build_network
-from components.runtime.errors import ContractError, PermanentError
 from components.training.hugectr.embeddings import Embedding, max_vocabulary_size
+from evergreen.config.model import DcnConfig
+from evergreen.networks.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
+from evergreen.networks.network import build_network
+from evergreen.runtime.errors import ContractError, PermanentError
 
 DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
@@ -185,7 +185,7 @@ def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterat
 def _tower_names(config: DcnConfig) -> list[str]:
     """Return the names of the tower's linear layers.
 
-    ReLU and dropout follow each of them (`components.models.network.mlp`).
+    ReLU and dropout follow each of them (`evergreen.networks.network.mlp`).
     """
     return [f"tower.{3 * i}" for i in range(len(config.tower))]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from components.models.configs import DcnConfig
-from components.training.config import TrainingSettings
 from components.training.hugectr.embeddings import Embedding
+from evergreen.config.model import DcnConfig
+from evergreen.config.training import TrainingSettings
 
 MODEL_NAME = "dcn"
 LABEL, DENSE = "label", "dense"
@@ -36,7 +36,7 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 
     Without dropout there are no Dropout layers, because HugeCTR accepts only rates above 0.
 
-    >>> from components.models.files import one_each
+    >>> from evergreen.networks.files import one_each
     >>> from components.training.hugectr.embeddings import embeddings_of
     >>> config = DcnConfig(
     ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from components.contracts.hugectr_folder import FILE_LIST, write_file_list
-from components.contracts.raw_rows import LABEL
-from components.contracts.workflow import PADDING_ID
-from components.runtime.durable import write_whole
-from components.runtime.errors import PermanentError
 from components.training.hugectr.embeddings import Embedding, Slot
 from components.training.rows import Rows
+from evergreen.contracts.hugectr_folder import FILE_LIST, write_file_list
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.contracts.workflow import PADDING_ID
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import PermanentError
 
 METADATA = "_metadata.json"
 ROW_GROUP = 65_536

@@ -30,27 +30,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from components.contracts.features import Places
-from components.contracts.workflow import PADDING_ID
-from components.models.configs import NetworkConfig
-from components.models.files import (
-    StoredModel,
-    chunks,
-    new_model,
-    num_rows,
-    one_each,
-    open_model,
-    spans_of,
-    table_shapes,
-    tables_of,
-)
-from components.models.network import build_network
-from components.models.scoring import BATCH_ROWS
-from components.runtime.errors import ContractError, PermanentError, TemporaryError
-from components.training.config import TrainingSettings
 from components.training.engine import Rate
-from components.training.pytorch.engine import SEGMENT_ROWS, Adam, DensePart, made_ahead, require_tables
 from components.training.rows import RowFolder, Rows, Share, open_rows
+from components.training.torch_parts import SEGMENT_ROWS, Adam, DensePart, made_ahead, require_tables
 from components.training.torchrec.tables import (
     COLUMN_WISE,
     TABLE_WISE,
@@ -64,6 +46,24 @@ from components.training.torchrec.tables import (
     topology_here,
     with_own_rows,
 )
+from evergreen.config.features import Places
+from evergreen.config.model import NetworkConfig
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.workflow import PADDING_ID
+from evergreen.networks.files import (
+    StoredModel,
+    chunks,
+    new_model,
+    num_rows,
+    one_each,
+    open_model,
+    spans_of,
+    table_shapes,
+    tables_of,
+)
+from evergreen.networks.network import build_network
+from evergreen.networks.scoring import BATCH_ROWS
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 
 _GATHERED_LABELS = 1 << 22
 

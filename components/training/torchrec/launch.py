@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 
-from components.runtime.errors import Preempted, TemporaryError
+from evergreen.runtime.errors import Preempted, TemporaryError
 
 
 def is_worker() -> bool:

@@ -31,11 +31,11 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from components.contracts.features import Places
-from components.models.configs import NetworkConfig
-from components.models.files import spans_of
-from components.runtime.errors import PermanentError
-from components.training.pytorch.engine import Adam, lookups_of
+from components.training.torch_parts import Adam, lookups_of
+from evergreen.config.features import Places
+from evergreen.config.model import NetworkConfig
+from evergreen.networks.files import spans_of
+from evergreen.runtime.errors import PermanentError
 
 TABLE_WISE, COLUMN_WISE = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 _MIN_COLUMNS = 4

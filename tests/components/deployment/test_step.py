@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from components.contracts.manifests import RawDataset, Release, Verdict
 from components.deployment.__main__ import main
 from components.deployment.component import deployment
-from components.store import runs
-from components.store.promotion_journal import canary_at_work, current
+from evergreen.contracts.manifests import RawDataset, Release, Verdict
+from evergreen.registry import runs
+from evergreen.registry.models import keep_verdict
+from evergreen.registry.promotion_journal import canary_at_work, current
+from evergreen.storage.uris import local_path
 from tests.support.file_modes import argo_umask, too_open
 from tests.support.recommenders import criteo_with
 
@@ -18,35 +21,37 @@ from tests.support.recommenders import criteo_with
 @pytest.fixture
 def step(make_candidate, tmp_path):
     """Runs the step for an accepted or a refused model."""
-    paths = {}
-    for accepted, seed in ((True, 1), (False, 2)):
-        candidate = make_candidate(tmp_path / "store", seed, accepted=accepted)
-        for kind, manifest in zip(("model", "verdict", "raw-dataset"), candidate, strict=True):
-            paths[accepted, kind] = tmp_path / f"{kind}-{seed}.json"
-            manifest.write(paths[accepted, kind])
+    store, paths = tmp_path / "store", {True: tmp_path / "accepted.json", False: tmp_path / "refused.json"}
+
+    def judge(accepted, seed, **changes):
+        """Evaluation's part: the verdict on a model of the store."""
+        _, verdict, raw = make_candidate(store, seed, accepted=accepted)
+        keep_verdict(store, dataclasses.replace(verdict, **changes), raw).write(paths[accepted])
+
+    judge(True, 1)
+    judge(False, 2)
 
     def run(accepted, name, *, release=None, **other):
-        for (_, kind), path in paths.items():
-            if kind == "raw-dataset":
-                raw = RawDataset.read(path)
-                dataclasses.replace(raw, recommender=criteo_with(release=release or {})).write(path)
+        verdict = Verdict.read(paths[accepted])
+        raw = RawDataset.read(local_path(verdict.raw_dataset.uri))
+        raw = dataclasses.replace(raw, recommender=criteo_with(release=release or {}))
+        keep_verdict(store, verdict, raw).write(paths[accepted])
         flags = {
-            "run": name, "store": tmp_path / "store", "repository": tmp_path / "repository",
-            "triton-urls": "", "output": tmp_path / "release.json",
+            "run": name, "store": store, "repository": tmp_path / "repository", "triton-urls": "",
+            "verdict": paths[accepted], "output": tmp_path / "release.json",
         }  # fmt: skip
-        flags |= {kind: path for (a, kind), path in paths.items() if a == accepted}
         return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
-    run.paths = paths
+    run.judge, run.paths = judge, paths
     return run
 
 
-def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp_path):
+def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
     assert step(True, "run-1") == 0
     assert Release.read(tmp_path / "release.json").version == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert note.facts["version"] == 1
-    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True, 'verdict']).reason}"
+    assert note.reason == f"version 1 is published; {Verdict.read(step.paths[True]).reason}"
     assert current(tmp_path / "store").who == "run-1"
 
 
@@ -65,11 +70,11 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     assert repository.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(step, tmp_path):
+def test_model_that_is_not_to_be_released_is_kept_and_person_may_promote_it(step, tmp_path):
     assert step(True, "run-1", release={"rollout": "none"}) == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, note.facts) == ("refused", {"rollout": "none"})
-    assert "model-1 is kept and not released, as rollout is none" in note.reason
+    assert "model-1 is stored and not released, because rollout is none" in note.reason
     assert not (tmp_path / "release.json").exists()
     assert current(tmp_path / "store") is None
     assert step(True, "run-2") == 0, "the same model, by a run that releases"
@@ -80,18 +85,12 @@ def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(
     [("auto", "pass", False, "full"), ("auto", "inconclusive", False, "canary"), ("auto", "inconclusive", True, "full"),
      ("canary", "pass", False, "canary"), ("shadow", "inconclusive", False, "shadow"), ("full", "pass", True, "full")],
 )  # fmt: skip
-def test_rollout_follows_the_verdict_where_it_is_auto(
-    step, tmp_path, make_candidate, rollout, decision, is_first, done
-):
+def test_rollout_follows_verdict_where_it_is_auto(step, tmp_path, rollout, decision, is_first, done):
     store = tmp_path / "store"
     if not is_first:
         assert step(True, "run-1", release={"rollout": "full"}) == 0
-        live = current(store).model_id
-        for kind, manifest in zip(("model", "verdict", "raw-dataset"), make_candidate(store, 3), strict=True):
-            if kind == "verdict":
-                manifest = dataclasses.replace(manifest, champion_model_id=live)
-            manifest.write(step.paths[True, kind])
-    path = step.paths[True, "verdict"]
+        step.judge(True, 3, champion_model_id=current(store).model_id)
+    path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision=decision).write(path)
     assert step(True, "run-2", release={"rollout": rollout}) == 0
     [note] = runs.read_notes(store, "run-2")
@@ -100,8 +99,8 @@ def test_rollout_follows_the_verdict_where_it_is_auto(
     assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
-def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, capsys):
-    path = step.paths[True, "verdict"]
+def test_full_needs_pass_and_nothing_takes_refused_model(step, tmp_path, capsys):
+    path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     assert step(True, "run-1", release={"rollout": "full"}) == 1
     assert "rollout is full and the verdict inconclusive" in capsys.readouterr().err
@@ -109,8 +108,8 @@ def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, cap
     assert current(tmp_path / "store") is None
 
 
-def test_a_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
-    path = step.paths[True, "verdict"]
+def test_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
+    path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     for _ in range(2):
         assert step(True, "run-1") == 0
@@ -118,7 +117,7 @@ def test_a_first_version_whose_step_was_killed_before_its_note_is_released_and_n
     assert (note.facts["rollout"], note.facts["version"]) == ("full", 1)
 
 
-def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
+def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
     assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2
     assert "error: triton url is 'http://localhost:8001', expected host:grpc_port" in capsys.readouterr().err
     assert step(True, "run-4", **{"triton-urls": "127.0.0.1:9"}) == 3
@@ -126,7 +125,7 @@ def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
     assert "instances is 0" in capsys.readouterr().err
 
 
-def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys):
+def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
     """Python's own exit code for a traceback is 1, which here says that the gate refused."""
     (tmp_path / "store" / "graphs").write_text("no folder")
     assert step(True, "run-7") == 3
@@ -137,21 +136,32 @@ def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys
 @pytest.fixture
 def arguments(make_candidate, tmp_path):
     store = tmp_path / "store"
-    artifacts = {}
-    for name, manifest in zip(("model", "verdict", "raw_dataset"), make_candidate(store, 1)):
-        artifacts[name] = SimpleNamespace(path=str(tmp_path / name))
-        manifest.write(artifacts[name].path)
+    _, verdict, raw = make_candidate(store, 1)
+    keep_verdict(store, verdict, raw).write(tmp_path / "verdict")
     folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
         "run": "run-1", "run_resource": "x", "run_id": "", "triton_urls": "", "server": "python", "device": "cpu",
         "trigger_id": "",
-        **folders, **artifacts,
+        **folders, "verdict": SimpleNamespace(path=str(tmp_path / "verdict")),
         "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), 
         "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
     }  # fmt: skip
 
 
-def test_component_leaves_the_release_and_its_numbers(arguments):
+@pytest.mark.parametrize(("name", "path"), [("raw_dataset", "verdicts/model-1/raw_dataset.json"),
+                                           ("model", "models/model-1/model.json")])  # fmt: skip
+def test_what_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, capsys, name, path):
+    file = tmp_path / "store" / path
+    assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
+    line = ["--run=r", f"--store={tmp_path / 'store'}", f"--repository={tmp_path / 'repository'}"]
+    line += [f"--verdict={step.paths[True]}", f"--output={tmp_path / 'release.json'}"]
+    file.write_text(file.read_text().replace('"digest"', '"another"'))
+    assert main(line) == 2
+    assert re.search(f"error: {re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected ", capsys.readouterr().err)
+    assert current(tmp_path / "store") is None
+
+
+def test_component_leaves_release_and_its_numbers(arguments):
     deployment.python_func(**arguments)
     with open(arguments["release"].path) as file:
         written = json.load(file)
@@ -159,7 +169,7 @@ def test_component_leaves_the_release_and_its_numbers(arguments):
     assert 0 <= written["parity_max_abs_diff"] <= 1e-5
 
 
-def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_retry(arguments, tmp_path):
+def test_component_whose_verdict_is_stale_ends_without_release_and_without_retry(arguments, tmp_path):
     stale = Verdict.read(arguments["verdict"].path)
     dataclasses.replace(stale, champion_model_id="model-0", champion_reference="current").write(
         arguments["verdict"].path
@@ -168,6 +178,6 @@ def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_r
     assert not (tmp_path / "outputs" / "release").exists()
     card = (tmp_path / "outputs" / "card").read_text()
     assert "deployment refused" in card
-    assert "judged against model-0" in card
+    assert "compared with model-0" in card
     [note] = runs.read_notes(tmp_path / "store", "run-1")
-    assert (note.state, "judged against model-0" in note.reason) == ("refused", True)
+    assert (note.state, "compared with model-0" in note.reason) == ("refused", True)

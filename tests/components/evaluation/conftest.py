@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.manifests import Model, RawDataset, Release, TrainingSet
-from components.contracts.workflow import FIRST_ID, FeatureWorkflow
-from components.models.configs import DcnConfig
-from components.models.files import TABLE, new_model
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.models import GRAPH_FILE, graph_folder, graph_sha256
+from evergreen.config.model import DcnConfig
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import Model, RawDataset, Release, TrainingSet
+from evergreen.contracts.workflow import FIRST_ID, FeatureWorkflow
+from evergreen.networks.files import TABLE, new_model
+from evergreen.registry.models import GRAPH_FILE, graph_folder, graph_sha256
+from evergreen.runtime.durable import sha256_tree
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
 from tests.support.training_world import training_set_of
@@ -109,7 +110,7 @@ def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None
     """The served graph of the model, around a network that the product does not know."""
     from onnx import numpy_helper, parser
 
-    from components.deployment.graph import export
+    from evergreen.serving.graph import export
 
     arrays = {"weights": linear.dense[:, None], "bias": np.array([BIAS], np.float32), "last": np.array([1])}
     arrays["all_but_first"] = np.array([1, 2])
@@ -142,8 +143,9 @@ class Round:
         return self.root / "artifacts" / name
 
     def write(self) -> None:
-        for name in ("raw", "training_set", "model"):
-            getattr(self, name).write(self.path(name))
+        training_set = replace(self.training_set, raw_dataset=keep(self.raw, self.path("raw")))
+        reference = keep(training_set, self.path("training_set"))
+        replace(self.model, training_set=reference).write(self.path("model"))
 
     def change(self, name: str, **changes) -> None:
         setattr(self, name, replace(getattr(self, name), **changes))
@@ -157,8 +159,6 @@ class Round:
             "store": self.store.as_uri(),
             "work": (self.root / "work").as_uri(),
             "champion": champion,
-            "raw-dataset": self.path("raw"),
-            "training-set": self.path("training_set"),
             "model": self.path("model"),
             "output": self.path("verdict"),
             "metrics": self.path("metrics"),

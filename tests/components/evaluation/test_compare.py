@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import Model
-from components.contracts.metrics import auc_difference, log_loss
-from components.contracts.raw_rows import EVENT_TIME
-from components.evaluation.compare import main
-from components.runtime.durable import sha256_tree
-from components.storage.uris import local_path
-from components.store.models import model_folder, verdict_paths
+from cli.compare import main
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.raw_rows import EVENT_TIME
+from evergreen.registry.models import model_folder, verdict_paths
+from evergreen.runtime.durable import sha256_tree
+from evergreen.statistics.metrics import auc_difference, log_loss
+from evergreen.storage.uris import local_path
 from tests.components.evaluation.conftest import CONFIG, write_candidate
 from tests.support.recommenders import criteo_with
 from tests.support.releases import keep_model, make_live, release
@@ -48,7 +48,7 @@ def two(make_round):
     return made, noisy
 
 
-def test_difference_and_its_interval_are_those_of_the_formulas_scores(two, capsys):
+def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
     made, noisy = two
     assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -71,7 +71,7 @@ def test_difference_and_its_interval_are_those_of_the_formulas_scores(two, capsy
     assert sum(each["num_rows"] for each in found["calibration_a"]) == 3000
 
 
-def test_other_order_turns_the_sign_and_versions_stand_for_models(two, capsys, tmp_path):
+def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_path):
     made, _ = two
     make_live(made.store, release(made.store, 7, "candidate"))
     page = tmp_path / "page.html"
@@ -80,7 +80,7 @@ def test_other_order_turns_the_sign_and_versions_stand_for_models(two, capsys, t
     assert "training.learning_rate" in page.read_text()
 
 
-def test_rows_that_one_of_the_models_learned_do_not_judge(two, capsys):
+def test_rows_that_one_of_models_learned_do_not_judge(two, capsys):
     made, _ = two
     times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[EVENT_TIME].to_pylist()
     middle = sorted(times)[1499]

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions
-from components.contracts.manifests import RawDataset, Verdict
-from components.contracts.recommender import Recommender
 from components.evaluation.__main__ import main
 from components.evaluation.leaks import column_aucs, describe_leak
-from components.storage.uris import local_path
-from components.store.runs import read_notes
+from evergreen.config.features import CategoricalOptions, Features, ListOptions
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import RawDataset, Verdict
+from evergreen.registry.runs import read_notes
+from evergreen.storage.uris import local_path
 from tests.support.validation_models import make_dataset
 
 FEATURES = Features(
@@ -143,7 +143,7 @@ def test_rates_are_learned_from_training_rows_alone(make_raw):
     assert column_aucs(fresh)["outcome"] == pytest.approx(0.5, abs=0.03)
 
 
-def test_column_left_out_of_the_run_is_not_measured(make_raw):
+def test_column_left_out_of_run_is_not_measured(make_raw):
     column, leak = LEAKS["larger for clicks"]
     assert column not in column_aucs(make_raw(column, leak, excluded=[column]))
 
@@ -198,7 +198,7 @@ def test_gate_passes_and_warns_of_leaking_column_in_verdict_page_and_note(make_r
     assert "each column alone, on the held-out rows" in page
 
 
-def test_gate_says_that_no_single_column_explains_such_an_auc(make_round):
+def test_gate_says_that_no_single_column_explains_such_auc(make_round):
     made = leaking_round(make_round, "")
     assert main(made.flags()) == 0
     (warning,) = Verdict.read(made.path("verdict")).warnings

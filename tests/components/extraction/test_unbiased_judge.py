@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.contracts import raw_rows
-from components.contracts.manifests import RawDataset
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import RawDataset
 from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)

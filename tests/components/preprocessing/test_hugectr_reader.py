@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.manifests import RawDataset, TrainingSet
 from components.preprocessing.__main__ import main
-from components.storage.uris import local_path
+from evergreen.contracts.manifests import RawDataset, TrainingSet
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import criteo_with
 
 LABEL_DIM, DENSE_DIM, SLOTS = 1, 13, 26
@@ -99,7 +99,7 @@ def source(encoded_set, part="train"):
     return local_path(getattr(encoded_set, f"{part}_uri")) / "_file_list.txt"
 
 
-def test_it_reads_what_the_step_wrote_and_finds_the_rows_in_their_order(written, reading):
+def test_it_reads_what_step_wrote_and_finds_rows_in_their_order(written, reading):
     training_set, raw_folder = written
     workflow = reading.workflow(training_set)
     offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])

@@ -5,18 +5,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import LABEL
 from components.preprocessing.preprocess import kept_rows, thin
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 
 
 def kept(table, rate):
     return kept_rows(table.combine_chunks().to_batches()[0], rate)
 
 
-def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
+def test_clicks_stay_and_of_rest_stated_share(raw_table):
     table = raw_table(20_000)
     clicked = table[LABEL].to_numpy() == 1
     for rate in (0.05, 0.2, 0.9, 1.0):
@@ -26,7 +26,7 @@ def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
         assert mask[~clicked].sum() == pytest.approx(num * rate, abs=4 * np.sqrt(num * rate * (1 - rate)))
 
 
-def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before(raw_table):
+def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
     table = raw_table(20_000)
     negatives = table.filter(pa.array(table[LABEL].to_numpy() == 0))
     mask = kept(negatives, 0.3)
@@ -40,7 +40,7 @@ def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before
     assert abs(correlation) < 4 / np.sqrt(len(mask))
 
 
-def test_the_copy_has_the_kept_rows_in_order(tmp_path, raw_table):
+def test_copy_has_kept_rows_in_order(tmp_path, raw_table):
     tables = [raw_table(700, seed=1), raw_table(900, seed=2)]
     (tmp_path / "raw").mkdir()
     for name, table in zip(("a", "b"), tables):
@@ -69,7 +69,7 @@ def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, write_old
     assert encoded_set.negative_rate == 0.25
     np.testing.assert_array_equal(reading.encoded(encoded_set.holdout_uri).label, reading.raw([holdout]).label)
     folder = local_path(encoded_set.train_uri).parent
-    assert sorted(p.name for p in folder.iterdir()) == ["holdout", "replay", "train", "workflow"]
+    assert sorted(p.name for p in folder.iterdir()) == ["holdout", "raw_dataset.json", "replay", "train", "workflow"]
 
 
 def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, write_old_rows, run_step, raw_table):

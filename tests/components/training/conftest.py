@@ -8,11 +8,12 @@ from datetime import datetime, timezone
 
 import pytest
 
-from components.contracts.manifests import Model, ValidationReport
-from components.contracts.raw_rows import ColumnNames
-from components.runtime.flags import run_flags
-from components.store.runs import read_notes
 from components.training.__main__ import main
+from evergreen.config.data import ColumnNames
+from evergreen.contracts.manifests import Model, ValidationReport
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.flags import run_flags
+from evergreen.storage.references import keep
 from tests.support.logistic_engine import SETTINGS, fitted
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with
@@ -54,8 +55,8 @@ def validation_report(tmp_path):
     folder.mkdir()
     (folder / "statistics.pb").write_bytes(b"statistics")
     (folder / "schema.pbtxt").write_text("schema")
-    (folder / "reference.json").write_text("reference")
-    names = {"statistics": "statistics.pb", "schema": "schema.pbtxt", "reference": "reference.json"}
+    (folder / "reference.npz").write_text("reference")
+    names = {"statistics": "statistics.pb", "schema": "schema.pbtxt", "reference": "reference.npz"}
     names |= {"report": "report.html", "json": "report.json"}
     uris = {f"{part}_uri": (folder / name).as_uri() for part, name in names.items()} | {"parent_statistics_uri": None}
     return ValidationReport(
@@ -70,14 +71,14 @@ def step_flags(tmp_path, validation_report):
     def flags_of(training_set, /, *, model=STEP_MODEL, training=None, weight=None, **changed):
         asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
         asked = replace(asked, data=ColumnNames(weight=weight))
-        replace(training_set, recommender=asked).write(tmp_path / "training_set.json")
-        validation_report.write(tmp_path / "report.json")
+        report = keep(validation_report, tmp_path / "report.json")
+        handed_on = replace(training_set, recommender=asked, validation_report=report)
+        handed_on.write(tmp_path / "training_set.json")
         values = {
             "run": "r1",
             "store": (tmp_path / "a store").as_uri(),
             "work": str(tmp_path / "a work"),
             "training_set": tmp_path / "training_set.json",
-            "validation_report": tmp_path / "report.json",
             "output": tmp_path / "out" / "model.json",
             **changed,
         }

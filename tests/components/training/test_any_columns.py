@@ -17,21 +17,22 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from components.contracts.features import CategoricalOptions, Features, ListOptions, NumericOptions
-from components.contracts.manifests import Model
-from components.contracts.recommender import Recommender
-from components.contracts.record_format import RecordFormat
-from components.contracts.records import PredictionBatch
-from components.contracts.serving import named_inputs
-from components.deployment.graph.export import export
-from components.deployment.graph.parity import open_graph
-from components.models.configs import config_from_document
-from components.models.files import WEIGHTS_FILE, open_model
-from components.models.scoring import load_scorer
-from components.runtime.flags import run_flags
-from components.storage.uris import local_path
-from components.store.models import GRAPH_FILE
 from components.training.__main__ import main
+from evergreen.config.features import CategoricalOptions, Features, ListOptions, NumericOptions
+from evergreen.config.model import config_from_document
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.contracts.records import PredictionBatch
+from evergreen.contracts.serving import named_inputs
+from evergreen.networks.files import WEIGHTS_FILE, open_model
+from evergreen.networks.scoring import load_scorer
+from evergreen.registry.models import GRAPH_FILE
+from evergreen.runtime.flags import run_flags
+from evergreen.serving.graph.export import export
+from evergreen.serving.parity import open_graph
+from evergreen.storage.references import keep
+from evergreen.storage.uris import local_path
 from tests.support import networks
 from tests.support.training_world import training_set_of
 from tests.support.workflows import workflow_of
@@ -178,7 +179,7 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
 
 
 @pytest.mark.parametrize(("counts", "kind"), CASES)
-def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
+def test_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
     counts, kind, tmp_path, validation_report, capsys, double
 ):
     train_and_serve(counts, kind, tmp_path, validation_report=validation_report, capsys=capsys)
@@ -187,7 +188,7 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(*(st.integers(0, most) for most in (60, 100, 40))).filter(any), st.sampled_from(sorted(MODELS)))
-def test_a_drawn_recommender_is_too(tmp_path_factory, validation_report, capsys, double, counts, kind):
+def test_drawn_recommender_is_too(tmp_path_factory, validation_report, capsys, double, counts, kind):
     assume(can_be(counts, kind))
     folder = tmp_path_factory.mktemp("drawn")
     train_and_serve(counts, kind, folder, validation_report=validation_report, capsys=capsys)
@@ -203,14 +204,14 @@ def train_and_serve(counts, kind, tmp_path, *, validation_report, capsys):
     ids = workflow.encode_categorical(workflow.with_buckets(dense, categorical))
     assert encoded.shape == (ROWS, len(recommender.features.dense_inputs))
     training_set = encoded_set(tmp_path / "rows", recommender, workflow, dense=encoded, ids=ids)
+    report = keep(validation_report, tmp_path / "report.json")
+    training_set = replace(training_set, validation_report=report)
     training_set.write(tmp_path / "training_set.json")
-    validation_report.write(tmp_path / "report.json")
     flags = run_flags(
         run="r1",
         store=(tmp_path / "store").as_uri(),
         work=str(tmp_path / "work"),
         training_set=tmp_path / "training_set.json",
-        validation_report=tmp_path / "report.json",
         output=tmp_path / "model.json",
     )
     flags += ["--backend", "hugectr"] * ("hugectr" in kind)

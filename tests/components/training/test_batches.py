@@ -6,9 +6,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from components.models.files import one_each
-from components.training.pytorch.engine import TablePlaces, assemble, made_ahead
 from components.training.rows import Rows
+from components.training.torch_parts import TablePlaces, assemble, made_ahead
+from evergreen.networks.files import one_each
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
 OFFSETS = np.cumsum([0, *SIZES[:-1]])
@@ -24,13 +24,13 @@ def rows():
     )
 
 
-def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
+def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
 
-def test_what_a_source_raises_comes_after_the_items_before_it():
+def test_what_source_raises_comes_after_items_before_it():
     def source():
         yield 1
         raise KeyError("lost")

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.manifests import Model
-from components.contracts.metrics import roc_auc
-from components.models.scoring import load_scorer
-from components.runtime.exit_codes import ExitCode
-from components.runtime.flags import run_flags
-from components.store.runs import read_notes
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import Model
+from evergreen.networks.scoring import load_scorer
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.exit_codes import ExitCode
+from evergreen.runtime.flags import run_flags
+from evergreen.statistics.metrics import roc_auc
+from evergreen.storage.references import keep
 from tests.support.networks import shaped
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with
@@ -64,9 +65,7 @@ def scores(result, slot_sizes, dense, ids, config=CONFIG):
     return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
 
 
-def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(
-    world, first, make_training_set, run
-):
+def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world, first, make_training_set, run):
     labels, dense, ids, logit = world.rows(8_000, seed=2)
     learned = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     assert learned > roc_auc(labels, logit) - 0.02
@@ -83,7 +82,7 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
 
 
 @pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
-def test_a_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
+def test_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
     world, make_training_set, run, network, least
 ):
     config = shaped(network, {}, num_dense=13, num_categorical=26)
@@ -92,7 +91,7 @@ def test_a_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other
     assert roc_auc(labels, scores(result, world.slot_sizes, dense, ids, config)) > least
 
 
-def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
+def test_round_in_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
     second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=first.weights)
     labels, dense, ids, _ = world.rows(8_000, seed=2)
     before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
@@ -106,12 +105,12 @@ MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2
 @pytest.fixture
 def command(tmp_path, world, make_training_set, validation_report):
     """The step's command line for a run, and the model it wrote."""
-    training_set = make_training_set(*world.rows(5_000)[:3])
-    validation_report.write(tmp_path / "report.json")
+    report = keep(validation_report, tmp_path / "report.json")
+    training_set = replace(make_training_set(*world.rows(5_000)[:3]), validation_report=report)
 
     def make(run, **training):
         replace(training_set, recommender=criteo_with(model=MODEL, training=training)).write(tmp_path / "set.json")
-        files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
+        files = {"training_set": tmp_path / "set.json"}
         folders = {"run": run, "store": tmp_path / run / "store", "work": tmp_path / "work"}
         return run_flags(**files, **folders, output=tmp_path / run / "model.json")
 
@@ -134,7 +133,7 @@ STEP = f"{SHORT}raise SystemExit(main(sys.argv[1:]))"
 
 KILLED = f"""{SHORT}
 import contextlib, os, signal
-from components.runtime import durable
+from evergreen.runtime import durable
 from components.training import fit
 
 fit._Fit._is_save_due = property(lambda self: True)  # whatever the clock says
@@ -178,7 +177,7 @@ def run_apart():
         yield lambda program, *arguments: warm.run(program, arguments, variables=dict(os.environ), folder=REPOSITORY)
 
 
-def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(command, run_apart, tmp_path):
+def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(command, run_apart, tmp_path):
     code, said = run_apart(STEP, *command("undisturbed"))
     assert code == 0, said
     flags = command("killed")
@@ -193,9 +192,7 @@ def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(c
     assert model.name == Model.read(tmp_path / "killed" / "model.json").model_id
 
 
-def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_the_same_weights(
-    command, run_apart, tmp_path
-):
+def test_sigterm_saves_ends_with_code_for_retry_and_retry_ends_with_same_weights(command, run_apart, tmp_path):
     run = [sys.executable, "-c", STEP, *command("stopped")]
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         said = ""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from components.contracts.metrics import auc_difference, roc_auc
-from components.models.scoring import load_scorer
-from components.training.config import TrainingSettings
+from evergreen.config.training import TrainingSettings
+from evergreen.networks.scoring import load_scorer
+from evergreen.statistics.metrics import auc_difference, roc_auc
 from tests.support.training_world import dcn, fit_by_pytorch
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
@@ -43,7 +43,7 @@ def fitted(tmp_path):
     return go
 
 
-def test_replayed_rows_keep_the_old_season_known_at_little_cost_to_the_new(world, make_training_set, fitted):
+def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(world, make_training_set, fitted):
     other = world.drifted(CHANGED)
     parent = fitted(make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent")
     start = parent.weights

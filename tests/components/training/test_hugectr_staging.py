@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.models.files import one_each
-from components.runtime.errors import PermanentError
 from components.training.hugectr.embeddings import embeddings_of
 from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows
+from evergreen.networks.files import one_each
+from evergreen.runtime.errors import PermanentError
 from tests.support.training_world import dcn
 
 
@@ -53,7 +53,7 @@ def test_staged_files_are_in_hugectrs_form(write, tmp_path):
     assert write(tmp_path / "one", 64, 4).num_batches == 1
 
 
-def test_a_disk_that_refuses_is_a_permanent_error(write, tmp_path):
+def test_disk_that_refuses_is_permanent_error(write, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PermanentError, match="rows for HugeCTR cannot be written"):
         write(tmp_path / "file" / "stage", 64, 1)

@@ -6,16 +6,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.raw_rows import WEIGHT, ColumnNames
-from components.models.files import open_model
-from components.runtime.errors import ContractError
-from components.storage.uris import local_path
 from components.training.calibration import bias_shift, newest_bias_shift
-from components.training.config import TrainingSettings
 from components.training.pytorch.engine import PytorchEngine
 from components.training.rows import RowFolder, open_rows
 from components.training.start import write_initial
+from evergreen.config.data import WEIGHT, ColumnNames
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.networks.files import open_model
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
 from tests.support.logistic_engine import content
 from tests.support.training_world import dcn, fit_by_pytorch
 
@@ -38,7 +38,7 @@ def stepped(tmp_path, world):
     return step
 
 
-def test_a_row_of_weight_three_moves_the_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
+def test_row_of_weight_three_moves_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
     rows = world.encoded(300)
     weights = np.random.default_rng(0).integers(0, 4, 300)
     loss, _, by_weight = stepped(replace(rows, weights=(weights / 2).astype(np.float32)), "weights")
@@ -68,12 +68,12 @@ def sampled(seed, *, n=40_000, shift=0.0):
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.01], ids=["tens", "tenths"])
-def test_the_logits_of_sampled_rows_are_corrected_to_those_of_all_rows(unit):
+def test_logits_of_sampled_rows_are_corrected_to_those_of_all_rows(unit):
     labels, predicted, weights = sampled(1, n=400_000, shift=0.5)
     assert newest_bias_shift(labels, predicted, weights * np.float32(unit)) == pytest.approx(-0.5, abs=0.03)
 
 
-def test_weighted_rows_outweigh_the_prior_as_their_errors_allow():
+def test_weighted_rows_outweigh_prior_as_their_errors_allow():
     # A normal prior of deviation 0.1 shrinks a shift of variance v by 0.01 / (0.01 + v).
     n, wanted = 4_000, 0.2
     found = [bias_shift(*sampled(seed, n=n, shift=-wanted)) for seed in range(200)]

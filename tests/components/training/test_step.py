@@ -9,19 +9,20 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from components.contracts.manifests import Model
-from components.contracts.workflow import TOMBSTONE, FeatureWorkflow
-from components.models.configs import config_from_document
-from components.models.scoring import load_scorer
-from components.runtime.durable import sha256_tree
-from components.runtime.errors import ContractError, PermanentError
-from components.runtime.exit_codes import ExitCode
-from components.runtime.flags import run_flags
-from components.storage.uris import local_path
-from components.store.runs import read_notes
-from components.training.config import TrainingSettings
-from components.training.engine import make_engine
+from components.training.backends import make_engine
 from components.training.step import TrainingRun, train
+from evergreen.config.model import config_from_document
+from evergreen.config.training import TrainingSettings
+from evergreen.contracts.manifests import Model, TrainingSet
+from evergreen.contracts.workflow import TOMBSTONE, FeatureWorkflow
+from evergreen.networks.scoring import load_scorer
+from evergreen.registry.runs import read_notes
+from evergreen.runtime.durable import sha256_tree
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.exit_codes import ExitCode
+from evergreen.runtime.flags import run_flags
+from evergreen.storage.references import keep, read_reference
+from evergreen.storage.uris import local_path
 from tests.support.recommenders import criteo_with
 from tests.support.training_world import STEP_MODEL as MODEL
 from tests.support.training_world import dcn
@@ -32,12 +33,14 @@ def training_set(world, make_training_set):
     return make_training_set(*world.rows(2_000)[:3])
 
 
-def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, tmp_path, world):
+def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_path, world):
     code, model, metrics = step(training_set)
     assert code == 0
     folder = local_path(model.uri)
     assert folder.parent == tmp_path / "a store" / "models"
-    assert Model.read(folder / Model.MANIFEST) == model
+    assert replace(model, training_set=None) == Model.read(folder / Model.MANIFEST), "the registry outlives the rows"
+    learned = read_reference(model.training_set, TrainingSet, source="the model")
+    assert (learned.train_uri, learned.raw_digest) == (training_set.train_uri, training_set.raw_digest)
     assert model.model_id.endswith(model.sha256["weights"][:8])
     for part in ("weights", "workflow", "statistics"):
         assert model.sha256[part] == sha256_tree(folder / part)
@@ -60,7 +63,7 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training_set):
+def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
     assert second == first
@@ -96,14 +99,14 @@ def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, m
     assert not list((tmp_path / "a store").glob("models/*"))
 
 
-def test_a_loss_that_is_not_finite_is_a_failure_and_no_bad_input(step, world, make_training_set, capsys):
+def test_loss_that_is_not_finite_is_failure_and_no_bad_input(step, world, make_training_set, capsys):
     labels, dense, ids, _ = world.rows(1_000)
     dense[123] = 3e38
     assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
     assert "error: loss is not finite in pass 1" in capsys.readouterr().err
 
 
-def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
+def test_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
     local_path(validation_report.schema_uri).unlink()
     asked = TrainingRun(
         run="r",
@@ -136,14 +139,14 @@ main(sys.argv[1:])
 """
 
 
-def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
+def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
     training_set, validation_report, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     asked = criteo_with(model=MODEL, training={"batch_size": 256})
-    replace(training_set, recommender=asked).write(tmp_path / "set.json")
-    validation_report.write(tmp_path / "report.json")
-    files = {"training_set": tmp_path / "set.json", "validation_report": tmp_path / "report.json"}
+    report = keep(validation_report, tmp_path / "report.json")
+    replace(training_set, recommender=asked, validation_report=report).write(tmp_path / "set.json")
+    files = {"training_set": tmp_path / "set.json"}
     folders = {"run": "r", "store": tmp_path / "store", "work": tmp_path / "work", "output": tmp_path / "model.json"}
     command = [sys.executable, "-c", WATCH_TORCH, *run_flags(**files, **folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -178,7 +181,7 @@ def evicted(training_set):
     ],
     ids=["share", "negative rate", "rows", "tombstones", "seed", "network"],
 )
-def test_what_decides_the_weights_starts_afresh_where_it_changed(step, training_set, changed):
+def test_what_decides_weights_starts_afresh_where_it_changed(step, training_set, changed):
     _, first, _ = step(training_set)
     other, flags = changed(training_set)
     code, second, _ = step(other, **flags)
@@ -186,7 +189,7 @@ def test_what_decides_the_weights_starts_afresh_where_it_changed(step, training_
     assert second.created_at != first.created_at
 
 
-def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
+def test_nothing_of_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
-    assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl", "training_set.json"]

@@ -6,8 +6,8 @@ What the step does with a job is tests/k8s/test_train_job.py's, whose environmen
 import kubernetes
 import pytest
 
-from components.runtime.errors import PermanentError, TemporaryError
 from components.training.train_job import TrainJobs, build_job
+from evergreen.runtime.errors import PermanentError, TemporaryError
 from tests.support.paths import REPOSITORY
 from tests.support.train_job_api import NAMESPACE, TrainJobApi
 
@@ -21,7 +21,7 @@ def api():
     double.close()
 
 
-def test_environment_has_the_client_that_the_images_have():
+def test_environment_has_client_that_images_have():
     locked = f"kubernetes=={kubernetes.__version__}"
     for name in ("training.lock", "merlin-training.txt"):
         assert locked in (REPOSITORY / "requirements" / name).read_text()

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.manifests import RawDataset, ValidationReport
-from components.store import models as model_store
-from components.store import runs
 from components.validation.__main__ import main
-from components.validation.windows import ReferenceCounter
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import RawDataset, ValidationReport
+from evergreen.registry import models as model_store
+from evergreen.registry import runs
+from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support import recommenders
 from tests.support.validation_models import make_dataset, release_validated
 
@@ -112,9 +112,9 @@ def window_of():
     """The summary of a table's rows."""
 
     def make(table, digest="", *, batch_rows=65_536, excluded=(), features=criteo.CRITEO):
-        counter = ReferenceCounter(features, excluded)
+        counter = ProfileCounter(features, excluded)
         for batch in table.combine_chunks().to_batches(max_chunksize=batch_rows):
             counter.add(batch)
-        return counter.window(digest=digest)
+        return counter.profile(digest=digest)
 
     return make

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystem import FileMetadata, FileSystem
 
-from components.contracts import criteo
-from components.runtime.errors import ContractError, TemporaryError
-from components.storage.uris import local_path
 from components.validation import beam_job
 from components.validation.beam_job import parse_options, summarize_on_beam
 from components.validation.rows import parquet_files
 from components.validation.tfdv_statistics import by_feature, num_rows, summarize_files
-from components.validation.windows import ReferenceCounter
+from evergreen.contracts import criteo
+from evergreen.runtime.errors import ContractError, TemporaryError
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.storage.uris import local_path
 from tests.support.validation_statistics import value_counts
 
 DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"
@@ -51,8 +51,8 @@ TWO_PROCESSES = "--direct_running_mode=multi_processing --direct_num_workers=2"
 
 
 @pytest.mark.parametrize("workers", ["", pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)], ids=["one", "two"])
-def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
-    ours, theirs = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
+def test_direct_runner_gives_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
+    ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = by_feature(summarize_files(files, ours))
     options = parse_options(f"--runner=DirectRunner --temp_location={shared} {workers}")
     found = by_feature(summarize_on_beam(files, theirs, options=options))
@@ -65,14 +65,14 @@ def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, sha
         assert (theirs_.common_stats, theirs_.min, theirs_.max) == (ours_.common_stats, ours_.min, ours_.max)
         assert theirs_.mean == pytest.approx(ours_.mean, rel=1e-12)
         assert theirs_.std_dev == pytest.approx(ours_.std_dev, rel=1e-9)
-    ours.statistics().write(tmp_path / "ours.json")
-    theirs.statistics().write(tmp_path / "theirs.json")
+    ours.reference().write(tmp_path / "ours.json")
+    theirs.reference().write(tmp_path / "theirs.json")
     assert (tmp_path / "theirs.json").read_bytes() == (tmp_path / "ours.json").read_bytes()
     assert list(shared.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
+def test_step_reports_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
     rows = write_rows(raw_table(1000, seed=1), raw_table(900, seed=2))
     release_model(step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1])
     options = f"--runner=DirectRunner --temp_location={shared} {TWO_PROCESSES}"
@@ -85,8 +85,8 @@ def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, r
     assert pages[0] == pages[1].replace("there", "r1")
 
 
-def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
-    class Failing(ReferenceCounter):
+def test_failed_job_is_temporary_error_that_leaves_nothing(files, shared):
+    class Failing(ProfileCounter):
         def add(self, batch, first_row=None):
             raise OSError("the worker's disk is full")
 
@@ -107,7 +107,7 @@ class Codes:
         return os.system, (f"touch {self.path}",)
 
 
-def test_what_lies_in_the_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
+def test_what_lies_in_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
     """Whoever may write to `--temp_location` may put anything there."""
     opened, ran = beam_job.FileSystems.open, tmp_path / "ran"
     planted = pickle.dumps(Codes(ran))
@@ -118,7 +118,7 @@ def test_what_lies_in_the_counters_place_runs_no_code(files, shared, tmp_path, m
     monkeypatch.setattr(beam_job.FileSystems, "open", planting)
     options = parse_options(f"--runner=DirectRunner --temp_location={shared}")
     with pytest.raises(TemporaryError, match="beam job failed: counts of a worker cannot be read"):
-        summarize_on_beam(files[:1], ReferenceCounter(criteo.CRITEO), options=options)
+        summarize_on_beam(files[:1], ProfileCounter(criteo.CRITEO), options=options)
     assert not ran.exists()
     assert list(shared.iterdir()) == []
 
@@ -135,7 +135,7 @@ def test_what_lies_in_the_counters_place_runs_no_code(files, shared, tmp_path, m
     ids=str,
 )
 def test_counts_of_another_shape_or_type_are_refused(changed):
-    counter = ReferenceCounter(criteo.CRITEO)
+    counter = ProfileCounter(criteo.CRITEO)
     with pytest.raises(ContractError, match="counts of "):
         counter.merge_dumped(saved(changed))
     assert counter.rows == 0
@@ -143,22 +143,22 @@ def test_counts_of_another_shape_or_type_are_refused(changed):
 
 def saved(changed):
     """The counts of no rows, with some arrays changed."""
-    with np.load(io.BytesIO(ReferenceCounter(criteo.CRITEO).dumps())) as arrays:
+    with np.load(io.BytesIO(ProfileCounter(criteo.CRITEO).dumps())) as arrays:
         content = io.BytesIO()
         np.savez(content, **{**arrays, **changed})
     return content.getvalue()
 
 
-def test_counts_that_were_written_and_read_are_the_same(raw_table, tmp_path):
-    counter, merged = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
+def test_counts_that_were_written_and_read_are_same(raw_table, tmp_path):
+    counter, merged = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     for batch in raw_table(900).to_batches(max_chunksize=100):
         (merged if counter.rows > 500 else counter).add(batch, counter.rows + merged.rows)
-    again = ReferenceCounter(criteo.CRITEO)
+    again = ProfileCounter(criteo.CRITEO)
     again.merge_dumped(counter.dumps())
     again.merge_dumped(merged.dumps())
     counter.merge(merged)
     for each, name in ((counter, "there.json"), (again, "again.json")):
-        each.statistics().write(tmp_path / name)
+        each.reference().write(tmp_path / name)
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "there.json").read_bytes()
 
 
@@ -229,8 +229,8 @@ def bucket():
     return Bucket
 
 
-def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, bucket):
-    ours, theirs = ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)
+def test_rows_and_results_pass_through_bucket_of_which_all_is_deleted_afterwards(files, bucket):
+    ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
     contents = [path.read_bytes() for path in files]
@@ -238,7 +238,7 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
     assert num_rows(found) == num_rows(expected) == 2200
     for name in criteo.CATEGORICAL:
         assert value_counts(by_feature(found)[name]) == value_counts(by_feature(expected)[name])
-    assert theirs.window().clicks == ours.window().clicks
+    assert theirs.profile().clicks == ours.profile().clicks
     assert len([name for name in bucket.created if name.rsplit("/", 1)[1].isdigit()]) == len(files)
     assert set(bucket.objects) == {"flat://bucket/tmp/of another job"}
     assert [path.read_bytes() for path in files] == contents
@@ -258,13 +258,13 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
         (DATAFLOW, "sdk_container_image"),
     ],
 )
-def test_options_that_a_runner_lacks_are_refused_before_anything_runs(text, message):
+def test_options_that_runner_lacks_are_refused_before_anything_runs(text, message):
     with pytest.raises(ContractError, match=message) as refused:
         parse_options(text)
     assert "\n" not in str(refused.value)
 
 
-def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
+def test_python_under_path_with_space_starts_no_processes(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/a user/bin/python")
     with pytest.raises(ContractError, match="'/home/a user/bin/python', expected no spaces there"):
         parse_options(f"--runner=DirectRunner --temp_location=/tmp {TWO_PROCESSES}")
@@ -279,5 +279,5 @@ def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
     ],
     ids=["dataflow", "flink"],
 )
-def test_the_options_of_the_page_are_taken(text):
+def test_options_of_page_are_taken(text):
     assert parse_options(text).get_all_options(drop_default=True)["runner"] in text

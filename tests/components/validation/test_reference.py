@@ -7,85 +7,96 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.contracts import criteo
-from components.contracts.features import MAX_CATEGORY, Features, ListOptions
-from components.contracts.reference_statistics import DENSE_EDGES, LISTED_VALUES, read_reference
-from components.storage.uris import local_path
 from components.validation.tfdv_statistics import by_feature, num_missing
-from components.validation.windows import BLOCK_ROWS, ReferenceCounter, ValueCounts
+from evergreen.config.features import MAX_CATEGORY, Features, ListOptions
+from evergreen.contracts import criteo
+from evergreen.statistics.column_profile import DENSE_EDGES, find_sums
+from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter, ValueCounts
+from evergreen.statistics.reference import LISTED_VALUES, inner_buckets, read_reference
+from evergreen.storage.uris import local_path
 from tests.support.validation_statistics import statistics_of, value_counts
 
 
 def counted(*tables):
-    counter = ReferenceCounter(criteo.CRITEO)
+    counter = ProfileCounter(criteo.CRITEO)
     for table in tables:
         for batch in table.to_batches():
             counter.add(batch)
-    return counter.statistics()
+    return counter
+
+
+def fair(table):
+    """The rows that do not choose."""
+    return table.filter(pa.array(np.arange(table.num_rows) // BLOCK_ROWS % 2 == 1))
 
 
 def test_counts_are_tfdvs_where_tfdv_counts_exactly(judged):
     table = judged(5000)
-    statistics, theirs = counted(table), by_feature(statistics_of(table))
-    assert statistics.rows == 5000
+    found, theirs = counted(table).reference(), by_feature(statistics_of(fair(table)))
+    assert (found.rows, found.profile.rows) == (5000, 2 * BLOCK_ROWS)
     for name in criteo.DENSE:
-        expected = np.histogram(table[name].drop_null().to_numpy(), DENSE_EDGES)[0]
-        np.testing.assert_array_equal(statistics.dense[name].counts, expected)
-        assert statistics.dense[name].missing == num_missing(theirs[name])
+        column = found.profile.columns[name]
+        expected = np.histogram(fair(table)[name].drop_null().to_numpy(), DENSE_EDGES)[0]
+        np.testing.assert_array_equal(column.counts, expected)
+        assert column.missing.rows == num_missing(theirs[name])
     for name in criteo.CATEGORICAL:
-        column = statistics.categorical[name]
+        column = found.profile.columns[name]
         expected = {int(value): count for value, count in value_counts(theirs[name]).items()}
-        ours = dict(zip(column.values.tolist(), column.counts.tolist()))
-        assert {value: expected[value] for value in ours} == ours
-        assert column.others == sum(count for value, count in expected.items() if value not in ours)
-        assert column.missing == num_missing(theirs[name])
+        assert dict(zip(column.values.tolist(), column.counts.tolist())) == {
+            value: expected.get(value, 0) for value in column.values.tolist()
+        }
+        assert column.present == sum(expected.values())
+        assert column.missing.rows == num_missing(theirs[name])
 
 
-def test_the_values_are_chosen_by_every_other_block_and_counted_fairly_in_the_rest(judged):
+def test_values_and_bounds_are_chosen_by_every_other_block(judged):
     table = judged(6000)
-    statistics = counted(table)
-    fair = (np.arange(6000) // BLOCK_ROWS) % 2 == 1
+    found, chosen = counted(table).reference(), np.arange(6000) // BLOCK_ROWS % 2 == 0
     for name in criteo.CATEGORICAL:
-        column = table[name].to_pandas()
-        chosen, listed = column[~fair].value_counts(), statistics.categorical[name]
-        assert set(listed.values.tolist()) == set(chosen.index.astype(int))
-        assert [chosen[value] for value in listed.values] == sorted(chosen, reverse=True)
-        expected = column[fair].value_counts()
-        assert listed.fair_counts.tolist() == [expected.get(value, 0) for value in listed.values]
-        assert listed.fair_others == expected.sum() - listed.fair_counts.sum()
+        counts = table[name].to_pandas()[chosen].value_counts()
+        listed = found.profile.columns[name].values
+        assert set(listed.tolist()) == set(counts.index.astype(int))
+        assert [counts[value] for value in listed] == sorted(counts, reverse=True)
     for name in criteo.DENSE:
-        values = table[name].to_pandas().to_numpy()[fair]
-        expected = np.histogram(values[~np.isnan(values)], DENSE_EDGES)[0]
-        np.testing.assert_array_equal(statistics.dense[name].fair_counts, expected)
+        values = table[name].to_pandas().to_numpy()[chosen]
+        assert found.bounds[name] == inner_buckets(np.histogram(values[~np.isnan(values)], DENSE_EDGES)[0])
 
 
-def test_the_list_is_bounded_and_the_rest_is_counted_as_one(judged):
+def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
+    """A profile of these rows alone has the same sums, whatever it lists."""
+    table = in_requests(6000, size=48)
+    found, alone = counted(table).reference().profile, counted(fair(table)).profile()
+    # Neighbouring blocks lie together there; they share no request.
+    assert (found.rows, found.sizes) == (alone.rows, alone.sizes)
+    for name in criteo.FEATURES:
+        column, other = found.columns[name], alone.columns[name]
+        assert (column.present_sizes, column.missing) == (other.present_sizes, other.missing)
+        expected = other.sums if column.values is None else find_sums(column.values, other.values, other.sums)
+        np.testing.assert_array_equal(column.sums, expected)
+
+
+def test_list_is_bounded(judged):
     random = np.random.default_rng(0)
-    column = pa.array(random.integers(0, 5000, 20_000), pa.int64())
-    found = counted(judged(20_000, C3=column)).categorical["C3"]
+    table = judged(20_000, C3=pa.array(random.integers(0, 5000, 20_000), pa.int64()))
+    found = counted(table).reference().profile.columns["C3"]
     assert len(found.values) == LISTED_VALUES
-    assert found.counts.sum() + found.others == 20_000
-    values, counts = np.unique(column.to_numpy(), return_counts=True)
+    values, counts = np.unique(fair(table)["C3"].to_numpy(), return_counts=True)
     expected = dict(zip(values.tolist(), counts.tolist()))
-    assert [expected[value] for value in found.values.tolist()] == found.counts.tolist()
+    assert [expected.get(value, 0) for value in found.values.tolist()] == found.counts.tolist()
 
 
 @pytest.mark.parametrize("largest", [2**32, MAX_CATEGORY])
-def test_hashes_of_words_are_counted_whatever_the_number_of_requests_in_a_batch(judged, largest):
+def test_hashes_of_words_are_counted_whatever_number_of_requests_in_batch(judged, largest):
     random = np.random.default_rng(2)
     known = random.integers(largest // 2, largest, 300)
     column = pa.array([largest, *known[random.zipf(1.3, 19_999) % 300]], pa.int64())
     requests = pa.array([f"request {i // 2}" for i in range(20_000)])
-    found = counted(judged(20_000, C3=column, request_id=requests)).categorical["C3"]
+    found = counted(judged(20_000, C3=column, request_id=requests)).profile().columns["C3"]
     values, counts = np.unique(column.to_numpy(), return_counts=True)
-    expected = dict(zip(values.tolist(), counts.tolist()))
-    assert {*found.values.tolist()} <= {*expected}
-    assert [expected[value] for value in found.values.tolist()] == found.counts.tolist()
-    assert found.counts.sum() + found.others == 20_000
-    assert found.counts.sum() > 19_900
+    assert dict(zip(values.tolist(), counts.tolist())) == dict(zip(found.values.tolist(), found.counts.tolist()))
 
 
-def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_only():
+def test_beyond_its_capacity_count_is_too_low_by_bounded_part_of_rows_only():
     random = np.random.default_rng(1)
     counts, values = ValueCounts(50), random.zipf(1.2, 30_000) % 10_000
     for part in np.array_split(values, 30):
@@ -98,32 +109,36 @@ def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_on
     assert set(np.unique(values, return_counts=True)[0][:1]) <= set(counts.values.tolist())
 
 
-def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model):
+def test_step_writes_statistics_of_its_window(step, write_rows, raw_table, release_model):
     release_model(step(write_rows(raw_table(3000)))[1])
     rows = raw_table(2000, seed=1)
     _, report = step(write_rows(rows, name="raw2"), run="r2")
     found = read_reference(local_path(report.reference_uri))
     assert found.rows == 2000
     assert found.scores is None
-    expected = np.histogram(rows["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
-    np.testing.assert_array_equal(found.dense["I5"].counts, expected)
+    expected = np.histogram(fair(rows)["I5"].drop_null().to_numpy(), DENSE_EDGES)[0]
+    np.testing.assert_array_equal(found.profile.columns["I5"].counts, expected)
 
 
-def test_a_list_is_counted_by_its_elements_that_count_and_by_their_number():
+def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     random, rows = np.random.default_rng(3), 5000
     lists = [random.integers(0, 9, size).tolist() or None for size in random.integers(0, 5, rows)]
     features = Features(numeric=(), categorical=(), lists=("tags",), list_options={"tags": ListOptions(max=2)})
     columns = {"label": [0] * rows, "tags": lists, "request_id": [f"q{i // 8}" for i in range(rows)]}
-    counter = ReferenceCounter(features)
+    counter = ProfileCounter(features)
     counter.add(pa.RecordBatch.from_pydict(columns))
     kept = [(each or [])[-2:] for each in lists]
-    found, window = counter.statistics(), counter.window()
-    elements, in_window = found.categorical["tags"], window.columns["tags"]
-    assert dict(zip(elements.values.tolist(), elements.counts.tolist())) == Counter(chain(*kept))
-    assert (elements.others, elements.missing, in_window.missing.rows) == (0, 0, 0)
-    lengths = np.histogram(list(map(len, kept)), DENSE_EDGES)[0]
-    np.testing.assert_array_equal(found.dense["tags/length"].counts, lengths)
-    np.testing.assert_array_equal(window.columns["tags/length"].counts, lengths)
+    window, in_fair = counter.profile(), counter.reference().profile
+    in_window = window.columns["tags"]
+    assert dict(zip(in_window.values.tolist(), in_window.counts.tolist())) == Counter(chain(*kept))
+    assert (in_window.present, in_window.missing.rows) == (sum(map(len, kept)), 0)
+    lengths = list(map(len, kept))
+    np.testing.assert_array_equal(window.columns["tags/length"].counts, np.histogram(lengths, DENSE_EDGES)[0])
+    is_fair = np.arange(rows) // BLOCK_ROWS % 2 == 1
+    expected = np.histogram(np.array(lengths)[is_fair], DENSE_EDGES)[0]
+    np.testing.assert_array_equal(in_fair.columns["tags/length"].counts, expected)
+    elements = Counter(chain(*(each for each, fair_row in zip(kept, is_fair) if fair_row)))
+    assert dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist())) == elements
     # A request that a block of rows cuts counts as two.
     bounds = sorted({*range(0, rows, 8), *range(0, rows, BLOCK_ROWS), rows})
     requests = [Counter(chain(*kept[start:stop])) for start, stop in pairwise(bounds)]

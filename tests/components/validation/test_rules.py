@@ -1,68 +1,15 @@
+"""Actions of rules, and what people accept, over whole runs of the step."""
+
 import dataclasses
 
 import pyarrow as pa
 import pytest
 
-from components.contracts.manifests import RawDataset
-from components.runtime.errors import ContractError
-from components.validation.rules import ACTIONS, RULES, ValidationSettings, decide
 from components.validation.schema_versions import main
-from tests.support.recommenders import criteo_with
+from evergreen.contracts.manifests import RawDataset
 
 
-def rules_of(**settings):
-    return criteo_with(validation=settings).section("validation", ValidationSettings)
-
-
-def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
-    named = {name for rule in RULES.values() for name in rule.settings}
-    assert named == {field.name for field in dataclasses.fields(ValidationSettings)} - {"actions"}
-
-
-def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
-    rules = rules_of(actions={"drift": "block", "domain": "quarantine"}, click_rate_factor=3)
-    assert (rules.action_of("drift"), rules.action_of("domain")) == ("block", "quarantine")
-    assert rules.action_of("click_rate") == "warn"
-    assert (rules.click_rate_factor, rules.false_alarm_rate) == (3.0, 0.05)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"actions": {"missing_shar": "block"}}, "rule 'missing_shar' is unknown, expected one of no_rows, column_ret"),
-        (
-            {"actions": {"drift": "panic"}},
-            "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, off",
-        ),
-        ({"actions": {"drift": "quarantine"}}, "rule drift is not about single rows .* domain can"),
-        ({"skew_size": 3}, "validation.skew_size is no setting, expected skew_share"),
-        ({"click_rate_factor": 0.5}, "factor is 0.5, expected a finite number of at least 1"),
-        ({"click_rate_factor": float("nan")}, "factor is nan"),
-        ({"click_rate_factor": True}, "factor is True"),
-        ({"new_value_share": 7}, "new_value_share is 7"),
-        ({"new_value_share": "0.1"}, "new_value_share is '0.1', expected float"),
-    ],
-    ids=str,
-)
-def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
-    with pytest.raises(ContractError, match=message):
-        rules_of(**settings)
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_the_action_of_a_rule_decides_what_its_finding_does(action):
-    rule = "domain"  # a rule that every action may be given
-    rules = rules_of(actions={rule: action})
-    findings = rules.find(rule, "I1", "I1 is odd")
-    decisions = {"block": "block", "info": "pass", "off": "pass"}
-    assert decide(findings) == decisions.get(action, "warn")
-    assert [f.action for f in findings] == ([] if action == "off" else [action])
-    assert [f.action for f in rules.find(rule, "I1", "", at_most="info")] == ["info"] * len(findings)
-
-
-def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs_end(
-    step, write_rows, judged, store, notes_of
-):
+def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(step, write_rows, judged, store, notes_of):
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
     step(write_rows(rows), actions={"column_empty_by_chance": "notify"})
     assert notes_of("r1").facts["notify"] == ["I7 has no value in any of 200 rows"]
@@ -70,7 +17,7 @@ def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs
     assert "notify" not in notes_of("r2").facts
 
 
-def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, write_rows, judged, capsys):
+def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_rows, judged, capsys):
     assert step(write_rows(judged(20)), actions={"missing_shar": "block"}) == (2, None)
     assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
 
@@ -88,7 +35,7 @@ def write_with_price(write_rows, raw_table):
     return write
 
 
-def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
+def test_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
     step, write_rows, write_with_price, raw_table, release_model, tmp_path, store
 ):
     release_model(step(write_rows(raw_table(300)))[1])
@@ -100,7 +47,7 @@ def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_faul
         assert [f for f in report.findings if f["feature"] == "price"] == []
 
 
-def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step, write_rows, raw_table, release_model):
+def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(step, write_rows, raw_table, release_model):
     release_model(step(write_rows(raw_table(300)))[1])
     origin = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
     foreign = [{"column": "C7", "expected": "int64", **origin}, {"column": "shop", "expected": None, **origin}]
@@ -143,7 +90,7 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(step, wri
     assert judged("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
 
 
-def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(
+def test_new_values_are_proposed_and_schema_in_force_is_used_until_people_accept(
     step, write_rows, judged, release_model, tmp_path, store, capsys
 ):
     release_model(step(write_rows(judged(500)))[1])

@@ -1,12 +1,13 @@
-import numpy as np
+import math
+
 import pyarrow as pa
 import pytest
 from tensorflow_metadata.proto.v0 import schema_pb2
 
-from components.contracts import criteo, raw_rows
-from components.runtime.errors import ContractError
-from components.validation.schema import infer_schema
+from components.validation.schema import infer_schema, possible_shares
 from components.validation.schema_versions import read_schema
+from evergreen.contracts import criteo, raw_rows
+from evergreen.runtime.errors import ContractError
 from tests.support.validation_statistics import statistics_of
 
 
@@ -28,7 +29,7 @@ def test_categories_are_strings_of_any_value(schema, features):
         assert features[name].WhichOneof("domain_info") is None
 
 
-def test_the_label_must_be_present_everywhere_and_0_or_1(features):
+def test_label_must_be_present_everywhere_and_0_or_1(features):
     label = features[raw_rows.LABEL]
     assert (label.int_domain.min, label.int_domain.max, label.presence.min_fraction) == (0, 1, 1.0)
 
@@ -38,15 +39,26 @@ def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
     assert features["C5"].presence.min_fraction == 0
 
 
-def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
+def test_share_of_rows_must_have_value_less_sampling_error(judged):
     half = pa.array([1.0, None] * 10_000, pa.float32())
     statistics = statistics_of(judged(20_000, I1=half))
     features = {f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature}
-    rows, squared = 10_000 / 64, 4.0**2  # of a small window, in which 64 rows are alike; 4 standard errors
     for name, share in (("I1", 0.5), ("C1", 1.0)):
-        # Where the share lies 4 standard errors above the true one: (share - p)^2 = 16 p (1 - p) / rows.
-        low = min(np.roots([1 + squared / rows, -(2 * share + squared / rows), share**2]).real)
-        assert features[name].presence.min_fraction == pytest.approx(low, rel=1e-3)
+        # A small window, in which 64 rows of a request are alike.
+        assert features[name].presence.min_fraction == pytest.approx(possible_shares(share, 10_000)[0])
+
+
+@pytest.mark.parametrize("hits", [0, 3, 50, 100])
+def test_ends_of_share_leave_four_standard_errors_of_binomial_beyond(hits):
+    """Of 100 requests: such a number of hits, or one further off, has the tail's probability at either end."""
+    low, high = possible_shares(hits / 100, 6400)
+    tail = 0.5 * math.erfc(4 / math.sqrt(2))
+
+    def probability(share, counts):
+        return sum(math.comb(100, k) * share**k * (1 - share) ** (100 - k) for k in counts)
+
+    assert probability(low, range(hits, 101)) == pytest.approx(tail if hits else 1.0)
+    assert probability(high, range(hits + 1)) == pytest.approx(tail if hits < 100 else 1.0)
 
 
 def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
@@ -55,7 +67,7 @@ def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 
 
-def test_a_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
+def test_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
     for rows, is_bounded in ((9_999, False), (10_000, True)):
         columns = {
             "I1": pa.array([0.0] * rows, pa.float32()),
@@ -66,7 +78,7 @@ def test_a_column_without_negative_values_in_many_rows_is_to_have_none_and_in_fe
         assert (least["I1"] == 0, least["I2"]) == (is_bounded, -10)
 
 
-def test_a_file_that_is_no_schema_is_refused_by_name(tmp_path):
+def test_file_that_is_no_schema_is_refused_by_name(tmp_path):
     (tmp_path / "schema.pbtxt").write_text("feature { nonsense: 1 }")
     with pytest.raises(ContractError, match="schema.pbtxt cannot be read"):
         read_schema(tmp_path / "schema.pbtxt")

@@ -7,19 +7,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from components.contracts import criteo, raw_rows
-from components.contracts.reference_statistics import DENSE_EDGES
-from components.runtime.errors import ContractError
-from components.validation import windows
-from components.validation.windows import (
-    BLOCK_ROWS,
-    LISTED,
-    KeptWindows,
-    ReferenceCounter,
-    WindowSummary,
-    find_sums,
-    read_windows,
-)
+from components.validation.windows import KeptWindows, read_windows
+from evergreen.contracts import criteo, raw_rows
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics import profile_files
+from evergreen.statistics.column_profile import DENSE_EDGES, LISTED, RowTotal, TableProfile, find_sums
+from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 
 
 def by_request(table, cut=BLOCK_ROWS):
@@ -29,7 +22,7 @@ def by_request(table, cut=BLOCK_ROWS):
     return frame
 
 
-def assert_same(one: WindowSummary, other: WindowSummary):
+def assert_same(one: TableProfile, other: TableProfile):
     assert {**vars(one), "columns": None} == {**vars(other), "columns": None}
     assert list(one.columns) == list(other.columns)
     for name, column in one.columns.items():
@@ -49,13 +42,11 @@ def test_sums_over_requests_are_pandas(rows, window_of):
     sizes = frame.groupby("key").size()
     assert (found.rows, found.requests, found.sizes) == (5000, len(sizes), (sizes**2).sum())
     clicks = frame.groupby("key")[raw_rows.LABEL].sum()
-    assert found.clicks == windows.RowTotal(
-        rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum()
-    )
+    assert found.clicks == RowTotal(rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum())
     for name in criteo.FEATURES:
         column, present = found.columns[name], frame.groupby("key")[name].count()
         missing = sizes - present
-        assert column.missing == windows.RowTotal(
+        assert column.missing == RowTotal(
             rows=missing.sum(), squares=(missing**2).sum(), products=(missing * sizes).sum()
         )
         assert column.present == present.sum()
@@ -90,8 +81,8 @@ def test_cells_are_pandas(rows, window_of):
 
 
 @pytest.mark.parametrize("batch_rows", [BLOCK_ROWS, 3 * BLOCK_ROWS])
-def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(rows, window_of, batch_rows):
-    whole, parts = window_of(rows), [ReferenceCounter(criteo.CRITEO), ReferenceCounter(criteo.CRITEO)]
+def test_whole_blocks_in_any_batches_and_any_processes_give_same_summary(rows, window_of, batch_rows):
+    whole, parts = window_of(rows), [ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)]
     batches = rows.combine_chunks().to_batches(max_chunksize=batch_rows)
     first = 0
     for number, batch in enumerate(batches):
@@ -99,23 +90,23 @@ def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(row
         first += batch.num_rows
     counter = pickle.loads(pickle.dumps(parts[0]))
     counter.merge(pickle.loads(pickle.dumps(parts[1])))
-    assert_same(counter.window(), whole)
+    assert_same(counter.profile(), whole)
 
 
-def test_rows_of_a_request_need_not_lie_together(in_requests, window_of):
+def test_rows_of_request_need_not_lie_together(in_requests, window_of):
     table = in_requests(1024, size=16)
     mixed = table.take(pa.array(np.arange(1024).reshape(64, 16).T.ravel()))
     assert_same(window_of(mixed), window_of(table))
 
 
-def test_merged_windows_are_the_window_of_all_rows(in_requests, window_of):
+def test_merged_windows_are_window_of_all_rows(in_requests, window_of):
     tables = [in_requests(2 * BLOCK_ROWS, seed=seed) for seed in (1, 2, 3)]
     merged = KeptWindows(tuple(window_of(table) for table in tables)).merged
     whole = window_of(pa.concat_tables(tables))
     assert_same(merged, whole)
 
 
-def test_of_a_long_column_the_frequent_values_are_kept_and_the_floor_bounds_what_is_lacking(judged, window_of):
+def test_of_long_column_frequent_values_are_kept_and_floor_bounds_what_is_lacking(judged, window_of):
     random = np.random.default_rng(0)
     parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
     tables = [judged(30_000, C3=pa.array(part, pa.int64())) for part in parts]
@@ -132,7 +123,7 @@ def test_of_a_long_column_the_frequent_values_are_kept_and_the_floor_bounds_what
 # -- kept
 
 
-def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_bytes(rows, window_of, tmp_path):
+def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows, window_of, tmp_path):
     kept = KeptWindows((window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1"))))
     kept.write(tmp_path / "one.npz")
     kept.write(tmp_path / "two.npz")
@@ -147,13 +138,13 @@ def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_byt
     ("break_it", "words"),
     [
         (lambda p: p.unlink(), "cannot be read"),
-        (lambda p: p.write_bytes(p.read_bytes()[:-40]), "holds no training windows"),
-        (lambda p: p.write_text("nothing"), "holds no training windows"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-40]), "holds no TrainingWindows"),
+        (lambda p: p.write_text("nothing"), "holds no TrainingWindows"),
         (lambda p: np.savez(p, head=np.frombuffer(b'{"kind": "Other", "format_version": 9}', np.uint8)), "version 9"),
     ],
     ids=["absent", "cut", "text", "version"],
 )
-def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
+def test_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
     break_it(path)
@@ -162,11 +153,11 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_pat
 
 
 @pytest.mark.parametrize(("factor", "same"), [(1 + 1e-15, True), (1.01, False)], ids=["last digit", "others"])
-def test_edges_that_another_numpy_computed_are_the_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
+def test_edges_that_another_numpy_computed_are_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
-    monkeypatch.setattr(windows, "DENSE_EDGES", DENSE_EDGES * factor)
-    assert not np.array_equal(windows.DENSE_EDGES, DENSE_EDGES)
+    monkeypatch.setattr(profile_files, "DENSE_EDGES", DENSE_EDGES * factor)
+    assert not np.array_equal(profile_files.DENSE_EDGES, DENSE_EDGES)
     if same:
         assert len(read_windows(path).windows) == 1
     else:

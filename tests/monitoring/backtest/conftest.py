@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.manifests import Model
-from components.storage.folder import FolderObjects
-from components.store.models import model_folder, scores_path
+from evergreen.config.monitor import JudgingSettings
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.manifests import Model
+from evergreen.registry.models import model_folder, scores_path
+from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.settings import JudgingSettings, write_judging
 from monitoring.released_models import ReleasedModels
+from monitoring.state.judging_file import write_judging
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import release
 

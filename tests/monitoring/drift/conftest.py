@@ -5,21 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts.criteo import CRITEO
-from components.contracts.records import PredictionBatch
-from components.contracts.reference_statistics import ReferenceStatistics, ScoreHistogram
-from components.validation.windows import ReferenceCounter
-from inference_client.simulation.world import World, raw_table
+from demo.simulation.world import World, raw_table
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.records import PredictionBatch
+from evergreen.statistics.profile_counter import ProfileCounter
+from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
-def reference_of(rows) -> ReferenceStatistics:
-    """As validation writes it, with the scores as evaluation does."""
+def reference_of(rows, *, size=50) -> TrainingReference:
+    """As validation writes it for requests of `size` rows, with the scores as evaluation does."""
     n = len(rows.label)
-    table = raw_table(rows, request_ids=[""] * n, row=np.arange(n, dtype=np.int32), times=np.zeros(n))
-    counter = ReferenceCounter(CRITEO)
+    ids = [f"t{i // size}" for i in range(n)]
+    table = raw_table(rows, request_ids=ids, row=np.arange(n, dtype=np.int32), times=np.zeros(n))
+    counter = ProfileCounter(CRITEO)
     for batch in table.to_batches(max_chunksize=10_000):
         counter.add(batch)
-    return replace(counter.statistics(), scores=ScoreHistogram.of(rows.probability))
+    return replace(counter.reference(), scores=ScoreHistogram.of(rows.probability))
 
 
 def requests_of(rows, *, size=50, time=1000.0, version=1, prefix="r", scores=None) -> list[PredictionBatch]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.contracts import criteo
-from components.contracts.manifests import Model
-from components.store.models import model_folder, scores_path
+from evergreen.contracts import criteo
+from evergreen.contracts.manifests import Model
+from evergreen.registry.models import model_folder, scores_path
 from monitoring.released_models import ReleasedModels
 from tests.support.monitors import START, publish
 from tests.support.releases import release
@@ -27,7 +27,7 @@ DRIFT = {
 
 @pytest.fixture
 def watched(bench, reference):
-    """A monitor of a store that holds version 1 with its training statistics."""
+    """A monitor of a store that holds version 1 with its training profile."""
     made = bench(**DRIFT)
     store = made.settings.store
     reference.write(model_folder(store, "m1") / Model.REFERENCE)
@@ -54,23 +54,23 @@ def drift_events(bench):
     return [event for event in bench.events if event["kind"] == "drift"]
 
 
-def test_a_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
+def test_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
     watched.tick(*predictions(world, seed=1, prefix="a", drifted=True))
     assert drift_events(watched) == []
     pass_bucket(watched)
     (event,) = drift_events(watched)
     assert (event["drifted"], event["version"], event["rows"]) == (["C14"], 1, 3000)
-    assert "C14 L-inf" in event["text"]
+    assert "drift: C14 0.3" in event["text"]
     shown = watched.monitor._snapshot().drift
-    assert [row["column"] for row in shown["columns"]] == [*criteo.FEATURES, "score"]
-    assert [row["column"] for row in shown["columns"] if row["drifted"]] == ["C14"]
+    assert [row["feature"] for row in shown["columns"]] == [*criteo.FEATURES, "score"]
+    assert [row["feature"] for row in shown["columns"] if row["drifted"]] == ["C14"]
     json.dumps(shown, allow_nan=False)
     assert watched.store.counters["drift_bucket"] == watched.store.counters["drifted_bucket"] == 1
     noted = watched.store.read_document("drift")
     assert noted["shown"][0]["bucket_end"] == FIRST + 600
 
 
-def test_a_bucket_without_drift_is_shown_and_no_event(watched, world):
+def test_bucket_without_drift_is_shown_and_no_event(watched, world):
     publish(watched.log, *predictions(world, seed=2, prefix="a"))
     pass_bucket(watched)
     assert drift_events(watched) == []
@@ -80,7 +80,7 @@ def test_a_bucket_without_drift_is_shown_and_no_event(watched, world):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
+def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     records = predictions(world, seed=3, prefix="a", drifted=True)
     watched.tick(*records[:20])
     if kept:
@@ -108,7 +108,17 @@ def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
+def test_reports_that_another_revision_kept_are_not_shown_and_watching_goes_on(watched, world):
+    old = {"mark": 0, "watch": None, "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}]}
+    watched.store.write_documents({"drift": old}, {})
+    watched.start()
+    assert watched.monitor._snapshot().drift is None
+    publish(watched.log, *predictions(world, seed=5, prefix="a"))
+    pass_bucket(watched)
+    assert watched.monitor._snapshot().drift["rows"] == 3000
+
+
+def test_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
     records = [replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")]
     publish(watched.log, *records)
     pass_bucket(watched)
@@ -118,7 +128,7 @@ def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, w
     assert watched.store.counters["predicted"] == 3000
 
 
-def test_a_store_answers_by_version_and_a_damaged_file_is_no_statistics(tmp_path, reference, caplog):
+def test_store_answers_by_version_and_damaged_file_is_no_statistics(tmp_path, reference, caplog):
     find = ReleasedModels(tmp_path).reference
     assert find(1) is None
     release(tmp_path, 1)

@@ -1,9 +1,13 @@
+import json
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from components.contracts import criteo
-from components.contracts.features import MAX_CATEGORY, MISSING_CATEGORY
-from components.contracts.records import PredictionBatch, Predictions
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
+from evergreen.contracts import criteo
+from evergreen.contracts.records import PredictionBatch, Predictions
+from evergreen.statistics.column_profile import DENSE_EDGES
 from monitoring.drift.sketch import SCORE, Layout, Sketch
 
 from .conftest import reference_of, requests_of
@@ -21,25 +25,24 @@ def layout(training_rows):
     return Layout(reference_of(training_rows))
 
 
-def test_every_row_is_counted_in_the_cell_that_numpy_says(layout, world):
+def test_every_row_is_counted_in_cell_that_numpy_says(layout, world):
     rows = world.draw(9000, np.random.default_rng(2))
     cells = sketch_of(layout, requests_of(rows)).cells
     reference = layout.reference
     for i, name in enumerate(criteo.DENSE):
         column, found = rows.dense[:, i], cells[layout.slice_of(name)]
-        expected = np.histogram(column[~np.isnan(column)], reference.dense_edges)[0]
-        np.testing.assert_array_equal(found, [*expected, np.isnan(column).sum()])
+        np.testing.assert_array_equal(found, np.histogram(column[~np.isnan(column)], DENSE_EDGES)[0])
     for i, name in enumerate(criteo.CATEGORICAL):
         column, found = rows.categorical[:, i], cells[layout.slice_of(name)]
-        listed = reference.categorical[name].values.tolist()
+        listed = reference.profile.columns[name].values.tolist()
         expected = [np.count_nonzero(column == value) for value in listed]
         missing = np.count_nonzero(column == MISSING_CATEGORY)
-        assert found.tolist() == [*expected, len(column) - sum(expected) - missing, missing]
+        assert found.tolist() == [*expected, len(column) - sum(expected) - missing]
     expected = np.histogram(rows.probability.astype(np.float32), reference.scores.edges)[0]
     np.testing.assert_array_equal(cells[layout.slice_of(SCORE)], expected)
 
 
-def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
+def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
     dense = np.full((4, 13), 3.0, np.float32)
     dense[:, 0] = [3.4e38, -3.4e38, 3e38, np.nan]
     batch = PredictionBatch(
@@ -52,43 +55,43 @@ def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
     )
     sketch = sketch_of(layout, [batch])
     found = sketch.cells[layout.slice_of("I1")]
-    assert (found[0], found[-2], found[-1], found.sum()) == (1, 2, 1, 4)
+    assert (found[0], found[-1], found.sum()) == (1, 2, 3)
+    assert sketch.profile().columns["I1"].missing.rows == 1
     scores = sketch.cells[layout.slice_of(SCORE)]
     assert (scores[0], scores[-1]) == (1, 1)
 
 
-def test_agreement_within_requests_is_measured_without_bias_whatever_their_order(layout):
-    """Requests of 10 sorted rows, of which neighbours agree more often than rows far apart."""
-    random = np.random.default_rng(8)
-    listed = layout.reference.categorical["C1"].values[:4]
-    requests, pairs_alike, pairs = [], 0, 0
-    for number in range(4000):
-        values = np.sort(listed[random.integers(0, 4, 10)])
-        alike = values[:, None] == values[None, :]
-        pairs_alike, pairs = pairs_alike + int(alike.sum()) - 10, pairs + 90
-        categorical = np.full((10, 26), MISSING_CATEGORY)
-        categorical[:, 0] = values
-        requests.append(
-            PredictionBatch(
-                request_id=f"q{number}",
-                time=0.0,
-                model_version=1,
-                dense=np.zeros((10, 13), np.float32),
-                categorical=categorical,
-                scores=np.full(10, 0.5, np.float32),
-            )
-        )
-    sketch = sketch_of(layout, requests)
-    same, seen = sketch.same_cell(layout.columns.index("C1"))
-    assert seen == 40_000
-    assert same / seen == pytest.approx(pairs_alike / pairs, abs=0.01)
-    assert sketch.same_missing(layout.columns.index("C2")) == (40_000, 40_000)
-    assert sketch.mean_request_rows(0) == 10.0
+def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
+    """Requests of unequal sizes, in which half of the rows have the first row's values."""
+    random, rows = np.random.default_rng(8), world.draw(6000, np.random.default_rng(8))
+    requests = [each for size in (1, 7, 40) for each in requests_of(rows, size=size, prefix=f"s{size}-")]
+    for each in requests:
+        alike = random.random(len(each.scores)) < 0.5
+        each.dense[alike], each.categorical[alike] = each.dense[0], each.categorical[0]
+    profile = sketch_of(layout, [requests[i] for i in random.permutation(len(requests))]).profile()
+    keys = np.repeat(np.arange(len(requests)), [len(each.scores) for each in requests])
+    sizes = np.bincount(keys)
+    assert (profile.rows, profile.requests, profile.sizes) == (len(keys), len(sizes), (sizes**2).sum())
+    values = {"I2": np.concatenate([each.dense[:, 1] for each in requests])}
+    values |= {"C3": np.concatenate([each.categorical[:, 2] for each in requests])}
+    for name, column in values.items():
+        missing = np.isnan(column) if name in criteo.DENSE else column == MISSING_CATEGORY
+        present = np.bincount(keys[~missing], minlength=len(sizes))
+        found, absent = profile.columns[name], sizes - present
+        assert found.missing == (absent.sum(), (absent**2).sum(), (absent * sizes).sum())
+        assert (found.present, found.present_sizes) == (present.sum(), (present**2).sum())
+        assert found.present_requests == (present > 0).sum()
+        if found.values is None:
+            masks = [(column >= low) & (column < high) for low, high in pairwise(DENSE_EDGES)]
+        else:
+            masks = [column == value for value in found.values]
+        of_cells = np.stack([np.bincount(keys[mask], minlength=len(sizes)) for mask in masks])
+        expected = [of_cells.sum(axis=1), (of_cells**2).sum(axis=1), of_cells @ present]
+        np.testing.assert_array_equal(found.sums, np.transpose(expected))
 
 
-def test_requests_of_one_row_say_nothing_of_pairs(layout, world):
-    sketch = sketch_of(layout, requests_of(world.draw(50, np.random.default_rng(9)), size=1))
-    assert sketch.same_cell(0) == (0, 0)
-    assert sketch.mean_request_rows(0) == 1.0
-    mixed = sketch_of(layout, requests_of(world.draw(53, np.random.default_rng(9)), size=4))
-    assert mixed.same_missing(0)[1] == 52
+def test_parts_merged_and_restored_are_profile_of_all(layout, world):
+    requests = requests_of(world.draw(5000, np.random.default_rng(9)), size=23)
+    whole, first, second = (sketch_of(layout, each) for each in (requests, requests[:90], requests[90:]))
+    first.merge(Sketch.restore(layout, json.loads(json.dumps(second.memory()))))
+    assert first.memory() == whole.memory()

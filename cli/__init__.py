@@ -1,0 +1,1 @@
+"""The `evergreen` command line: one module a command."""

@@ -1,0 +1,278 @@
+"""`evergreen backup` copies an installation while it runs, `evergreen restore` brings the copy back.
+
+Programs write so that the next one goes on from whatever a copy catches: files are whole or absent, journals are only
+appended to, and SQLite copies its databases online. The order counts: what the monitor has given to the lake must not
+be missing from both. Buckets and brokers have snapshots of their own, and are left to them.
+
+A backup names each of its files with its hash. A restore writes each file in one step after comparing its hash, and
+writes over nothing, so one that was killed is called again and goes on. Where it writes is what the backup says, so a
+person confirms these folders first.
+"""
+
+import argparse
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from evergreen.contracts.manifests import Manifest
+from evergreen.registry.promotion_journal import JOURNAL_FILE
+from evergreen.runtime.durable import UNFINISHED, sha256_file, whole_directory, whole_file
+from evergreen.runtime.errors import ContractError, Refused, TemporaryError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.storage.uris import typed_folder
+
+FOLDERS = ("state", "archive", "store", "repository", "lake")
+"""In the order in which they are copied."""
+CONTENTS = "backup.json"
+"""File of a backup: where each part belongs, and every file with its hash."""
+LOG = "log.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackupContents(Manifest):
+    """The content of `CONTENTS`; manifests of an installation name each other by their paths, so they stay.
+
+    Raises:
+        ContractError: a part or a path is none that `evergreen backup` writes.
+    """
+
+    places: dict[str, str]
+    """Absolute path of each part, by its name in `FOLDERS`, and of the log."""
+    files: dict[str, str]
+    """SHA-256 of each file, by its path below the backup."""
+    links: dict[str, str]
+    """Target of each symbolic link, likewise."""
+    folders: list[str]
+    """Every folder, empty ones among them, likewise."""
+
+    def __post_init__(self) -> None:
+        for name, place in self.places.items():
+            if name not in (*FOLDERS, "log") or not os.path.isabs(place) or os.path.normpath(place) != place:
+                raise ContractError(f"{name} belongs to {place!r}, expected one of {FOLDERS} or log, and a full path")
+        for path in (*self.files, *self.links, *self.folders):
+            parts = PurePosixPath(path).parts
+            if any(str(parent) in self.links for parent in PurePosixPath(path).parents):
+                raise ContractError(f"a file is named {path!r}, which lies behind a link, expected a path without one")
+            is_part = path == LOG or (bool(parts) and parts[0] in FOLDERS and parts[0] in self.places)
+            if not is_part or ".." in parts or str(PurePosixPath(path)) != path:
+                raise ContractError(f"a file is named {path!r}, expected a path below one of the parts")
+
+    def target(self, path: str) -> Path:
+        """Return where a file, link or folder of the backup belongs."""
+        part, _, rest = path.partition("/")
+        return Path(self.places["log"]) if path == LOG else Path(self.places[part]) / rest
+
+
+def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> None:
+    """Copy the folders of `places`, by their names in `FOLDERS`, and an SQLite log to the new folder `output`.
+
+    What a backup to the same folder left that was killed is removed.
+
+    Raises:
+        ContractError: `output` exists, or a database cannot be read.
+        TemporaryError: a version was released, or a file removed, under the copy's hands: to be begun again.
+    """
+    if output.exists():
+        raise ContractError(f"--output {output} exists, expected a new folder")
+    journal = places["store"] / JOURNAL_FILE
+    before = journal.read_bytes() if journal.exists() else b""
+    with whole_directory(output, replace=True) as folder:
+        if log is not None:
+            _copy_database(log, folder / LOG)
+        for path in places["state"].glob("*.db"):
+            _copy_database(path, folder / "state" / path.name)
+        try:
+            for name in [each for each in FOLDERS if each in places]:
+                is_live = shutil.ignore_patterns("*.db", "*.db-*") if name == "state" else None
+                shutil.copytree(places[name], folder / name, symlinks=True, ignore=is_live, dirs_exist_ok=True)
+        except (shutil.Error, FileNotFoundError) as error:
+            raise TemporaryError(f"a file was removed while it was copied, begin again: {error}") from error
+        if journal.exists() and journal.read_bytes() != before:
+            raise TemporaryError(f"{journal} grew while it was copied: store and repository may differ, begin again")
+        originals = {**places, **({"log": log} if log else {})}
+        _contents_of(folder, originals).write(folder / CONTENTS)
+
+
+def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
+    files, links, folders = {}, {}, []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            links[name] = os.readlink(path)
+        elif path.is_dir():
+            folders.append(name)
+        else:
+            files[name] = sha256_file(path)
+    places = {name: os.path.normpath(path.absolute()) for name, path in originals.items()}
+    return BackupContents(places=places, files=files, links=links, folders=folders)
+
+
+def restore(folder: Path, *, within: Path | None = None, confirm: Callable[[dict[str, Path]], bool]) -> dict[str, Path]:
+    """Copy each part of the backup in `folder` to where it was; a call after one that was killed goes on.
+
+    Args:
+        folder: What `backup` made.
+        within: The folder that all parts must belong to; None = `confirm` is asked.
+        confirm: Whether the parts may be written to these paths, by their names.
+
+    Returns:
+        Where each part is, by its name.
+
+    Raises:
+        ContractError: it is no backup, a file of it is damaged or absent, a part belongs outside `within`, or something
+            else lies already where a part belongs.
+        Refused: nobody confirmed where the parts are written.
+    """
+    path = folder / CONTENTS
+    if not path.is_file():
+        raise ContractError(f"{path} is absent, expected a folder that `evergreen backup` wrote")
+    contents = BackupContents.read(path)
+    places = {name: Path(place) for name, place in contents.places.items()}
+    for name, place in places.items():
+        if within is not None and not place.resolve().is_relative_to(within.resolve()):
+            raise ContractError(f"{name} belongs to {place}, expected a folder within {within}")
+    for name in contents.files:
+        if not (folder / name).is_file():
+            raise ContractError(f"{folder / name} is absent, expected all files of {path}")
+    _expect_nothing_else(contents)
+    if within is None and not confirm(places):
+        raise Refused("nothing was restored: nobody confirmed the folders")
+    for name in places.keys() - {"log"}:
+        places[name].mkdir(parents=True, exist_ok=True)
+    for name in contents.folders:
+        contents.target(name).mkdir(parents=True, exist_ok=True)
+    for name, sha256 in contents.files.items():
+        _restore_file(folder / name, contents.target(name), sha256)
+    for name, link in contents.links.items():
+        if not contents.target(name).is_symlink():
+            contents.target(name).symlink_to(link)
+    # From the deepest: a folder's time changes when something is written into it.
+    for name in reversed(contents.folders):
+        shutil.copystat(folder / name, contents.target(name))
+    return places
+
+
+def _expect_nothing_else(contents: BackupContents) -> None:
+    """Refuses what a person or a program wrote; removes unfinished files of a restore that was killed.
+
+    Raises:
+        ContractError: a file is not one of the backup, or has another content.
+    """
+    expected = {contents.target(name): sha256 for name, sha256 in contents.files.items()}
+    links = {contents.target(name): link for name, link in contents.links.items()}
+    for name, place in contents.places.items():
+        for path in _files_of(Path(place)):
+            if path.is_symlink():
+                is_ours = links.get(path) == os.readlink(path)
+            elif path in expected:
+                is_ours = sha256_file(path) == expected[path]
+            elif is_ours := _is_unfinished(path, expected):
+                path.unlink()
+            if not is_ours:
+                raise ContractError(
+                    f"{name} belongs to {place}, which holds files, expected none or an empty folder; {path} is none "
+                    "of a restore of this backup that was killed"
+                )
+
+
+def _files_of(place: Path) -> Iterator[Path]:
+    if place.is_symlink() or place.is_file():
+        yield place
+        return
+    for folder, folders, names in os.walk(place):
+        yield from (Path(folder) / name for name in names)
+        yield from (path for name in folders if (path := Path(folder) / name).is_symlink())
+
+
+def _is_unfinished(path: Path, expected: Mapping[Path, Any]) -> bool:
+    """Whether `durable.whole_file` had begun it for a file of the backup."""
+    match = UNFINISHED.fullmatch(path.name)
+    return match is not None and path.with_name(match[1]) in expected
+
+
+def _restore_file(source: Path, target: Path, sha256: str) -> None:
+    if not target.exists():
+        with whole_file(target) as file:
+            with open(source, "rb") as content:
+                shutil.copyfileobj(content, file, 1 << 20)
+            file.flush()
+            if (found := sha256_file(Path(file.name))) != sha256:
+                raise ContractError(
+                    f"{source} has sha256 {found}, expected {sha256}: the backup is damaged. What was restored stays; "
+                    "repair the file and call restore again"
+                )
+            # Before it is whole: extraction tells late files by their times.
+            shutil.copystat(source, file.name)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    try:
+        reading = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)
+        with closing(reading) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+    except sqlite3.Error as error:
+        raise ContractError(f"{source} cannot be copied: {error}, expected an SQLite database") from error
+
+
+def _ask(places: dict[str, Path]) -> bool:
+    """Whether a person at the terminal agrees.
+
+    Raises:
+        ContractError: there is no terminal.
+    """
+    listed = "".join(f"  {name}: {place}\n" for name, place in places.items())
+    if not sys.stdin.isatty():
+        raise ContractError(f"the backup says where to write, expected --within FOLDER or --yes:\n{listed}".rstrip())
+    print(f"This backup writes to\n{listed}Go on? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags of both commands."""
+    parser = CommandParser(prog="evergreen", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("backup", help="copy an installation while it runs")
+    make.add_argument("--output", type=Path, required=True, help="folder to make, on another disk")
+    for name, what in {
+        "state": "the monitor's folder",
+        "store": "model store",
+        "archive": "the monitor's archive",
+        "repository": "Triton's model repository",
+        "lake": "click logs",
+    }.items():
+        needed = name in ("state", "store")
+        make.add_argument(f"--{name}", required=needed, help=what + ("" if needed else "; default: left out"))
+    make.add_argument("--log", type=Path, help="file of a log sqlite:///FILE; default: left out")
+    back = commands.add_parser("restore", help="bring a backup back, with all programs stopped")
+    back.add_argument("backup", type=Path, help="folder that backup made")
+    back.add_argument("--within", type=Path, help="folder that all parts must belong to; default: they are asked for")
+    back.add_argument("--yes", action="store_true", help="write to wherever the backup says, without a question")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the commands; see `runtime.exit_codes` for its exit codes."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.command == "restore":
+        confirm = (lambda places: True) if arguments.yes else _ask
+        for name, place in restore(arguments.backup, within=arguments.within, confirm=confirm).items():
+            print(f"{name}: {place}")
+        return ExitCode.DONE
+    given = {name: getattr(arguments, name) for name in FOLDERS}
+    places = {name: typed_folder(text, f"--{name}") for name, text in given.items() if text is not None}
+    backup(arguments.output, places, log=arguments.log)
+    print(f"backup: {arguments.output.absolute()}")
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,214 @@
+"""`evergreen compare A B`: what differs between two stored models, and how well each scores rows that neither learned.
+
+The rows are the held-out ones of whichever learned later, and of them those after all that the other learned. Both
+models score them from their weights, as they would be served. Nothing is judged or kept: that is the gate's.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evergreen.contracts.manifests import Model, RawDataset, RowsQuality
+from evergreen.networks import share_cores
+from evergreen.registry.model_cards import CalibrationBin, SliceQuality
+from evergreen.registry.models import referenced_model, verdict_paths
+from evergreen.registry.promotion_journal import moment_of
+from evergreen.reports.formats import ABSENT, number, probability
+from evergreen.reports.model_card import calibration_blocks, quality_blocks, slices_blocks
+from evergreen.reports.page import PageTable, Text, html_page
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.storage.uris import local_path, typed_folder
+
+TEXT_SLICES = 10
+"""Slices in the text; the page and the JSON have `slices.MAX_SHOWN`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Model B against model A; in `quality` and `slices` A stands as the champion, B as the candidate."""
+
+    a: str
+    """Model id."""
+    b: str
+    rows_of: str
+    """The model whose held-out rows they are."""
+    differing: Mapping[str, tuple[Any, Any]]
+    """Settings and facts by name, A's and B's; None = the model has no such setting, and its default counts."""
+    sizes: Mapping[str, tuple[Any, Any]]
+    """Numbers of both, equal ones too."""
+    quality: RowsQuality
+    slices: list[SliceQuality]
+    """Those that speak most against B first."""
+    calibration_a: list[CalibrationBin]
+    calibration_b: list[CalibrationBin]
+
+
+def compare(store: Path, a: Model, b: Model) -> Comparison:
+    """Compares two models of `store`.
+
+    Raises:
+        ContractError: one is damaged, or no rows are left that judge both: the later one was never judged, its rows
+            were collected, or the other learned them.
+    """
+    from components.evaluation.evaluate import judge_holdout, shown_values
+    from components.evaluation.gate import cut_slices, measure_rows, measure_slices
+    from components.evaluation.report import calibration_bins
+    from components.evaluation.scoring import score_with_both
+    from evergreen.config.gate import GateSettings
+
+    later, earlier = sorted((a, b), key=lambda model: moment_of(model.last_learned_time), reverse=True)
+    path = verdict_paths(store, later.model_id)[1]
+    if not path.exists():
+        raise ContractError(
+            f"{path} is absent: model {later.model_id} was never judged, so no rows were held out for it"
+        )
+    raw = RawDataset.read(path)
+    if not local_path(raw.holdout_uri).is_dir():
+        raise ContractError(f"{raw.holdout_uri} is absent: the rows that judged a model go with its run's work folder")
+    features, named = raw.recommender.features, raw.recommender.data
+    scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
+    cut = moment_of(earlier.last_learned_time).timestamp()
+    scored = scored.of_rows(scored.event_seconds > cut)
+    if not len(scored.labels):
+        raise ContractError(
+            f"model {earlier.model_id} learned rows up to {earlier.last_learned_time}: none of those held out for "
+            f"{later.model_id} is newer, so none judges both"
+        )
+    slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
+    judgement = judge_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
+    calibration_a, calibration_b = (
+        calibration_bins(scored.labels, scores, weights=scored.weights)
+        for scores in (scored.champion, scored.candidate)
+        if scores is not None
+    )
+    return Comparison(
+        a=a.model_id,
+        b=b.model_id,
+        rows_of=later.model_id,
+        differing=dict(_differing(a, b)),
+        sizes={name: (value, _sizes(b)[name]) for name, value in _sizes(a).items()},
+        quality=measure_rows(scored, judgement.estimates),
+        slices=measure_slices(scored, slices, judgement.slice_p_values),
+        calibration_a=calibration_a,
+        calibration_b=calibration_b,
+    )
+
+
+def _differing(a: Model, b: Model) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    of_a, of_b = _told(a), _told(b)
+    for name in dict.fromkeys([*of_a, *of_b]):
+        if of_a.get(name) != of_b.get(name):
+            yield name, (of_a.get(name), of_b.get(name))
+
+
+def _told(model: Model) -> dict[str, Any]:
+    """What a person set, and what it was set upon, by name."""
+    features = model.recommender.features
+    return {
+        **model.recommender.named_settings,
+        **{f"network.{name}": value for name, value in model.config.items()},
+        "engine": model.backend,
+        "parent": model.parent_model_id,
+        "learned from": model.window_start,
+        "learned up to": model.last_learned_time,
+        "columns left out": model.excluded_columns,
+        "features": [name for name in features.names if name not in model.excluded_columns],
+    }
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    weights = local_path(model.uri) / Model.WEIGHTS
+    return {
+        "rows learned in its own round": model.num_train_rows,
+        "optimizer steps, over all rounds": model.optimizer_step,
+        "ids of categories": sum(model.slot_sizes),
+        "MiB of weights and optimizer": round(
+            sum(f.stat().st_size for f in weights.rglob("*") if f.is_file()) / 2**20, 1
+        ),
+    }
+
+
+def comparison_page(found: Comparison) -> str:
+    """The comparison for people, HTML."""
+    head = ["what", f"A, {found.a}", f"B, {found.b}"]
+    calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
+    differing = PageTable(caption="settings and facts that differ", head=head, rows=_cells(found.differing))
+    return html_page(
+        "Comparison of two models",
+        first=[
+            Text(f"{_rows_sentence(found)} Below, B is the candidate and A the champion."),
+            *quality_blocks(found.quality, (f"B, {found.b}", f"A, {found.a}")),
+        ],
+        sections={
+            "What differs": [differing],
+            "Sizes": [PageTable(caption="sizes", head=head, rows=_cells(found.sizes), numbers=(1, 2))],
+            "Calibration": calibration_blocks(calibrations),
+            "Slices": [Text("Those that speak most against B."), *slices_blocks(found.slices)],
+        },
+    )
+
+
+def comparison_text(found: Comparison) -> str:
+    """The comparison for a terminal."""
+    quality = found.quality
+    lines = [f"A {found.a}", f"B {found.b}", _rows_sentence(found), ""]
+    lines += [f"{'':34} {'A':>32} {'B':>32}"]
+    for name in ("auc", "log_loss", "normalized_entropy", "calibration", "gauc", "user_ndcg"):
+        values = [getattr(of, name) for of in (quality.champion, quality.candidate)]
+        lines += [f"{name:34}" + "".join(f" {number(value):>32}" for value in values)] if any(values) else []
+    if (lead := quality.difference) is not None and lead.auc is not None:
+        lines += [
+            f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p {probability(lead.p_value)}"
+        ]
+    for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
+        lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
+    lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
+    for part in found.slices[:TEXT_SLICES]:
+        change = ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}"
+        lines += [f"{part.name[:34]:34}{part.num_rows:>8}{change:>10}{probability(part.p_value):>10}"]
+    return "\n".join(lines)
+
+
+def _rows_sentence(found: Comparison) -> str:
+    return (
+        f"{found.quality.num_rows} rows, {found.quality.num_clicks} clicks, held out for model {found.rows_of} and "
+        "learned by neither."
+    )
+
+
+def _cells(pairs: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
+    return [[name, *(ABSENT if value is None else str(value) for value in both)] for name, both in pairs.items()]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = CommandParser(prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2])
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), help="a released version, or the id of a model in the store")
+    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--output", type=Path, help="page to write, HTML")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    arguments = build_parser().parse_args(argv)
+    store = typed_folder(arguments.store, "--store")
+    share_cores()
+    found = compare(store, referenced_model(store, arguments.a), referenced_model(store, arguments.b))
+    print(json.dumps(asdict(found), indent=2) if arguments.json else comparison_text(found))
+    if arguments.output:
+        write_whole(arguments.output, comparison_page(found))
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,391 @@
+"""Looks at a live installation and says of each part whether it is right, wrong and how to mend it, or unknown.
+
+It asks Kubeflow's API server over its host, and Kubernetes by the user's own `kubectl`; it changes nothing. What each
+part must be is docs/pipeline.md's and k8s/README.md's.
+"""
+
+import argparse
+import json
+import logging
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from evergreen.registry.runs import left_anything
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.kubeflow import EXPERIMENT, PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer
+from evergreen.storage.uris import typed_folder
+
+RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
+NAMESPACE, KUBEFLOW = "evergreen", "kubeflow"
+_MONITOR_ROLE = "evergreen-monitor"
+"""What the monitor may ask of an installation with several users."""
+OLDEST_KUBEFLOW = (2, 16)
+MAX_SKEW_SECONDS = 5.0
+OPEN_BITS = 0o022
+"""Mode bits by which others than the owner may write a file."""
+LOOKED_AT_RUNS = 20
+RETRY_PATCH = '{"templateDefaults":{"retryStrategy":{"retryPolicy":"Always","limit":"0"}}}'
+_SET_SERVER = f"kubectl -n {KUBEFLOW} set env deployment/ml-pipeline"
+_OPEN_FILES = (
+    "from pathlib import Path; "
+    "found = [p for n in ('store', 'work', 'repository') for p in Path('/evergreen', n).rglob('*') "
+    f"if not p.is_symlink() and p.lstat().st_mode & {OPEN_BITS}]; "
+    "print(len(found), *found[:1])"
+)
+_LIST_OBJECTS = (
+    "import os; from evergreen.storage.uris import open_objects; open_objects(os.environ[{variable!r}]).list('day=0')"
+)
+"""Lists a prefix that nothing has, which takes the right to list and no time."""
+_CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
+"""The container in which the whole share is mounted, to be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartReport:
+    """What was found of one part of the installation."""
+
+    part: str
+    state: str
+    """`right`, `wrong` or `unknown`."""
+    text: str
+    mend: str = ""
+    """Command, or change, that makes a wrong part right."""
+
+
+class Kubectl:
+    """Kubernetes as `kubectl` shows it."""
+
+    def __init__(self, context: str = "", *, run: Callable[..., Any] = subprocess.run) -> None:
+        """Ask nobody yet; an empty `context` is kubectl's own."""
+        self._command = ["kubectl", *(["--context", context] if context else [])]
+        self._run = run
+
+    def find(self, what: str, *, namespace: str) -> dict[str, Any] | None:
+        """Return an object as `kind/name`, or the list of a kind; None if it is absent.
+
+        Raises:
+            TemporaryError: kubectl is absent, or refused.
+        """
+        text = self.call("-n", namespace, "get", *what.split(), "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text.strip() else None
+
+    def call(self, *words: str) -> str:
+        """Return what kubectl prints.
+
+        Raises:
+            TemporaryError: kubectl is absent, or refused.
+        """
+        try:
+            done = self._run([*self._command, *words], capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise TemporaryError(f"kubectl does not answer: {error}") from error
+        if done.returncode:
+            lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
+            # The last line of `kubectl exec` has the program's exit code alone.
+            said = [line for line in lines if not line.startswith("command terminated")] or ["it failed"]
+            raise TemporaryError(f"kubectl: {said[-1]}")
+        return str(done.stdout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """What is looked at."""
+
+    server: KubeflowServer
+    cluster: Kubectl
+    store: Path | None
+    """Model store, where it is mounted here."""
+    clock: Callable[[], float] = time.time
+
+    @property
+    def runs_namespace(self) -> str:
+        """Namespace of the pipeline's pods."""
+        return self.server.namespace or KUBEFLOW
+
+
+def diagnose(installation: Installation) -> Iterator[PartReport]:
+    """Look at each part in turn; one that cannot be looked at is unknown, with the reason."""
+    for part, look in _LOOKS.items():
+        try:
+            found = list(look(installation))
+        except (TemporaryError, PermanentError, ContractError, KeyError, ValueError, TypeError) as error:
+            found = [_unknown(f"{type(error).__name__}: {error}")]
+        for state, text, mend in found:
+            yield PartReport(part=part, state=state, text=text, mend=mend)
+
+
+_Found = tuple[str, str, str]
+
+
+def _right(text: str) -> _Found:
+    return RIGHT, text, ""
+
+
+def _wrong(text: str, mend: str) -> _Found:
+    return WRONG, text, mend
+
+
+def _unknown(text: str) -> _Found:
+    return UNKNOWN, text, ""
+
+
+def _look_at_api(each: Installation) -> Iterator[_Found]:
+    server = each.server
+    try:
+        has_users, date = server.health()
+    except (TemporaryError, PermanentError) as error:
+        yield _wrong(str(error), f"kubectl -n {KUBEFLOW} port-forward svc/ml-pipeline 8888, and --host")
+        return
+    if has_users != bool(server.namespace):
+        mend = "--namespace PROFILE" if has_users else "leave out --namespace"
+        kind = "several users" if has_users else "one user"
+        yield _wrong(f"{server.host} is an installation of {kind}, namespace is {server.namespace!r}", mend)
+    else:
+        yield _right(f"{server.host} answers")
+    if date is None:
+        yield _unknown("the server tells no time")
+        return
+    skew = each.clock() - date.timestamp()
+    text = f"this clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's"
+    is_right = abs(skew) <= MAX_SKEW_SECONDS
+    yield _right(text) if is_right else _wrong(text, "timedatectl set-ntp true, on the machine whose clock is wrong")
+
+
+def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
+    deployment = each.cluster.find("deployment/ml-pipeline", namespace=KUBEFLOW)
+    if deployment is None:
+        yield _wrong(f"namespace {KUBEFLOW} has no deployment ml-pipeline", "install it: docs/gke.md, section 5")
+        return
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    if version := re.search(r":v?(\d+)\.(\d+)", container["image"]):
+        is_new = (int(version[1]), int(version[2])) >= OLDEST_KUBEFLOW
+        text = f"Kubeflow Pipelines {version[1]}.{version[2]}"
+        yield _right(text) if is_new else _wrong(text, "security_context: omit in the placement, or 2.16 and newer")
+    else:
+        yield _unknown(f"image {container['image']} tells no version")
+    variables = {one["name"]: one.get("value", "") for one in container.get("env", [])}
+    patch = variables.get("COMPILED_PIPELINE_SPEC_PATCH", "")
+    try:
+        policy = json.loads(patch or "{}").get("templateDefaults", {}).get("retryStrategy", {}).get("retryPolicy")
+    except (ValueError, AttributeError):
+        policy = None
+    if policy == "Always":
+        yield _right("steps that fail are tried again")
+    else:
+        text = f"steps that fail are not tried again: COMPILED_PIPELINE_SPEC_PATCH is {patch!r}"
+        yield _wrong(text, f"{_SET_SERVER} 'COMPILED_PIPELINE_SPEC_PATCH={RETRY_PATCH}'")
+    if (account := variables.get("DEFAULTPIPELINERUNNERSERVICEACCOUNT")) == SERVICE_ACCOUNT or each.server.namespace:
+        yield _right(f"runs from the page act as {account or 'an account of their profile'}")
+    else:
+        text = f"runs from the page act as {account or 'pipeline-runner'}, expected {SERVICE_ACCOUNT}"
+        yield _wrong(text, f"{_SET_SERVER} DEFAULTPIPELINERUNNERSERVICEACCOUNT={SERVICE_ACCOUNT}")
+
+
+def _look_at_rights(each: Installation) -> Iterator[_Found]:
+    wanted = [("serviceaccount", SERVICE_ACCOUNT), ("rolebinding", SERVICE_ACCOUNT)]
+    if each.server.namespace:
+        wanted += [("role", _MONITOR_ROLE), ("rolebinding", _MONITOR_ROLE)]
+    for kind, name in wanted:
+        what = f"{kind} {each.runs_namespace}/{name}"
+        there = each.cluster.find(f"{kind}/{name}", namespace=each.runs_namespace)
+        yield _right(what) if there else _wrong(f"{what} is absent", "kubectl apply -k k8s/overlays/$OVERLAY")
+
+
+def _look_at_share(each: Installation) -> Iterator[_Found]:
+    for namespace in (NAMESPACE, each.runs_namespace):
+        claim = each.cluster.find("pvc/evergreen", namespace=namespace)
+        phase = claim["status"]["phase"] if claim else "absent"
+        text = f"claim {namespace}/evergreen is {phase}"
+        yield _right(text) if phase == "Bound" else _wrong(text, f"kubectl -n {namespace} describe pvc evergreen")
+
+
+def _look_at_modes(each: Installation) -> Iterator[_Found]:
+    if each.store:
+        found = [path for path in each.store.rglob("*") if path.lstat().st_mode & OPEN_BITS and not path.is_symlink()]
+        count, first = len(found), str(found[0]) if found else ""
+    else:
+        words = ("python", "-c", _OPEN_FILES)
+        number, _, first = each.cluster.call("-n", NAMESPACE, "exec", *_CONTROLLER, *words).strip().partition(" ")
+        count = int(number)
+    if not count:
+        yield _right("nobody but its owner writes the share")
+        return
+    chmod = "chmod -R go-w /evergreen/store /evergreen/work /evergreen/repository"
+    mend = f"kubectl -n {NAMESPACE} exec {' '.join(_CONTROLLER)} {chmod}"
+    yield _wrong(f"others may write {count} files and folders of the share, such as {first}", mend)
+
+
+def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
+    server, mend = each.server, "evergreen submit --package build/retraining.yaml --upload --no-run"
+    pipeline_id = server.find_pipeline(PIPELINE_NAME)
+    newest = server.newest_version(pipeline_id) if pipeline_id else None
+    if newest is None:
+        yield _wrong(f"pipeline {PIPELINE_NAME} is not uploaded", mend)
+        return
+    yield _right(f"the newest version of {PIPELINE_NAME} is {newest.name}")
+    with server.requests():
+        version = server.client.get_pipeline_version(newest.pipeline_id, newest.version_id)
+    spec = version.pipeline_spec or {}
+    executors = spec.get("pipeline_spec", spec)["deploymentSpec"]["executors"]
+    steps = {one["container"]["image"].rpartition(":")[2] for one in executors.values()}
+    monitor = each.cluster.find("deployment/monitor", namespace=NAMESPACE)
+    if monitor is None:
+        yield _wrong("the monitor is absent", "kubectl apply -k k8s/overlays/$OVERLAY")
+        return
+    tag = monitor["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[2]
+    text = f"steps have images of {', '.join(sorted(steps))}, the monitor of {tag}"
+    yield _right(text) if steps == {tag} else _wrong(text, f"evergreen compile --tag {tag}, then {mend}")
+
+
+def _look_at_runs(each: Installation) -> Iterator[_Found]:
+    """Runs that failed and left nothing in the store are reported by nobody else."""
+    if each.store is None:
+        yield _unknown("the model store is not mounted here, expected --store")
+        return
+    experiment = each.server.find_experiment(EXPERIMENT)
+    if experiment is None:
+        yield _unknown(f"experiment {EXPERIMENT} has no run yet")
+        return
+    failed = each.server.failed_runs(experiment, among=LOOKED_AT_RUNS)
+    lost = [run for run in failed if not left_anything(each.store, run.run_id)]
+    for run in lost:
+        yield _wrong(f"{run.name} left nothing: {run.text}", run.link)
+    if not lost:
+        yield _right(f"of the newest {LOOKED_AT_RUNS} runs none failed before its first step")
+
+
+def _look_at_workloads(each: Installation) -> Iterator[_Found]:
+    for name in ("monitor", "release-controller", "triton"):
+        found = each.cluster.find(f"deployment/{name}", namespace=NAMESPACE)
+        if found is None:
+            yield _wrong(f"deployment {name} is absent", "kubectl apply -k k8s/overlays/$OVERLAY")
+            continue
+        ready, wanted = found["status"].get("readyReplicas", 0), found["spec"].get("replicas", 1)
+        text = f"{ready} of {wanted} pods of {name} are ready"
+        hint = " (it is, once a model is released)" if name == "triton" and not ready else ""
+        mend = f"kubectl -n {NAMESPACE} describe pod -l app.kubernetes.io/name={name}{hint}"
+        yield _right(text) if ready == wanted else _wrong(text, mend)
+    pods = each.cluster.find("pods", namespace=NAMESPACE) or {"items": []}
+    digests: dict[str, set[str]] = {}
+    for pod in pods["items"]:
+        for status in pod["status"].get("containerStatuses", []):
+            digests.setdefault(status["image"], set()).add(status["imageID"].rpartition("@")[2])
+    mixed = sorted(image for image, found in digests.items() if len(found) > 1)
+    if mixed:
+        mend = f"push by a tag of its own, then kubectl -n {NAMESPACE} rollout restart deployment"
+        yield _wrong(f"pods run several images by the name {mixed[0]}", mend)
+    elif digests:
+        yield _right(f"each of {len(digests)} images is one digest in all pods")
+
+
+def _look_at_scaling(each: Installation) -> Iterator[_Found]:
+    found = each.cluster.find("hpa", namespace=NAMESPACE) or {"items": []}
+    if not found["items"]:
+        yield _unknown("no autoscaler: the number of Triton's pods is fixed")
+    for one in found["items"]:
+        name, active = one["metadata"]["name"], None
+        for condition in one.get("status", {}).get("conditions", []):
+            active = condition if condition["type"] == "ScalingActive" else active
+        if active is None:
+            yield _unknown(f"autoscaler {name} has not looked yet")
+        elif active["status"] == "True":
+            source = "KEDA" if name.startswith("keda-hpa-") else "an adapter"
+            yield _right(f"autoscaler {name} has its metric, by {source}")
+        else:
+            mend = f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: docs/autoscaling.md)"
+            yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", mend)
+
+
+def _look_at_prometheus(each: Installation) -> Iterator[_Found]:
+    pods = each.cluster.find("pods -l app.kubernetes.io/name=prometheus", namespace="monitoring") or {"items": []}
+    running = [pod for pod in pods["items"] if pod["status"]["phase"] == "Running"]
+    if running:
+        yield _right(f"{len(running)} pods of Prometheus run")
+    else:
+        yield _unknown("namespace monitoring has no running pod of Prometheus; where yours is elsewhere, that is right")
+
+
+def _look_at_log(each: Installation) -> Iterator[_Found]:
+    check = ("sh", "-c", 'exec python -m evergreen.events check "$EVERGREEN_MONITOR_LOG"')
+    yield _tried(each, "deploy/monitor", "-c", "monitor", "--", *check)
+
+
+def _look_at_lake(each: Installation) -> Iterator[_Found]:
+    program = _LIST_OBJECTS.format(variable="EVERGREEN_UPLOADER_LAKE")
+    yield _tried(each, "deploy/monitor", "-c", "uploader", "--", "python", "-c", program)
+
+
+def _look_at_repository(each: Installation) -> Iterator[_Found]:
+    yield _tried(each, *_CONTROLLER, "python", "-c", _LIST_OBJECTS.format(variable="MODEL_REPOSITORY"))
+
+
+def _tried(each: Installation, *words: str) -> _Found:
+    """Return the finding of a command in a container, with the rights and settings of its pod.
+
+    Args:
+        each: The installation.
+        words: Deployment, `-c`, container, `--` and the command.
+    """
+    try:
+        said = each.cluster.call("-n", NAMESPACE, "exec", *words).strip().splitlines()
+    except TemporaryError as error:
+        return _wrong(str(error), f"kubectl -n {NAMESPACE} exec {shlex.join(words)}")
+    return _right(f"container {words[2]} reaches it" + (f": {said[0]}" if said else ""))
+
+
+_LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
+    "Kubeflow's API and clock": _look_at_api,
+    "Kubeflow's settings": _look_at_kubeflow,
+    "rights of the steps": _look_at_rights,
+    "share": _look_at_share,
+    "modes of files": _look_at_modes,
+    "pipeline": _look_at_pipeline,
+    "runs": _look_at_runs,
+    "programs": _look_at_workloads,
+    "autoscaler": _look_at_scaling,
+    "Prometheus": _look_at_prometheus,
+    "record log": _look_at_log,
+    "lake": _look_at_lake,
+    "model repository": _look_at_repository,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = CommandParser(prog="evergreen doctor", description=__doc__)
+    parser.add_argument("--host", required=True, help="address of the KFP API")
+    parser.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
+    parser.add_argument("--token-file", default="", help="token to show the server")
+    parser.add_argument("--context", default="", help="kubectl's context (default: its current one)")
+    parser.add_argument("--store", default="", help="model store, where it is mounted here")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a line for each part; 0 if none is wrong, 1 if one is."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+    store = typed_folder(arguments.store, "--store") if arguments.store else None
+    num_wrong = 0
+    print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC")
+    for found in diagnose(Installation(server=server, cluster=Kubectl(arguments.context), store=store)):
+        print(f"{found.state:8}{found.part}: {found.text}")
+        if found.state == WRONG:
+            num_wrong += 1
+            print(f"        mend: {found.mend}")
+    return ExitCode.REFUSED if num_wrong else ExitCode.DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,537 @@
+"""`evergreen forget`: names all that holds one user, with `--yes` removes it; and names the models that learnt it.
+
+Joins what all rooms keep of a user, which each room's own readers read. The user is a category of the column that the
+recommender calls `data.user`, and an element of the lists that share its table; rows of others lose that element alone.
+Rows are removed from lake, archive and quarantine file by file; incidents and work folders of runs go as a whole, since
+nothing can be decided or trained again from a part of them. Late outcomes name requests alone and go first, while the
+rows still tell whose they are. Each step leaves whole files, so a command that was killed is run again and finds the
+rest. Nothing else may write to these places meanwhile.
+
+Models, and the golden rows that they are probed with, are named and left: they serve until another model replaces them.
+Rows that are gone show no more which models learnt from them, so `--yes` keeps the models' names
+(`registry.forgotten`), and the command says that the live one still contains a removed user until a model that does not
+is live.
+"""
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.extraction.lake_files import base_name, replace_file
+from components.extraction.lineage import find_lineages
+from components.extraction.window import watermark
+from components.preprocessing.parent import load_columns
+from components.validation.quarantine_store import quarantine_folder
+from evergreen.config.features import category_of
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import CURRENT, Model, Release
+from evergreen.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
+from evergreen.contracts.serving import ServedNames
+from evergreen.contracts.values import NoCategory, word_of
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.registry.forgotten import keep_forgotten, removed_at
+from evergreen.registry.models import graph_folder, model_folder, read_serving_place, release_path
+from evergreen.registry.promotion_journal import current
+from evergreen.registry.recommenders import accepted
+from evergreen.rows.archived_rows import is_list, parquet_file, parquet_writer, reading_parquet
+from evergreen.rows.raw_schema import BATCH_ROWS, TIME_TYPE, categories, in_lists, open_parquet
+from evergreen.rows.times import to_iso
+from evergreen.runtime.durable import fsync_path
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.serving.parity import GoldenRows
+from evergreen.serving.repository.model_repository import GOLDEN_FILE
+from evergreen.statistics.reference import read_reference
+from evergreen.storage.objects import ObjectInfo, Objects, local_copy
+from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
+from monitoring.backtest.incident import MANIFEST as INCIDENT
+from monitoring.state.store import STORE_FILE, Store, matured_rows_of, waiting_requests_of
+
+logger = logging.getLogger(__name__)
+
+PLACES = {
+    "lake": "lake: folder, file:// or gs:// URI",
+    "archive": "the monitor's archive",
+    "state": "the monitor's state folder: rows of its windows, and requests that are not archived yet",
+    "incidents": "folder whose folders are recorded incidents",
+    "work": "work folder of the pipeline's runs",
+}
+"""Flags of the places beside the model store, which holds recommender, quarantine, models and golden rows."""
+_OUTCOMES = OUTCOME_PARTITION.format(day="")
+_UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
+"""What a killed program leaves of a file or a folder that it had not finished."""
+Cleaning = Callable[[Any], Any]
+"""What is left of an Arrow batch."""
+
+
+@dataclass
+class User:
+    """One user of a recommender, and the rows met of the user so far.
+
+    Raises:
+        ContractError: the recommender names no user, or the text is no value of that column.
+    """
+
+    text: str
+    """As the user's files spell it."""
+    recommender: Recommender
+    keys: set[tuple[str, int]] = field(default_factory=set)
+    """Request id and row of the rows met."""
+    days: dict[str, int] = field(default_factory=dict)
+    """By UTC day, the time of the first row met that holds the user, microseconds since the epoch."""
+
+    def __post_init__(self) -> None:
+        if self.recommender.data.user is None:
+            raise ContractError(f"recommender {self.recommender.name} has no data.user, expected the column of users")
+        if not self._holds_words and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII) or not self.text:
+            kind = "a word" if self._holds_words else "a whole number"
+            raise ContractError(f"user is {self.text!r}, expected {kind}, as column {self.column} holds")
+
+    @property
+    def column(self) -> str:
+        """The categorical feature that says who saw a row."""
+        return str(self.recommender.data.user)
+
+    @property
+    def _holds_words(self) -> bool:
+        return self.column in self.recommender.features.words
+
+    @cached_property
+    def category(self) -> int:
+        """What rooms behind the lake call the user."""
+        return category_of(self.text if self._holds_words else str(int(self.text)))
+
+    @property
+    def lists(self) -> list[str]:
+        """The lists of other users, in which a row may name the user."""
+        return [name for name in self.recommender.columns_of_users if name != self.column]
+
+    @cached_property
+    def places(self) -> list[int]:
+        """The places of users on the categorical axis of tensors."""
+        features = self.recommender.features
+        return [i for i, name in enumerate(features.place_features) if name in self.recommender.columns_of_users]
+
+    def _are_user(self, values: Any) -> Any:
+        """Which of an Arrow array's words, numbers or categories are the user, read as extraction reads them."""
+        found = categories(_plain(values), holds_words=self._holds_words)
+        return pc.fill_null(pc.equal(found, self.category), False)
+
+    def rows(self, batch: Any) -> Any:
+        """Which rows of a batch are the user's, as an Arrow array of truth values."""
+        return self._are_user(batch.column(self.column))
+
+    def mentions(self, batch: Any) -> Any:
+        """Which rows of a batch name the user in a list, likewise."""
+        found = np.zeros(batch.num_rows, bool)
+        for name in (each for each in self.lists if each in batch.schema.names):
+            values = in_lists(batch.column(name), _plain)
+            are_user = self._are_user(values.flatten()).to_numpy(zero_copy_only=False)
+            found[np.repeat(np.arange(len(values)), list_lengths(values))[are_user]] = True
+        return pa.array(found)
+
+    def without(self, batch: Any) -> Any:
+        """The batch without the user's rows, and without the user in the lists of the others."""
+        batch = batch.filter(pc.invert(self.rows(batch)))
+        for at, name in enumerate(batch.schema.names):
+            if name in self.lists:
+                left = in_lists(batch.column(name), self._other_users)
+                batch = batch.set_column(at, name, left)
+        return batch
+
+    def _other_users(self, values: Any) -> Any:
+        values = _plain(values)
+        return pc.if_else(self._are_user(values), pa.scalar(None, values.type), values)
+
+    def without_outcomes(self, batch: Any) -> Any:
+        """The batch without the outcomes of the user's rows."""
+        return batch.filter(pc.invert(self.outcomes(batch)))
+
+    def outcomes(self, batch: Any) -> Any:
+        """The outcomes, of a batch, of rows that were met."""
+        pairs = zip(batch.column(REQUEST_ID).to_pylist(), batch.column(ROW).to_pylist())
+        return pa.array([pair in self.keys for pair in pairs], pa.bool_())
+
+    def is_in_line(self, line: str) -> bool:
+        """Whether a line of a file of malformed rows is the user's: its text is a row as JSON, or a line of text."""
+        try:
+            text = str(json.loads(line)["text"])
+            row = json.loads(text) if text.startswith("{") else None
+        except (ValueError, KeyError, TypeError):
+            return False
+        if row is not None:
+            lists = [row[name] for name in self.lists if isinstance(row.get(name), list)]
+            values = [row.get(self.column), *itertools.chain(*lists)]
+            return any(map(self._is_user, values))
+        return re.search(rf"(?<!\w){re.escape(self.text)}(?!\w)", text) is not None
+
+    def _is_user(self, value: object) -> bool:
+        """Return whether a value of a malformed row is the user."""
+        try:
+            word = word_of(value, holds_words=self._holds_words)
+        except NoCategory:
+            return str(value) == self.text
+        return word is not None and category_of(word) == self.category
+
+    def count(self, path: Path) -> "Counted":
+        """How many rows of a Parquet file hold the user; the user's own are met by that. 0 where there are no raw rows.
+
+        Raises:
+            ContractError: it is no whole Parquet file, or its columns of users hold something else.
+        """
+        names, num_rows, num_mentions = set(open_parquet(path).schema_arrow.names), 0, 0
+        needed = [self.column, REQUEST_ID, ROW, EVENT_TIME]
+        if not names.issuperset(needed):
+            return Counted(0, 0)
+        for batch in _batches(path, [*needed, *(name for name in self.lists if name in names)]):
+            with reading_parquet(path):
+                are_own, mentions = self.rows(batch), self.mentions(batch)
+                own, held = batch.filter(are_own), batch.filter(pc.or_(are_own, mentions))
+            num_rows += own.num_rows
+            num_mentions += held.num_rows - own.num_rows
+            self.keys.update(zip(own.column(REQUEST_ID).to_pylist(), own.column(ROW).to_pylist()))
+            for time in held.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist():
+                day = to_iso(time)[:10]
+                self.days[day] = min(time, self.days.get(day, time))
+        return Counted(num_rows, num_mentions)
+
+
+class Counted(NamedTuple):
+    """Rows of a file that hold a user."""
+
+    num_rows: int
+    """The user's own."""
+    num_mentions: int
+    """Other users' rows that name the user in a list."""
+
+    def __str__(self) -> str:
+        mentions = f"{self.num_mentions} rows of others that list the user"
+        return ", ".join([f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions))
+
+
+class Found(NamedTuple):
+    """Something that holds the user, and what removes it."""
+
+    what: str
+    remove: Callable[[], object]
+
+
+def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
+    with reading_parquet(path), parquet_file(path) as file:
+        for group in range(file.num_row_groups):
+            yield from file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns)
+
+
+def _at(objects: Objects, info: ObjectInfo) -> Path | str:
+    """Where an object lies, for people."""
+    return objects.local(info.name) or f"{objects.uri}/{info.name}"
+
+
+def plain_type(kind: Any) -> Any:
+    """The Arrow type of the same values without a dictionary, which would name values that no row has any more."""
+    if is_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _plain(values: Any) -> Any:
+    return values.cast(plain_type(values.type))
+
+
+def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
+    """Replaces a Parquet file by one with what `clean` leaves of its batches, in columns without dictionaries."""
+    with TemporaryDirectory(prefix="evergreen-forget-") as scratch, local_copy(objects, info.name) as path:
+        found, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
+        schema = pa.schema([each.with_type(plain_type(each.type)) for each in found], found.metadata)
+        with parquet_writer(copy, schema) as writer:
+            for batch in _batches(path):
+                left = pa.Table.from_batches([clean(batch)])
+                num_gone += batch.num_rows - left.num_rows
+                if left.num_rows:
+                    writer.write_table(left.cast(schema))
+        replace_file(objects, info, copy, num_gone=num_gone)
+
+
+def in_rows(objects: Objects, user: User) -> Iterator[Found]:
+    """The files of a lake, an archive or a quarantine with rows of the user, malformed ones too."""
+    for info in objects.list():
+        if info.name.endswith(".jsonl") and (stored := objects.read(info.name)):
+            lines = stored.content.decode().splitlines(keepends=True)
+            left = "".join(line for line in lines if not user.is_in_line(line)).encode()
+            if left != stored.content:
+                what = f"{_at(objects, info)}: malformed rows"
+                yield Found(what, partial(objects.write, info.name, left, if_generation=info.generation))
+        elif info.name.endswith(".parquet") and not info.name.startswith(_OUTCOMES):
+            try:
+                with local_copy(objects, info.name) as path:
+                    counted = user.count(path)
+            except ContractError:
+                if is_visible(base_name(info)):
+                    raise
+                logger.warning("%s, which nobody reads, cannot be looked into", _at(objects, info))
+                continue
+            if any(counted):
+                yield Found(f"{_at(objects, info)}: {counted}", partial(rewrite, objects, info, user.without))
+
+
+def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
+    """The files of a lake or an archive with late outcomes of rows that were met."""
+    for info in [each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")]:
+        with local_copy(objects, info.name) as path:
+            num_rows = sum(pc.sum(user.outcomes(batch)).as_py() or 0 for batch in _batches(path, [REQUEST_ID, ROW]))
+        if num_rows:
+            what = f"{_at(objects, info)}: {num_rows} late outcomes"
+            yield Found(what, partial(rewrite, objects, info, user.without_outcomes))
+
+
+def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
+    """Those of the folders that hold a row of the user, or a Parquet file that a kill has torn."""
+    for folder in sorted(folders):
+        if any(_is_in_file(path, user) for path in folder.rglob("*") if path.is_file()):
+            yield Found(f"{kind}: {folder}", partial(_remove, folder))
+
+
+def _is_in_file(path: Path, user: User) -> bool:
+    if path.suffix == ".jsonl":
+        return any(user.is_in_line(line) for line in path.read_text("utf-8").splitlines())
+    with open(path, "rb") as file:
+        if file.read(4) != b"PAR1":
+            return False
+    try:
+        return any(user.count(path))
+    except ContractError:
+        return True
+
+
+def unfinished(folder: Path) -> Iterator[Found]:
+    """What killed programs left below a folder: nobody reads it, and it may hold anybody's rows."""
+    for here, folders, files in os.walk(folder):
+        left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
+        folders[:] = [name for name in folders if name not in left]
+        yield from (Found(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name))) for name in left)
+
+
+def _remove(path: Path) -> None:
+    """Takes a folder or a file out of its readers' sight in one rename, then away."""
+    if not _UNFINISHED.fullmatch(path.name):
+        path = path.rename(path.with_name(f".{path.name}.{uuid4().hex}"))
+        fsync_path(path.parent)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class Learnt(NamedTuple):
+    """A stored model that learnt rows of a user."""
+
+    model_id: str
+    is_live: bool
+    why: str
+    """How that is known."""
+
+    def __str__(self) -> str:
+        return f"model {self.model_id}{' (live)' if self.is_live else ''}: {self.why}"
+
+
+def models_that_learnt(store: Path, user: User) -> Iterator[Learnt]:
+    """The stored models that learnt rows of the user, or continue one that did."""
+    lineages = find_lineages(store)
+    traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
+    for lineage in lineages:
+        own, *ancestors = [model.model_id for model in lineage.models]
+        known = [*traces[own], *(f"it continues {each}, which did" for each in ancestors if traces.get(each))]
+        if known:
+            yield Learnt(own, lineage.is_live, "; ".join(known))
+
+
+def _traces(store: Path, model: Model, user: User) -> list[str]:
+    folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
+    # Collected with the weights.
+    workflow = FeatureWorkflow.load(folder / Model.WORKFLOW) if (folder / Model.WORKFLOW).exists() else None
+    if workflow is not None and user.column in workflow.features.slots:
+        column = load_columns(folder / Model.WORKFLOW, workflow)[workflow.features.slots.index(user.column)]
+        known = {"vocabulary": column.vocabulary, "list of rare categories": column.candidates.categories}
+    if (folder / Model.REFERENCE).exists():
+        listed = read_reference(folder / Model.REFERENCE).profile.columns.get(user.column)
+        known["training profile"] = np.empty(0) if listed is None else listed.values
+    found = [f"the user is in its {name}" for name, values in known.items() if (values == user.category).any()]
+    learnt = sorted({each["day"] for each in model.days if user.days.get(each["day"], np.inf) <= watermark(model)})
+    return [*found, *([f"it learnt from {', '.join(learnt)}, where rows hold the user"] if learnt else [])]
+
+
+def golden_rows(store: Path, user: User) -> Iterator[str]:
+    """The versions, in the store and in Triton's repository, whose golden rows hold the user; a line each."""
+    place, served = read_serving_place(store), ServedNames(user.recommender.name)
+    kept = [(graph_folder(store, 0).parent.as_uri(), "")]
+    kept += [(place.repository_uri, f"{each}/") for each in (served.model, served.candidate, served.canary) if place]
+    for uri, prefix in kept:
+        objects = open_objects(uri)
+        for info in [each for each in objects.list(prefix) if base_name(each) == GOLDEN_FILE]:
+            with local_copy(objects, info.name) as path:
+                golden = GoldenRows.load(path)
+            version, columns = int(info.name.split("/")[-2]), user.recommender.columns_of_users
+            at = [i for i, name in enumerate(golden.features.place_features) if name in columns]
+            if (golden.categorical[:, at] == user.category).any():
+                of_version = release_path(store, version)
+                model = Release.read(of_version).model_id if of_version.exists() else "unknown"
+                yield f"golden rows of version {version}, model {model}: {_at(objects, info)}"
+
+
+def waiting_requests(state: Path, user: User) -> int:
+    """How many requests with rows that hold the user the monitor has not archived yet."""
+    columns = user.recommender.features.columns
+    with _reading_memory(state) as memory:
+        return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
+
+
+def in_windows(state: Path, user: User) -> Iterator[Found]:
+    """The matured rows of the user that the monitor holds for its windows, where they become an unknown user's."""
+
+    def remove() -> None:
+        with closing(Store(state / STORE_FILE)) as store:
+            store.forget_user(user.category)
+
+    with _reading_memory(state) as memory:
+        num_rows = matured_rows_of(memory, user.category)
+    if num_rows:
+        yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
+
+
+@contextmanager
+def _reading_memory(state: Path) -> Iterator[sqlite3.Connection]:
+    path = state / STORE_FILE
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise ContractError(f"{path} cannot be read as a monitor's memory: {error}") from error
+
+
+def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
+    """All that can be removed, in the order in which it is.
+
+    `places` are what a person typed for some of `PLACES`.
+    """
+    roots = [open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places]
+    folders = {name: typed_folder(places[name], f"--{name}") for name in ("incidents", "work") if name in places}
+    quarantine = quarantine_folder(store)
+    rows = [found for root in (open_objects(quarantine.as_uri()), *roots) for found in in_rows(root, user)]
+    local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
+    # Before all else: it refuses while a monitor runs.
+    first = list(in_windows(typed_folder(places["state"], "--state"), user)) if "state" in places else []
+    first += [found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)]
+    first += [found for root in roots for found in in_outcomes(root, user)]
+    if incidents := folders.get("incidents"):
+        first += in_folders((path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident")
+    if work := folders.get("work"):
+        runs = (path for path in work.iterdir() if path.is_dir() and not _UNFINISHED.fullmatch(path.name))
+        first += in_folders(runs, user, kind="files of a run")
+    return first + rows
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags; `--help` is its documentation."""
+    parser = CommandParser(
+        prog="evergreen forget",
+        description="Names all that holds a user (data.user of the accepted recommender) and removes it with --yes; "
+        "names the models that learnt from the user, and the run that replaces them.",
+    )
+    parser.add_argument("--user", required=True, metavar="ID", help="value of the column, as your files spell it")
+    parser.add_argument("--store", required=True, help="model store")
+    for name, what in PLACES.items():
+        parser.add_argument(f"--{name}", help=what)
+    parser.add_argument("--yes", action="store_true", help="remove it; monitor, uploader and pipeline are stopped")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    arguments = build_parser().parse_args(argv)
+    store, places = (
+        typed_folder(arguments.store, "--store"),
+        {n: v for n, v in vars(arguments).items() if n in PLACES and v},
+    )
+    user = User(arguments.user, accepted(store, CURRENT))
+    found = find(user, store, places)
+    learnt, golden = list(models_that_learnt(store, user)), list(golden_rows(store, user))
+    state = typed_folder(places["state"], "--state") if "state" in places else None
+    num_waiting = waiting_requests(state, user) if state else 0
+    print(f"user {user.text!r} is category {user.category} of {user.column}")
+    print("\n".join([each.what for each in found] or ["no row, outcome, incident or run holds the user"]))
+    print("\n".join([*map(str, learnt), *golden] or ["no model is known to have learnt from the user"]))
+    if arguments.yes:
+        if learnt and found:
+            keep_forgotten(store, [each.model_id for each in learnt], now=datetime.now(timezone.utc))
+        for each in found:
+            each.remove()
+        print(f"removed all {len(found)}")
+    elif found:
+        print("nothing was removed; --yes does it, while monitor, uploader and pipeline are stopped")
+    print("\n".join(_what_serves(store, learnt, places)))
+    if not any(each.is_live for each in learnt) and (learnt or golden):
+        print("remove the folders of these when no way back is wanted")
+    if num_waiting:
+        print(f"{num_waiting} requests that hold the user wait in the monitor's memory: run this again once archived")
+    if absent := [f"--{name}" for name in PLACES if name not in places]:
+        print(f"not looked into: {', '.join(absent)}")
+    if is_bucket_uri(places.get("lake", "")):
+        print("the bucket keeps earlier versions of objects as long as its versioning or soft delete says")
+    print("out of reach: the log's records and dead letters (Pub/Sub, Kafka, SQLite), reports of runs, your own files")
+    return ExitCode.DONE
+
+
+def _what_serves(store: Path, learnt: Sequence[Learnt], places: dict[str, str]) -> Iterator[str]:
+    """Whether the live model contains the user, or another whose rows were removed, and what replaces it; lines."""
+    live = current(store)
+    if live is None:
+        yield "no model is live"
+        return
+    removed = removed_at(store, live.model_id)
+    if any(each.is_live for each in learnt):
+        contained = "the user"
+    elif removed is not None:
+        contained = f"a user whose rows were removed at {removed}"
+    else:
+        yield f"version {live.version}, which is live, did not learn from the user"
+        return
+    yield f"version {live.version} still contains {contained}, until a run from scratch is released:"
+    yield from (f"  {command}" for command in _full_run(store, places))
+    yield "if the gate does not pass that run's model, `evergreen promote` makes it live all the same"
+
+
+def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
+    """The commands that train a model on what the lake holds, and release it in place of the live one."""
+    package = Path("build/retraining.yaml")
+    if "lake" in places and typed_uri(places["lake"]) == str(store.parent / "lake") and store.name == "store":
+        own = store.parent / package.name  # as the demo leaves it
+        package = own if own.exists() else package
+        words = ["evergreen", "run", "--package", str(package), "--folder", str(store.parent)]
+    else:
+        words = ["evergreen", "submit", "--package", str(package), "--host", "http://127.0.0.1:8888"]
+    if not package.exists():
+        yield shlex.join(["evergreen", "compile", "--output", str(package)])
+    yield shlex.join([*words, FROM_SCRATCH])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,439 @@
+"""Brings a user's files into the lake: `python -m cli.ingest`.
+
+Rows keep their times, or, if asked, get some: spread evenly, in file order, over whole days. Rows are spooled to disk
+first (`spool`), which finds rows that are there twice and puts all in order. The earlier rows become day partitions of
+the lake, the later ones a file to replay. Days appear in the order of their rows' times, each file whole or not at all.
+Ingesting the same files again replaces what they left, and rows that the lake holds from other files are left out.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import date, timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from components.extraction.lake_files import base_name, files_of_day, objects_by_day
+from components.extraction.spool import Events, RowCounts, Spool
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import CURRENT
+from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME
+from evergreen.registry.recommenders import accepted
+from evergreen.rows.archived_rows import parquet_writer
+from evergreen.rows.forms import FileReader, Reader, click_log_files, find_reader, passed_over
+from evergreen.rows.lines import LineCounts
+from evergreen.rows.raw_schema import MalformedRows, PartWriter, lake_schema
+from evergreen.rows.times import DAY_MICROS, day_span, parse_day, to_iso
+from evergreen.runtime.durable import fsync_path, sha256_file
+from evergreen.runtime.errors import ContractError, expect
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text
+from evergreen.storage.objects import NUM_TRANSFERS, Objects, local_copy
+from evergreen.storage.uris import open_objects, typed_folder, typed_uri
+
+logger = logging.getLogger(__name__)
+
+_PARTITION = DAY_PARTITION.format(day="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestSettings:
+    """What becomes of the rows.
+
+    Raises:
+        ContractError: a value is out of its range.
+    """
+
+    last_day: date | None = None
+    """UTC day of the last row, replayed rows included; None = rows keep the times that they have."""
+    days: int | None = None
+    """Whole days, ending with `last_day`, over which the rows spread; None where that is."""
+    max_rows: int | None = None
+    """Rows taken from the beginning; None = all."""
+    lake_fraction: float = 1.0
+    """Share of the rows, the earlier ones, that go to the lake; in (0, 1]."""
+    keep_repeated: bool = False
+    """Whether rows without an id of their own that equal rows of the lake are further events, and not the same ones."""
+
+    def __post_init__(self) -> None:
+        if (self.last_day is None) != (self.days is None):
+            raise ContractError(
+                f"last_day is {self.last_day} and days is {self.days}, expected both, or none: rows keep their times"
+            )
+        if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
+            raise ContractError(f"days is {self.days}, expected at least 1")
+        expect(self, "at least 1", lambda value: value is None or value >= 1, "max_rows")
+        expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "lake_fraction")
+
+
+@dataclass(kw_only=True)
+class ReadCounts:
+    """What reading files found."""
+
+    lines: LineCounts = field(default_factory=LineCounts)
+    ahead: int = 0
+    """Malformed rows whose time is ahead of the clock."""
+
+    def add(self, reader: Reader) -> None:
+        """Add what a reader has read."""
+        self.lines.add(reader.counts)
+        if isinstance(reader, FileReader):
+            self.ahead += reader.num_ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingested:
+    """What was done; the counts of rows are of what was written."""
+
+    rows: int
+    lake_rows: int
+    replay_rows: int
+    clicks: int
+    malformed: int
+    ahead: int
+    """Of the malformed rows, those whose time is ahead of the clock."""
+    duplicates: int
+    """Equal copies of rows, which were dropped."""
+    replaced: int
+    """Earlier copies of rows that the files hold again with other content, such as their click."""
+    already_in_lake: int
+    """Rows that the lake holds from other files, which were not written again."""
+    repeated: int
+    """Rows without an id that equal an earlier one in all but the label, and are taken for events of their own."""
+    lines: dict[str, int]
+    """Lines of the files: rows, rejected, continued, header, blank, comments."""
+
+    @classmethod
+    def of(cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int) -> "Ingested":
+        """Return what was done, from what was read and what was left to write."""
+        return cls(
+            rows=counts.rows,
+            lake_rows=num_lake,
+            replay_rows=counts.rows - num_lake,
+            clicks=counts.clicks,
+            malformed=num_malformed,
+            ahead=read.ahead,
+            duplicates=counts.copies.num_equal,
+            replaced=counts.copies.num_updated + counts.copies.num_conflicting,
+            already_in_lake=counts.known,
+            repeated=counts.repeated,
+            lines=asdict(read.lines),
+        )
+
+
+def ingest(
+    files: list[Path], recommender: Recommender, *, lake: str, replay: Path | None, settings: IngestSettings
+) -> Ingested:
+    """Ingest files in order, and return what was done.
+
+    Malformed rows are kept in `<replay>.malformed_rows.jsonl`, without a replay file in `ingest.malformed_rows.jsonl`
+    in the current folder; it exists only if there are any.
+
+    Args:
+        files: In the order of their rows.
+        recommender: Whose rows they hold.
+        lake: A URI or an absolute path; a folder is created if absent.
+        replay: Parquet file for the rows that do not go to the lake; None where all of them do.
+        settings: What becomes of the rows.
+
+    Raises:
+        ContractError: A file is of no known form, damaged or too malformed; there is no row at all; rows are to keep
+            times that they do not have; or too many have the key of another row, or are in the lake already.
+        TemporaryError: The bucket cannot be reached.
+        PermanentError: No permission, no bucket, or no room.
+    """
+    if replay is None and settings.lake_fraction < 1:
+        raise ContractError(f"lake_fraction is {settings.lake_fraction} without a file to replay, expected 1")
+    source, place = name_of(files), replay or Path("ingest")
+    objects = open_objects(lake)
+    objects.list(_PARTITION)  # fails here and not after hours of reading if there is no bucket or no permission
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
+    with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
+        scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
+        malformed_file = scratch / "malformed_rows.jsonl"
+        limits = recommender.section("extraction", ExtractionSettings)
+        with MalformedRows(malformed_file, max_fraction=limits.max_malformed_fraction) as malformed:
+            salt = f"{source}-" if settings.keep_repeated else ""
+            spool = Spool(scratch, features=recommender.features, weighted=weighted, salt=salt)
+            keeps_times = settings.days is None
+            for batch in read_rows(
+                files, recommender, malformed, counts=read, keeps_times=keeps_times, max_rows=settings.max_rows
+            ):
+                spool.write(batch)
+            malformed.judge()
+        with spool.close() as events:
+            if not spool.num_rows:
+                raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
+            _expect_keys(events, recommender, files, limit=limits.max_conflicting_fraction)
+            if not settings.keep_repeated:
+                _leave_out_known(
+                    events, objects, source, keeps_times=keeps_times, limit=limits.max_conflicting_fraction
+                )
+            counts = events.counts()
+            num_lake = max(1, int(counts.rows * settings.lake_fraction)) if counts.rows else 0
+            with parquet_writer(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as writer:
+                _write_days(_ordered(events, settings), num_lake, days=scratch / "days", source=source, replay=writer)
+        _publish_days(objects, scratch / "days", source)
+        if replay is not None:
+            _publish_file(scratch / "replay", replay)
+        _publish_malformed(malformed_file, place.with_name(f"{place.name}.malformed_rows.jsonl"))
+    return Ingested.of(counts, read, num_lake=num_lake, num_malformed=malformed.num_rows)
+
+
+def name_of(files: list[Path]) -> str:
+    """Return the name of files in the lake: by their content, so that another file never takes their place."""
+    return f"ingest-{hashlib.sha256(''.join(map(sha256_file, files)).encode()).hexdigest()[:12]}"
+
+
+def read_rows(
+    files: list[Path],
+    recommender: Recommender,
+    malformed: MalformedRows,
+    *,
+    counts: ReadCounts,
+    keeps_times: bool = False,
+    max_rows: int | None = None,
+) -> Iterator[Any]:
+    """Yield the first `max_rows` well-formed rows of the files, in batches in the lake's schema, none of them empty.
+
+    Args:
+        files: In the order of their rows.
+        recommender: Whose rows they hold.
+        malformed: Takes the malformed rows.
+        counts: Gets what was read.
+        keeps_times: Whether rows must have times; else those that they have are left out.
+        max_rows: None = all.
+
+    Raises:
+        ContractError: A file cannot be read, or has no times where they are wanted.
+    """
+    left = max_rows
+    for file in files:
+        logger.info("reading %s", file)
+        reader = find_reader(file, recommender, with_times=keeps_times)
+        if keeps_times and not reader.has_times:
+            raise ContractError(
+                f"{file} has no column {recommender.data.event_time!r}, expected times; or say over which days its "
+                "rows are to be spread, such as --last-day 2026-03-07 --days 7"
+            )
+        if reader.has_times and not keeps_times:
+            logger.warning("%s has event times, which are replaced: rows keep them without last_day and days", file)
+        with ExitStack() as stack:
+            stack.callback(counts.add, reader)
+            for batch in reader.batches(malformed):
+                rows = batch if left is None else batch.slice(0, left)
+                left = None if left is None else left - rows.num_rows
+                if rows.num_rows:
+                    yield rows if keeps_times else _without_times(rows)
+                if left == 0:
+                    return
+
+
+def _without_times(rows: Any) -> Any:
+    at = rows.schema.get_field_index(EVENT_TIME)
+    return rows.set_column(at, rows.schema.field(EVENT_TIME), pa.nulls(rows.num_rows, rows.schema.field(at).type))
+
+
+def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *, limit: float) -> None:
+    """Say how many rows are there again.
+
+    Raises:
+        ContractError: More than the share `limit` have the key of another row, with other features.
+    """
+    found = events.counts()
+    key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))
+    found.copies.judge(found.rows, max_fraction=limit, source=source, key=key)
+    if changed := found.copies.num_updated + found.copies.num_conflicting:
+        logger.warning("%d rows are there again with other content: the last copy of each counts", changed)
+    if found.copies.num_equal:
+        logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
+    if found.repeated:
+        logger.warning(
+            "%d rows equal an earlier one in all but the label. Without a request id each is taken for a row of its "
+            "own: if they are the same rows with their clicks, name the columns that identify a row, data.request_id "
+            "and data.row",
+            found.repeated,
+        )
+
+
+def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float) -> None:
+    """Leave out the rows that other files of the lake hold.
+
+    Raises:
+        ContractError: Rows that are spread over days are in the lake already, where they lie at other times.
+    """
+    days = {f"{_PARTITION}{to_iso(day * DAY_MICROS)[:10]}" for day in events.days()}
+    with ExitStack() as stack:
+        by_day = objects_by_day(objects.uri, objects.list(_PARTITION), DAY_PARTITION)
+        others = [
+            each.name
+            for day, names in by_day.items()
+            if DAY_PARTITION.format(day=day) in days or not keeps_times
+            for each in files_of_day(objects, day, names).files
+            if not base_name(each).startswith(f"part-{source}-")
+        ]
+        files = [stack.enter_context(local_copy(objects, name)) for name in sorted(others)]
+        known = events.leave_out_known(files, with_times=keeps_times)
+    num_known, total = known.num_equal, events.counts().rows + known.num_equal
+    if known.num_others > limit * total:
+        raise ContractError(
+            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with "
+            f"other features (such as {known.example}), expected at most {limit:.2%}: rows of a request are numbered "
+            "in the order of the file where no column says their number, so name one by data.row, or keep the order"
+        )
+    if not num_known:
+        return
+    if not keeps_times and num_known > limit * total:
+        raise ContractError(
+            f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other files and at other "
+            "times, expected new rows: spread them into another lake, or say --keep-repeated if they are further events"
+        )
+    logger.warning("%d of %d rows are in the lake already and are not written again", num_known, total)
+
+
+def _ordered(events: Events, settings: IngestSettings) -> Iterator[tuple[Any, Any]]:
+    """Yield batches of the events in the order of their times, which come beside them in microseconds."""
+    if settings.days and settings.last_day:
+        start = day_span(settings.last_day - timedelta(days=settings.days - 1)).start
+        assert start is not None
+        batches = events.spread(start=start, length=settings.days * DAY_MICROS)
+    else:
+        batches = events.in_time_order()
+    for batch in batches:
+        yield batch, batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
+
+
+def _write_days(rows: Iterator[tuple[Any, Any]], num_lake: int, *, days: Path, source: str, replay: Any) -> None:
+    """Write the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
+    row = 0
+
+    def lake_pieces() -> Iterator[tuple[int, Any]]:
+        nonlocal row
+        for batch, times in rows:
+            here = min(max(num_lake - row, 0), batch.num_rows)
+            if here < batch.num_rows:
+                replay.write_batch(batch.slice(here))
+            row += batch.num_rows
+            # Rows are in time order, so each day's are contiguous.
+            numbers, starts = np.unique(times[:here] // DAY_MICROS, return_index=True)
+            for day, start, end in zip(numbers, starts, [*starts[1:], here]):
+                yield int(day), batch.slice(start, end - start)
+
+    days.mkdir()
+    for day, pieces in groupby(lake_pieces(), key=lambda piece: piece[0]):
+        folder = days / DAY_PARTITION.format(day=to_iso(day * DAY_MICROS)[:10])
+        with PartWriter(folder, prefix=f"part-{source}") as writer:
+            for _, piece in pieces:
+                writer.write(piece)
+
+
+def _publish_days(objects: Objects, days: Path, source: str) -> None:
+    """Makes the files below `days`, named `part-<source>-*.parquet`, the source's only ones in the lake; day by day."""
+    own = re.compile(rf"{_PARTITION}[^/]*/part-{re.escape(source)}-[^/]*\.parquet")
+    stale = {each.name for each in objects.list(_PARTITION) if own.fullmatch(each.name)}
+    with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="ingest") as threads:
+        for day in sorted(days.iterdir()):
+            new = {f"{day.name}/{path.name}": path for path in sorted(day.iterdir())}
+            for _ in threads.map(objects.write, new.keys(), new.values()):
+                pass  # the first failure is raised here
+            stale -= new.keys()
+            logger.info("%s: wrote %d files of %s", objects.uri, len(new), day.name)
+    for name in stale:
+        objects.delete(name)
+
+
+def _publish_malformed(path: Path, final: Path) -> None:
+    """Puts the malformed rows, where there are any, in place of an earlier ingestion's."""
+    final.unlink(missing_ok=True)
+    if path.exists():
+        _publish_file(path, final)
+
+
+def _publish_file(path: Path, final: Path) -> None:
+    """Moves a finished file to its location, by one rename."""
+    fsync_path(path)
+    os.replace(path, final)
+    fsync_path(final.parent)
+
+
+def add_store_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that says whose rows a person's files hold; see `recommender_of`."""
+    parser.add_argument("--store", required=True, help="model store whose newest recommender describes the files")
+
+
+def recommender_of(store: str) -> Recommender:
+    """The newest that was accepted into the store.
+
+    Raises:
+        ContractError: nobody accepted one there.
+    """
+    return accepted(typed_folder(store, "--store"), CURRENT)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags; `--help` is its documentation."""
+    parser = CommandParser(
+        prog="evergreen ingest",
+        description="Reads files of rows (Parquet, text with a header, JSON lines; Criteo's TSV) in order, and writes "
+        "the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, spread "
+        "over whole days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in "
+        "the current folder. Prints its counts as JSON.",
+    )
+    add_store_flag(parser)
+    parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
+    parser.add_argument("--lake", required=True, help="folder or its URI, created if absent; or gs://bucket/prefix")
+    parser.add_argument(
+        "--last-day",
+        default="",
+        help="UTC day of the last row, YYYY-MM-DD, if rows are spread; default: rows keep their times",
+    )
+    parser.add_argument("--days", type=int, default=None, help="whole days over which the rows spread; with --last-day")
+    parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
+    parser.add_argument("--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake")
+    parser.add_argument("--replay", type=Path, help="Parquet file for the other rows, where there are some")
+    parser.add_argument(
+        "--keep-repeated",
+        action="store_true",
+        help="rows without an id that equal rows of the lake are further events; default: they are the same ones",
+    )
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    arguments = build_parser().parse_args(argv)
+    log_as_text()
+    settings = IngestSettings(
+        last_day=parse_day("last_day", arguments.last_day) if arguments.last_day else None,
+        days=arguments.days,
+        max_rows=arguments.max_rows,
+        lake_fraction=arguments.lake_fraction,
+        keep_repeated=arguments.keep_repeated,
+    )
+    files = click_log_files(arguments.data)
+    lake = typed_uri(arguments.lake)
+    recommender = recommender_of(arguments.store)
+    done = ingest(files, recommender, lake=lake, replay=arguments.replay, settings=settings)
+    print(json.dumps({**asdict(done), "passed_over": passed_over(arguments.data)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""`evergreen recommender`: drafts a recommender's file, checks, compares, accepts, lists; prints its records' schema.
+
+Reading and writing the file is left to `form`, drafting to `draft`, keeping accepted descriptions to the store.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import CURRENT
+from evergreen.contracts.record_format import RecordFormat
+from evergreen.recommender_file.form import FILL_IN, compare, format_recommender, read_recommender
+from evergreen.registry import recommenders
+from evergreen.registry.models import stored_model
+from evergreen.registry.promotion_journal import current
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser, whoami
+from evergreen.storage.uris import typed_folder
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags."""
+    parser = CommandParser(
+        prog="evergreen recommender", description="Drafts, checks and accepts the file that describes a recommender."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    init = commands.add_parser("init", help="draft a file from the first rows of a click log")
+    init.add_argument("data", type=Path, help="text with a header, JSON lines, or Parquet")
+    init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write")
+    init.add_argument("--name", default="", help="the recommender's name (default: made of the data's)")
+    check = commands.add_parser("check", help="say whether a file is sound; else where it is not, and what is expected")
+    check.add_argument("file", type=Path, help="YAML, as init drafts it")
+    check.add_argument("--data", type=Path, help="file of rows, or folder of them: say what ingest would do with them")
+    show = commands.add_parser("show", help="print an accepted description as a file")
+    show.add_argument("which", nargs="?", default=CURRENT, help="current (default), a version, or 8 digits of a digest")
+    diff = commands.add_parser("diff", help="compare two descriptions key by key")
+    diff.add_argument("old", help="current, a version, 8 digits of a digest, or a file")
+    diff.add_argument("new", help="the same")
+    accept = commands.add_parser("accept", help="make a file the description by which the next rounds work")
+    accept.add_argument("file", type=Path, help="YAML, as init drafts it")
+    accept.add_argument("--why", required=True, help="why")
+    accept.add_argument("--who", default=whoami(), help="who accepts it")
+    accept.add_argument(
+        "--replace",
+        action="store_true",
+        help="accept it although the store is in use by another recommender: one of another name, or without any "
+        "column of this one's",
+    )
+    log = commands.add_parser("log", help="list the accepted versions: who, when, why")
+    records = commands.add_parser("records", help="print the Protobuf schema of its log records, for other readers")
+    records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
+    for each in (show, diff, accept, log, records):
+        each.add_argument("--store", required=each is not records, help="model store, folder or its URI")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; `diff` ends with `REFUSED` if the descriptions differ, `check` if `ingest` would refuse."""
+    arguments = build_parser().parse_args(argv)
+    commands = {
+        "init": _init,
+        "check": _check,
+        "show": _show,
+        "diff": _diff,
+        "accept": _accept,
+        "log": _log,
+        "records": _records,
+    }
+    return commands[arguments.command](arguments)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from evergreen.recommender_file.draft import draft, read_sample, recommender_name
+
+    if arguments.output.exists():
+        raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")
+    name = arguments.name or recommender_name(arguments.data.name.partition(".")[0])
+    write_whole(arguments.output, draft(read_sample(arguments.data), name=name))
+    print(f"{arguments.output} is drafted: read its comments, correct it, answer where it says {FILL_IN}, then")
+    print(f"  evergreen recommender check {arguments.output} --data {arguments.data}")
+    return ExitCode.DONE
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    recommender = read_recommender(arguments.file)
+    print(f"{arguments.file} is sound: {_described(recommender)}")
+    if arguments.data is None:
+        return ExitCode.DONE
+    # Reading rows needs DuckDB and Arrow, which the other commands do without.
+    from evergreen.recommender_file.trial import sentences, try_rows
+
+    trial = try_rows(arguments.data, recommender)
+    for sentence in sentences(trial):
+        print(sentence)
+    return ExitCode.REFUSED if trial.is_refused else ExitCode.DONE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    recommender = recommenders.accepted(_store(arguments), arguments.which)
+    print(f"# {recommender.digest}\n{format_recommender(recommender)}", end="")
+    return ExitCode.DONE
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    old, new = (_find(arguments, which) for which in (arguments.old, arguments.new))
+    differences = compare(old, new)
+    for each in differences:
+        print(each)
+    print(f"{len(differences)} differences")
+    return ExitCode.REFUSED if differences else ExitCode.DONE
+
+
+def _accept(arguments: argparse.Namespace) -> int:
+    recommender, store = read_recommender(arguments.file), _store(arguments)
+    before = recommenders.read_accepted(store)
+    old = recommenders.read_version(store, before[-1]) if before else None
+    version = recommenders.accept(
+        store,
+        recommender,
+        who=arguments.who,
+        why=arguments.why,
+        now=datetime.now(timezone.utc),
+        replaces_other=arguments.replace,
+    )
+    for each in compare(old, recommender) if old else ():
+        print(each)
+    print(f"version {version} is in force from the next round on: {_described(recommender)}")
+    live = current(store)
+    if live is not None:
+        learned = stored_model(store, live.model_id, role="live model").recommender.features
+        try:
+            recommender.features.expect_continues(learned, parent=live.model_id)
+        except ContractError as error:
+            print(f"the next run cannot continue the live model: {error}")
+    return ExitCode.DONE
+
+
+def _log(arguments: argparse.Namespace) -> int:
+    lines = recommenders.read_accepted(_store(arguments))
+    if not lines:
+        print("no recommender was accepted yet")
+    for line in lines:
+        print(f"{line.version}  {line.time}  {line.who}  {line.name} {line.digest[:8]}: {line.reason}")
+    return ExitCode.DONE
+
+
+def _records(arguments: argparse.Namespace) -> int:
+    print(RecordFormat(_find(arguments, arguments.which).features).proto(), end="")
+    return ExitCode.DONE
+
+
+def _find(arguments: argparse.Namespace, which: str) -> Recommender:
+    path = Path(which)
+    return read_recommender(path) if path.is_file() else recommenders.accepted(_store(arguments), which)
+
+
+def _store(arguments: argparse.Namespace) -> Path:
+    if arguments.store is None:
+        raise ContractError("--store is not given, expected the model store where no file is named")
+    return typed_folder(arguments.store, "--store")
+
+
+def _described(recommender: Recommender) -> str:
+    features, changed = recommender.features, sum(map(len, recommender.settings.values()))
+    lists = f" and {len(features.lists)} lists" if features.lists else ""
+    return (
+        f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} categorical features"
+        f"{lists}, {changed} settings named, digest {recommender.digest[:8]}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

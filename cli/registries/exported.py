@@ -1,0 +1,79 @@
+"""What goes to a registry: the rounds that the gate judged, the versions that answered, and which of them does now.
+
+Joins the store to the registries' clients (`mlflow_server`, `kubeflow`), which know nothing of its files.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from evergreen.contracts.manifests import Release
+from evergreen.registry import promotion_journal
+from evergreen.registry.model_cards import ModelCard, card_path
+from evergreen.registry.models import read_release
+from evergreen.registry.promotion_journal import BAKED, moment_of
+from evergreen.storage.uris import local_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """One store as registries show it."""
+
+    name: str
+    """The recommender's."""
+    rounds: list[ModelCard]
+    """Those whose model the gate judged, oldest first."""
+    versions: list[tuple[Release, ModelCard]]
+    """Those that answered, live or as a canary, and whose graph is in the store still, ascending; with their models."""
+    aliases: dict[str, int | None]
+    """`champion`, the live version, and `candidate`, the canary, by the promotion journal; None = there is none."""
+
+
+def read_store(store: Path) -> Exported | None:
+    """What the store holds now; None while the gate has judged no model.
+
+    Raises:
+        ContractError: the journal or a manifest is damaged.
+    """
+    rounds = [ModelCard.read(path) for path in sorted((store / "verdicts").glob(f"*/{card_path(store, '').name}"))]
+    if not rounds:
+        return None
+    rounds.sort(key=lambda card: moment_of(card.model.created_at))
+    cards = {card.model_id: card for card in rounds}
+    lines = [line for line in promotion_journal.read_standing(store) if line.action != BAKED]
+    releases = [read_release(store, number) for number in sorted({line.version for line in lines})]
+    releases = [each for each in releases if each.model_id in cards and local_path(each.graph_uri).exists()]
+    live, canary = promotion_journal.current(store), promotion_journal.canary_at_work(store)
+    return Exported(
+        name=rounds[-1].model.recommender.name,
+        rounds=rounds,
+        versions=[(each, cards[each.model_id]) for each in releases],
+        aliases={"champion": live.version if live else None, "candidate": canary.version if canary else None},
+    )
+
+
+def parameters_of(card: ModelCard) -> dict[str, str]:
+    """What the round was asked for: the network, the recommender's settings, the gate's thresholds, and its data."""
+    model = card.model
+    named = model.recommender.named_settings | {f"model.{name}": value for name, value in model.config.items()}
+    named |= {f"gate.{name}": value for name, value in card.gate.items()}
+    named |= {"engine": model.backend, "seed": model.seed, "parent_model_id": model.parent_model_id}
+    named |= {"window_start": model.window_start, "last_learned_time": model.last_learned_time}
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def metrics_of(card: ModelCard) -> dict[str, float]:
+    """What came out, on the held-out rows; a number that does not exist is left out."""
+    verdict = card.verdict
+    groups = {"": verdict.candidate, "champion_": verdict.champion, "lead_": verdict.difference}
+    found = {f"{prefix}{name}": v for prefix, part in groups.items() if part for name, v in asdict(part).items()}
+    found |= {f"progressive_{name}": value for name, value in card.model.progressive.items()}
+    found |= {"train_rows": card.model.num_train_rows, "holdout_rows": verdict.num_rows}
+    found |= {"holdout_clicks": verdict.num_clicks, "optimizer_step": card.model.optimizer_step}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def tags_of(card: ModelCard) -> dict[str, str]:
+    """The gate's verdict, and what names the model, its data and its description; its reason is `Verdict.reason`."""
+    verdict, model = card.verdict, card.model
+    found = {"model_id": card.model_id, "verdict": verdict.decision, "accepted": str(verdict.accepted).lower()}
+    return {**found, "data_sha256": model.raw_digest, "recommender_sha256": model.recommender.digest}

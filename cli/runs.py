@@ -1,0 +1,215 @@
+"""Prints the runs of a model store: how each ended, on which data, with which model, and what the gate said of it.
+
+All of it is read from what the steps left (`registry.runs`) and from the verdicts (`registry.models`); a run that is
+under way has notes and no outcome.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from evergreen.contracts.manifests import SCRATCH, Model, Verdict
+from evergreen.registry.models import stored_model, verdict_paths
+from evergreen.registry.runs import (
+    RunOutcome,
+    StepNote,
+    begun_at,
+    each_note,
+    find_outcome,
+    kubeflow_name,
+    left_anything,
+    read_notes,
+    trained_model,
+)
+from evergreen.runtime.errors import FROM_SCRATCH, flags_to_run_again
+from evergreen.runtime.kubeflow import EXPERIMENT, KubeflowServer
+from evergreen.runtime.plain_text import show
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLine:
+    """One run for people; a number that does not exist is None."""
+
+    run: str
+    """Its folder in the store, and what every command calls it."""
+    name: str
+    """Its name in Kubeflow, which other runs may have too; `run` where it ran on this machine."""
+    state: str
+    """As in `RunOutcome`; `running` for a run without an outcome."""
+    step: str
+    """The step that decided it, or that is at work."""
+    started_at: str | None
+    seconds: float | None
+    """From the start of its first step to its end."""
+    rows: int | None
+    """Rows that it learned from."""
+    quarantined_files: int
+    """Files of the lake that it left out, because their rows cannot be read."""
+    model_id: str | None
+    version: int | None
+    auc: float | None
+    """The candidate's, on the held-out rows."""
+    verdict: str | None
+    settings: dict[str, dict[str, object]]
+    """All settings of the model's recommender that are not defaults, by section; those of the run included."""
+    reason: str
+
+
+def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
+    """Runs of the store, oldest first: those that began last, or all.
+
+    Raises:
+        ContractError: a file in it is damaged.
+    """
+    runs = sorted((_start_of(store, folder.name), folder.name) for folder in (store / "runs").glob("*"))
+    return [read_run(store, run) for _, run in runs[-newest if newest else None :]]
+
+
+def _start_of(store: Path, run: str) -> str:
+    """When the first step of a run began, or else the run ended; empty where neither is known."""
+    if first := next(each_note(store, run), None):
+        return first.started_at
+    outcome = find_outcome(store, run)
+    return outcome.ended_at if outcome else ""
+
+
+def read_run(store: Path, run: str) -> RunLine:
+    """One run of the store; errors as `read_runs`."""
+    notes, outcome = read_notes(store, run), find_outcome(store, run)
+    begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
+    model, verdict = _model_and_verdict(store, notes)
+    candidate = verdict.candidate if verdict else None
+    facts = {name: value for note in notes for name, value in note.facts.items()}
+    return RunLine(
+        run=run,
+        name=kubeflow_name(run)[0],
+        state=outcome.state if outcome else "running",
+        step=outcome.step if outcome else last.step,
+        started_at=begun.isoformat(timespec="seconds") if begun else None,
+        seconds=(datetime.fromisoformat(outcome.ended_at) - begun).total_seconds() if outcome and begun else None,
+        rows=facts.get("train_rows"),
+        quarantined_files=facts.get("quarantined_files", 0),
+        model_id=model.model_id if model else None,
+        version=outcome.version if outcome else None,
+        auc=candidate.auc if candidate else None,
+        verdict=verdict.decision if verdict else None,
+        settings={name: dict(values) for name, values in model.recommender.settings.items()} if model else {},
+        reason=outcome.reason if outcome else last.reason,
+    )
+
+
+def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
+    """What the run made, as far as it came."""
+    name = trained_model(notes)
+    if name is None:
+        return None, None
+    path = verdict_paths(store, name)[0]
+    return stored_model(store, name), Verdict.read(path) if path.exists() else None
+
+
+def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False) -> None:
+    """Print a line for each run, and the reasons of those that failed; as JSON with the settings of each."""
+    lines = read_runs(store, newest=newest)
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+        return
+    if not lines:
+        show(f"no run has left anything in {store}")
+        return
+    head = ("started", "run", "id", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
+    table = [head, *(_cells(line) for line in lines)]
+    if all(line.name == line.run for line in lines):  # runs of this machine have no id
+        table = [(row[0], row[1], *row[3:]) for row in table]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    for line in lines:
+        if line.state == "failed":
+            show(f"{line.name} failed at {line.step}: {line.reason}")
+        if line.quarantined_files:
+            show(f"{line.name} left out files that cannot be read: {line.quarantined_files}; its validation names them")
+    if len(lines) == newest:
+        print(f"the newest {newest}; --newest 0 lists all")
+
+
+def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) -> None:
+    """Print the runs that Kubeflow calls failed and that left nothing in the store, so that nothing else lists them.
+
+    Args:
+        store: The model store.
+        server: Kubeflow's API.
+        newest: Newest runs of Kubeflow that are looked at; None or 0 = 100.
+
+    Raises:
+        TemporaryError: the server does not answer.
+        PermanentError: it refused.
+    """
+    experiment = server.find_experiment(EXPERIMENT)
+    failed = server.failed_runs(experiment, among=newest or 100) if experiment else []
+    for run in failed:
+        if not left_anything(store, run.run_id):
+            show(f"{run.name} failed and left nothing here: {run.text}; see {run.link}")
+
+
+def describe_run(store: Path, outcome: RunOutcome) -> str:
+    """Where a run's reports are, what it made, and in the last line how it ended."""
+    made = read_run(store, outcome.run)
+    lines = [f"report of {step}: {uri}" for step, uri in outcome.reports.items()]
+    if made.model_id is not None:
+        auc = "unknown" if made.auc is None else f"{made.auc:.4f}"
+        lines.append(f"model {made.model_id}, auc {auc} on held-out rows, verdict {made.verdict or 'none'}")
+    return "\n".join([*lines, f"{outcome.state} at {outcome.step}: {outcome.reason}"])
+
+
+def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> str | None:
+    """Return what a person does about a run that released nothing, or None if nothing is to be done.
+
+    Args:
+        store: The model store.
+        outcome: How the run ended.
+        command: The words of the command that the run began with: flags of one word, or of two as `-p NAME=VALUE`.
+    """
+    if outcome.state == "released":
+        return None
+    if outcome.state == "canary":
+        return f"`evergreen canary status --store {shlex.quote(str(store))}` shows how the new version does"
+    verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
+    if outcome.state == "judged" and verdict is not None:
+        words = ["evergreen", "promote", "--store", str(store), "--model-id", verdict.candidate_model_id]
+        return f"{shlex.join(words)} --override WHY makes the model live"
+    said = verdict.advice if verdict is not None and outcome.state == "refused" else []
+    flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
+    sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]
+    return "\nnext: ".join(sentences) or "correct what the reason names, and run the same command again"
+
+
+_SETTINGS = "settings="
+"""Begin of the parameter that has settings, as `--set` adds them."""
+
+
+def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The command with these flags, and without those that they take the place of."""
+    replaced = {word.partition("=")[0] for word in flags if "=" in word}
+    replaced |= {"trigger_id", *(SCRATCH if FROM_SCRATCH in flags else ())}  # a run of that trigger_id has ended
+    kept, words = [], iter(command)
+    for word in words:
+        given = [word, next(words)] if word in ("-p", "--set") else [word]
+        if given[-1].startswith(_SETTINGS):
+            changes = shlex.split(given[-1].removeprefix(_SETTINGS))
+            left = [each for each in changes if each.partition("=")[0] not in replaced]
+            given = [word, _SETTINGS + shlex.join(left)] if left else []
+        if given and given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
+            kept += given
+    return [*kept, *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []), *flags]
+
+
+def _cells(line: RunLine) -> tuple[str, ...]:
+    def shown(value: float | None, form: str) -> str | None:
+        return None if value is None else f"{value:{form}}"
+
+    numbers = shown(line.seconds, ".0f"), shown(line.rows, ","), shown(line.auc, ".4f")
+    cells = (line.started_at, *kubeflow_name(line.run), line.state, line.step, *numbers)
+    return tuple(cell or "-" for cell in (*cells, line.verdict, shown(line.version, "d"), line.model_id))

@@ -1,0 +1,275 @@
+"""`evergreen search`: tries settings of the recommender and says which judged best on the same held-out rows.
+
+A trial is one run of the whole pipeline with `release.rollout=none`: judged by the gate, kept, released to nobody. On a
+laptop Optuna chooses the values and each trial is an `evergreen run` in the driver's environment; the study is a SQLite
+file, so that the same command goes on with one that was stopped. `--katib` writes the same search as a manifest for
+Katib, whose trials are `components.run_outcome.trial`. Which settings there are is their rooms' business.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.environments import REPOSITORY, python_of
+from demo.runner import LocalFolders
+from evergreen.config.reader import parse_settings, read_mapping
+from evergreen.config.sections import check_settings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.manifests import CURRENT
+from evergreen.recommender_file.document import load_document
+from evergreen.recommender_file.form import read_recommender
+from evergreen.registry.models import judged_run
+from evergreen.registry.recommenders import accepted, check_run
+from evergreen.registry.runs import find_outcome, new_run_name
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from pipelines.package import read_parameters, read_places, run_outcome_pod
+
+RUNNER = (str(python_of("driver")), "-m", "cli", "run")
+SECTIONS = ("preprocessing", "model", "training")
+"""What may be searched: other sections change the rows that judge, or the judge."""
+DIRECTIONS = {"auc": "maximize", "log_loss": "minimize"}
+RANDOM_TRIALS = 5  # before Optuna's sampler (TPE) learns from them; its own default is 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """What one setting may be: in a range with both ends, whole where both are, or one of `choices`."""
+
+    low: int | float = 0
+    high: int | float = 0
+    log: bool = False
+    """Whether values of the range are drawn evenly by their logarithm."""
+    choices: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.choices) == (self.low < self.high) or (self.log and self.low <= 0):
+            raise ContractError(
+                f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, expected choices "
+                "alone, or low < high, with log both positive"
+            )
+
+    @property
+    def words(self) -> list[str]:
+        """The choices, else both ends of the range, as `--set` takes them."""
+        return [_word(value) for value in self.choices or (self.low, self.high)]
+
+    @property
+    def kind(self) -> str:
+        """As Optuna and Katib call it."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return "categorical" if self.choices else "int" if whole else "float"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = CommandParser(prog="evergreen search", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
+    parser.add_argument("--space", type=Path, required=True, help="YAML: settings, each with low and high, or choices")
+    parser.add_argument("--trials", type=int, default=10, help="of the study, the earlier ones included")
+    parser.add_argument("--objective", choices=list(DIRECTIONS), default="auc", help="default: %(default)s")
+    parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--folder", type=Path, help="search on this machine: holds lake and store, as for `run`")
+    where.add_argument("--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead; runs nothing")
+    parser.add_argument("--recommender", type=Path, help="with --katib: the recommender's file")
+    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: the KFP API")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Searches, or writes the manifest; 0."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
+        raise ContractError(f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected at "
+                            "least 1, and the recommender's file with --katib alone")  # fmt: skip
+    given = read_parameters(arguments.package, arguments.parameter)
+    if arguments.katib:
+        recommender = read_recommender(arguments.recommender)
+        space = read_space(arguments.space, recommender)
+        experiment = katib_experiment(arguments, space, given, name=recommender.name)
+        write_whole(arguments.katib, yaml.safe_dump(experiment, sort_keys=False))
+        return 0
+    folders = LocalFolders(root=arguments.folder.resolve())
+    given = {"recommender": accepted(folders.store, CURRENT).digest, **given}
+    recommender = check_run(folders.store, reference=given["recommender"], settings=given.get("settings", ""))
+    search(arguments, read_space(arguments.space, recommender), folders, given=given)
+    return 0
+
+
+def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
+    """The search space in a YAML file, by setting, such as `training.learning_rate: {low: 1e-3, high: 1e-2}`.
+
+    Raises:
+        ContractError: the file cannot be read, or a setting or one of its values is none of the recommender's.
+    """
+    try:
+        document = load_document(path.read_text(encoding="utf-8"), source=str(path)).value
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"space {path} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise ContractError(f"space {path} is {document!r}, expected a mapping of settings")
+    space: dict[str, Dimension] = {}
+    for name, values in document.items():
+        if name.partition(".")[0] not in SECTIONS or not isinstance(values, dict):
+            expected = f"low and high, or choices, of a setting of {', '.join(SECTIONS)}"
+            raise ContractError(f"{path}: {name} is {values!r}, expected {expected}")
+        space[name] = read_mapping(Dimension, values, path=f"{path}: {name}")
+        for word in space[name].words:
+            check_settings(recommender.with_settings(parse_settings(_settings({name: word}))))
+    return space
+
+
+def search(
+    arguments: argparse.Namespace, space: Mapping[str, Dimension], folders: LocalFolders, *, given: Mapping[str, str]
+) -> None:
+    """Runs the trials that the study lacks and prints all of them; the first one has no setting of the space.
+
+    `given` are the pipeline's parameters, which all trials of a study share.
+
+    Raises:
+        ContractError: the study is of other parameters or another space.
+        PermanentError: the first trial was not judged, or another one by other rows.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    file, metric, states = folders.root / "search.sqlite3", arguments.objective, optuna.trial.TrialState
+    study = optuna.create_study(
+        storage=f"sqlite:///{file}", study_name=metric, direction=DIRECTIONS[metric], load_if_exists=True
+    )
+    # Rows that come while the search goes on must judge no trial.
+    now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    given = {"window_end": study.user_attrs.get("parameters", {}).get("window_end", now), **given}
+    for name, value in {"parameters": given, "space": repr(space)}.items():
+        if (known := study.user_attrs.get(name, value)) != value:
+            raise ContractError(f"{name} of the study in {file} is {known}, not {value}: expected the same, or remove "
+                                "the file to begin again")  # fmt: skip
+        study.set_user_attr(name, value)
+    while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
+        study.sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=number)
+        trial = study.ask()
+        words = {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
+        facts = run_trial(arguments.package, folders, given=given, words=words)
+        if not number and metric not in facts:
+            raise PermanentError(f"the first trial has no {metric}: {facts['reason']}")
+        rows = study.user_attrs.get("rows", facts.get("rows"))
+        if facts.get("rows", rows) != rows:
+            raise PermanentError(f"trial {trial.number} was judged by other rows than the first one: the lake or the "
+                                 f"live model has changed; remove {file} to begin again")  # fmt: skip
+        study.set_user_attr("rows", rows)
+        for name, value in {**facts, "words": words}.items():
+            trial.set_user_attr(name, value)
+        study.tell(trial, facts.get(metric), state=None if metric in facts else states.FAIL)
+        print(_line(study.trials[trial.number]), flush=True)
+    judged = study.get_trials(states=[states.COMPLETE])
+    judged.sort(key=lambda trial: float(trial.value or 0.0), reverse=DIRECTIONS[metric] == "maximize")
+    print(f"\nby {metric}, the best first:", *map(_line, judged), sep="\n")
+    print(shlex.join(f"--set={name}={word}" for name, word in judged[0].user_attrs["words"].items()))
+
+
+def run_trial(
+    package: Path, folders: LocalFolders, *, given: Mapping[str, str], words: Mapping[str, str]
+) -> dict[str, Any]:
+    """One run with the settings `words`, to its end: how it ended and, where it was judged, by which rows, and how."""
+    name = new_run_name("search")
+    texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": name}
+    command = [*RUNNER, f"--package={package.resolve()}", f"--folder={folders.root}"]
+    command += [f"-p{parameter}={text}" for parameter, text in texts.items()]
+    folders.logs.mkdir(parents=True, exist_ok=True)
+    with open(folders.logs / "search.log", "a") as log:
+        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        # Ctrl-C reaches the run too, which ends its step; `subprocess.run` would kill it before it has.
+        with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
+            process.wait()
+    outcome = find_outcome(folders.store, name)
+    judged = judged_run(folders.store, outcome.run) if outcome else None
+    if judged is None:
+        return {"reason": outcome.reason if outcome else f"exit code {process.returncode}, see {log.name}"}
+    found = judged[0].candidate
+    interval = f"[{found.auc_low or 0:.4f}, {found.auc_high or 0:.4f}]"
+    numbers = {name: value for name in DIRECTIONS if (value := getattr(found, name)) is not None}
+    return {"reason": judged[0].reason, "rows": judged[1].digest, "interval": interval, **numbers}
+
+
+def katib_experiment(
+    arguments: argparse.Namespace, space: Mapping[str, Dimension], given: Mapping[str, str], *, name: str
+) -> dict[str, Any]:
+    """The search as an Experiment; image and volume are those of the pipeline's exit handler.
+
+    Raises:
+        ContractError: a choice holds what Katib, which puts values into JSON as they are, cannot pass on.
+    """
+    if broken := [word for each in space.values() for word in each.words if {'"', "\\"} & set(word)]:
+        raise ContractError(f"choice {broken[0]} holds a quote or a backslash, which Katib puts into JSON as it is")
+    made: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("katib_experiment.yaml").read_text())
+    made["metadata"]["name"] = f"search-{name.replace('_', '-')}"[:40].rstrip("-")
+    spec, metric = made["spec"], arguments.objective
+    spec["objective"] = {"type": DIRECTIONS[metric], "objectiveMetricName": metric}
+    spec["maxTrialCount"] = spec["maxFailedTrialCount"] = arguments.trials
+    spec["parameters"] = [_katib_parameter(setting, each) for setting, each in space.items()]
+    spec["trialTemplate"]["trialParameters"] += [{"name": setting, "reference": setting} for setting in space]
+    changes = " ".join(f"{setting}=${{trialParameters.{setting}}}" for setting in space)
+    run = {**given, "settings": _unreleased(given, changes), "trigger_id": "${trialParameters.trial}"}
+    image, claim, mount_path = run_outcome_pod(arguments.package)
+    pod = spec["trialTemplate"]["trialSpec"]["spec"]["template"]["spec"]
+    pod["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
+    (container,) = pod["containers"]
+    container["image"], container["env"][0]["value"] = image, json.dumps(run)
+    container["args"] = [f"--host={arguments.host}", f"--store={read_places(arguments.package)['store']}"]
+    container["volumeMounts"][0]["mountPath"] = mount_path
+    return made
+
+
+def _katib_parameter(name: str, each: Dimension) -> dict[str, Any]:
+    space: dict[str, Any] = {"list": [shlex.quote(word) for word in each.words]}
+    if not each.choices:
+        space = {"min": str(each.low), "max": str(each.high), "distribution": "logUniform" if each.log else "uniform"}
+    return {"name": name, "parameterType": each.kind.replace("float", "double"), "feasibleSpace": space}
+
+
+def _suggested(trial: Any, name: str, each: Dimension) -> str:
+    if each.choices:
+        return str(trial.suggest_categorical(name, each.words))
+    value = getattr(trial, f"suggest_{each.kind}")(name, each.low, each.high, log=each.log)
+    return f"{value:.4g}" if isinstance(value, float) else _word(value)  # four digits, for people to copy
+
+
+def _line(trial: Any) -> str:
+    facts, seconds = trial.user_attrs, trial.duration.total_seconds()
+    judged = "auc {auc:.4f} {interval}  log_loss {log_loss:.4f}" if trial.value is not None else "failed: {reason}"
+    words = _settings(facts["words"]) or "(as the recommender is)"
+    return f"{trial.number:3d}  {judged.format(**facts)}  {seconds:4.0f} s  {words}"
+
+
+def _unreleased(given: Mapping[str, str], changes: str) -> str:
+    return " ".join(filter(None, [given.get("settings"), changes, "release.rollout=none"]))
+
+
+def _settings(words: Mapping[str, str]) -> str:
+    return shlex.join(f"{name}={word}" for name, word in words.items())
+
+
+def _word(value: Any) -> str:
+    """How `--set` takes the value: JSON without blanks, a text as it is.
+
+    >>> _word([64, 32]), _word(0.003), _word("dcn")
+    ('[64,32]', '0.003', 'dcn')
+    """
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,1 +1,0 @@
-"""A canary: a version that takes a growing share of the traffic until it is live or aborted."""

@@ -1,4 +1,0 @@
-"""Event logs that carry records from the inference client to the monitor, one module per backend.
-
-`logs.event_log` has the interface that every backend implements.
-"""

@@ -1,0 +1,300 @@
+"""Evaluate the live version while it bakes, and roll it back if it exceeds a limit.
+
+After its release each version must stay within the limits of its recommender (`contracts.baking`).
+The module `baking` evaluates the servers' counters. Failures are tested sequentially, so that the
+test stays valid at any number of looks. Time in the model is compared with the version before by
+the ratios of means and of p99. The number of reloads by the watchdog has a limit too. Triton
+reports one p99 per server, and these cannot be combined. The p99 of all requests is between the
+servers' lowest and highest p99. The version's lowest p99 is therefore compared with the highest p99
+of the version before, each as a median over time. The monitor evaluates the live traffic, and this
+module reads its findings from the registry. A breach rolls back to the previous version and blocks
+the model. After that only a person can release the model again. Without a breach the version
+becomes `baked` after the required time and rows.
+
+All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
+the next round catches up. Two controllers may run at once. A controller rolls back or ends the
+baking only under the deployment's lock, and only if the version is still live and baking.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from controller.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
+from controller.rollback import rollback
+from evergreen.config.release import RolloutSettings
+from evergreen.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
+from evergreen.contracts.manifests import CURRENT
+from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS
+from evergreen.registry import promotion_journal
+from evergreen.registry.promotion_journal import BAKED, Promotion, baking, findings_path, read_findings, seconds_since
+from evergreen.registry.recommenders import accepted
+from evergreen.registry.traffic_plan import Arm
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError, Refused, TemporaryError, expect
+from evergreen.serving.canary_policy import STEADY_MEAN, ArmCounts, CanaryPolicy
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.servers import addresses
+from evergreen.serving.site import SiteSettings
+from evergreen.statistics.metrics import sequential_binomial
+
+logger = logging.getLogger(__name__)
+
+COUNTERS_FILE = "counters.json"
+"""File name, beside the findings, of the servers' counters for the last versions, and of each
+server's last reading."""
+KEPT_VERSIONS = 4
+QUANTILE_SECONDS = 60.0
+"""Time window of Triton's quantiles in seconds. A version's first window contains its slow
+warm-up."""
+P99_SECONDS = 10.0
+"""Seconds between two readings of the p99."""
+P99_READINGS = 12
+"""Number of readings that are stored and required, two minutes in total."""
+NONE, BAKES, TAKEN_BACK = "none", "bakes", "taken_back"
+_RETRY_ROUNDS = 128
+"""Maximum number of rounds between two attempts of a failing rollback. The number doubles after
+each attempt."""
+_RULES = CanaryPolicy()
+"""Default rules, for `min_requests` and `error_alpha`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BakingStep:
+    """Result of one round."""
+
+    action: str
+    """`none` (no version bakes), `bakes`, `baked` or `taken_back` (rolled back)."""
+    reason: str
+    version: int | None = None
+
+
+@dataclass(kw_only=True)
+class Baking:
+    """Baking versions of one site. Call `step` once a round."""
+
+    site: SiteSettings
+    metrics: tuple[str, ...] = ()
+    """Metrics ports of all servers, host:port or dns:///name:port. If empty, counters are not
+    evaluated."""
+    fetch: Fetch = fetch
+    _reloads_seen: Counter[int] = field(default_factory=Counter)
+    _tries: Counter[int] = field(default_factory=Counter)
+    """Number of rounds in which each version had to be rolled back."""
+
+    def step(self, reloads: Mapping[int, int]) -> BakingStep:
+        """Read the counters, evaluate the version, and roll it back or end its baking.
+
+        Args:
+            reloads: Number of reloads of each version by the watchdog of this process.
+
+        Raises:
+            ContractError: the journal or the recommender is corrupt.
+            TemporaryError: the rollback cannot be done now. The live version is unchanged, and a
+                later round tries again.
+            PermanentError: as in `rollback`.
+        """
+        store = self.site.store
+        if (live := promotion_journal.current(store)) is None:
+            return BakingStep(action=NONE, reason="nothing is live")
+        counts = self._count(live, reloads)
+        if (line := baking(store)) is None:
+            return BakingStep(action=NONE, reason=f"version {live.version} does not bake", version=live.version)
+        limits = accepted(store, CURRENT).section("release", RolloutSettings)
+        if not limits.bakes:
+            return self._end(line, "versions of this recommender do not bake")
+        found = read_findings(store, line.version)
+        of_version = counts.get(line.version, VersionCounts())
+        contradicted = contradiction(found, of_version) if self.metrics else None
+        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD and not contradicted else None
+        bad = bad or judge_counts(of_version, counts.get(line.previous_version or 0), limits)
+        if bad is not None:
+            return self._roll_back(line, bad)
+        if contradicted:
+            logger.error("version %d is not rolled back: %s", line.version, contradicted)
+            return BakingStep(action=BAKES, reason=contradicted, version=line.version)
+        seconds = seconds_since(line, self.site.clock())
+        is_evaluated = limits.bake_rows == 0 or (found is not None and found.state == WELL)
+        if is_evaluated and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
+            return self._end(line, f"{found.reason if found and limits.bake_rows else 'no counter exceeds its limit'}")
+        waits = f"{seconds:.0f} of {limits.bake_seconds:.0f} s"
+        if not is_evaluated:
+            waits += f"; {found.reason if found else 'the monitor has no findings yet'}"
+        return BakingStep(action=BAKES, reason=waits, version=line.version)
+
+    def _roll_back(self, line: Promotion, reason: str) -> BakingStep:
+        self._tries[line.version] += 1
+        tries = self._tries[line.version]
+        if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each attempt writes to the journal and reloads servers
+            raise TemporaryError(f"version {line.version} could not be rolled back yet, retrying later: {reason}")
+        try:
+            rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
+        except Refused as error:
+            return BakingStep(action=NONE, reason=str(error), version=line.version)
+        logger.error("version %d was rolled back: %s", line.version, reason)
+        return BakingStep(action=TAKEN_BACK, reason=reason, version=line.version)
+
+    def _end(self, line: Promotion, reason: str) -> BakingStep:
+        repository: ModelRepository = self.site.open_repository()
+        with repository.locked():
+            if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
+                return BakingStep(action=NONE, reason="a deployment ran meanwhile", version=line.version)
+            promotion_journal.append_promotion(self.site.store, line.baked(self.site.now(), self.site.who, reason))
+        logger.info("version %d is baked: %s", line.version, reason)
+        return BakingStep(action=BAKED, reason=reason, version=line.version)
+
+    def _count(self, live: Promotion, reloads: Mapping[int, int]) -> "dict[int, VersionCounts]":
+        """Read the live version's counters, and return the counts of each known version."""
+        version = live.version
+        p99: list[float | None] = []
+        path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
+        kept = _read_counters(path)
+        counts = dict(kept.counts)
+        before = counts.pop(version, VersionCounts())
+        seen: dict[str, dict[str, float]] = {}
+        growth = dict.fromkeys(COUNTERS, 0.0)
+        arm = Arm(model_name=self.site.open_repository().names.model, version=version)
+        try:
+            for address in addresses(self.metrics, self.site.resolve) if self.metrics else ():
+                key = f"{address} {version}"
+                text = self.fetch(address)
+                seen[key] = counted(text, {"live": arm}, source=address)["live"]
+                p99.append(read_p99(text, arm, source=address))
+                last = kept.seen.get(key)
+                # The first counters of a server, and those after its restart, include slow
+                # warm-ups.
+                if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
+                    growth = {name: growth[name] + seen[key][name] - last[name] for name in COUNTERS}
+        except TemporaryError as error:
+            logger.warning("%s", error)
+            p99 = []  # if one server does not answer, the others' p99 are not bounds
+        new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
+        counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
+        counts = dict(list(counts.items())[-KEPT_VERSIONS:])
+        # Keep the last reading of a server that did not answer.
+        seen = {**{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")}, **seen}
+        if (known := _Counters(counts=counts, seen=seen)) != kept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(asdict(known)) + "\n")
+        self._reloads_seen[version] += new_reloads
+        return counts
+
+    def _with_p99(self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion) -> "VersionCounts":
+        """Append a reading of the servers' p99 if one is due."""
+        told, seconds = [each for each in p99 if each is not None], seconds_since(live, self.site.clock())
+        last = counts.p99[-1][0] if counts.p99 else 0.0
+        # The last reading can be in the future if the clock was set back or the version went live
+        # again.
+        if not told or seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
+            return counts
+        return replace(counts, p99=[*counts.p99, [seconds, min(told), max(told)]][-P99_READINGS:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionCounts(ArmCounts):
+    """Counters of one version summed over all servers while it was live, without warm-ups."""
+
+    reloads: int = 0
+    """Number of reloads of a server because the version answered wrongly or not at all."""
+    p99: list[list[float]] = field(default_factory=list)
+    """Last readings: seconds since the version went live, and the lowest and highest p99 of the
+    servers in microseconds."""
+
+    def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
+        """Return the counts plus the growth of the counters and of the reloads."""
+        counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
+        return replace(self, **counters, reloads=self.reloads + reloads)
+
+    def p99_ms(self, bound: int) -> float | None:
+        """Return the median of the readings' lowest (`bound` 1) or highest (2) p99 in milliseconds.
+
+        Returns None if there are too few readings.
+        """
+        return median(each[bound] for each in self.p99) / 1000 if len(self.p99) >= P99_READINGS else None
+
+
+def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
+    """Return why the servers' counters contradict the monitor's findings, or None if they do not.
+
+    The event log contains the requests without a usable score, but anyone with access to it can
+    publish forged requests. The servers' counters cannot be forged that way, so they must show at
+    least as many requests of the version.
+
+    >>> numbers = {UNUSABLE_REQUESTS: 50.0}
+    >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
+    >>> contradiction(forged, VersionCounts(success=7))
+    'the log holds 50 requests without a usable score, and the servers counted 7 requests: NaN'
+    >>> contradiction(forged, VersionCounts(success=700)) is None
+    True
+    """
+    claimed = found.numbers.get(UNUSABLE_REQUESTS) if found is not None else None
+    if found is None or claimed is None or version.requests >= claimed:
+        return None
+    return (
+        f"the log holds {claimed:.0f} requests without a usable score, and the servers counted "
+        f"{version.requests:.0f} requests: {found.reason}"
+    )
+
+
+def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> str | None:
+    """Return which limit the version's counters exceed, or None if they exceed none.
+
+    The counters are compared with those of the version before. If that version has too few
+    requests, failures are limited to the margin, and time in the model is not evaluated.
+
+    >>> slow = VersionCounts(success=2000, infer_us=9e6)
+    >>> judge_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())
+    'mean time in the model is 4.5 ms, 3.00 times the 1.5 ms of the version before, expected at most 2 times'
+    >>> judge_counts(VersionCounts(success=50, failure=20), None, RolloutSettings(max_reloads=0)) is None
+    False
+    """
+    if version.reloads > limits.max_reloads:
+        return f"servers had to reload it {version.reloads} times, expected at most {limits.max_reloads}"
+    other = before or VersionCounts()
+    usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0
+    allowed = min(usual + limits.max_failure_margin, 1.0)
+    if sequential_binomial(int(version.failure), int(version.requests), allowed) < _RULES.error_alpha:
+        return f"{version.failure:.0f} of {version.requests:.0f} requests failed, expected at most {allowed:.2%}"
+    timed = min(version.computed, other.computed)
+    if timed >= STEADY_MEAN * _RULES.min_requests and version.mean_ms and other.mean_ms:
+        ratio = version.mean_ms / other.mean_ms
+        if ratio > limits.max_latency_ratio:
+            return (
+                f"mean time in the model is {version.mean_ms:.3g} ms, {ratio:.2f} times the {other.mean_ms:.3g} ms of "
+                f"the version before, expected at most {limits.max_latency_ratio:g} times"
+            )
+        p99, p99_was = version.p99_ms(1), other.p99_ms(2)
+        if p99 and p99_was and p99 > limits.max_p99_ratio * p99_was:
+            return (
+                f"p99 of the time in the model is {p99:.3g} ms, {p99 / p99_was:.2f} times the {p99_was:.3g} ms of "
+                f"the version before, expected at most {limits.max_p99_ratio:g} times"
+            )
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counters:
+    """Content of `COUNTERS_FILE`. Unknown fields of another release of Evergreen are ignored."""
+
+    counts: dict[int, VersionCounts] = field(default_factory=dict)
+    seen: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Last reading of each server for the live version, by `host:port version`."""
+
+    def __post_init__(self) -> None:
+        lacking = [key for key, counters in self.seen.items() if not counters.keys() >= COUNTERS.keys()]
+        expect(self, f"{', '.join(COUNTERS)} of each server", lambda _: not lacking, "seen")
+
+
+def _read_counters(path: Path) -> _Counters:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Counters)
+    except FileNotFoundError:
+        return _Counters()
+    except (OSError, ValueError) as error:
+        raise ContractError(f"{path} cannot be read: {error}, expected the controller's counters; remove it") from error

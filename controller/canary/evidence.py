@@ -1,0 +1,276 @@
+"""Read a canary's evidence: pairs of scores with labels, and the servers' counters of each arm.
+
+A pair is a row that both the stable version and the canary scored. Pairs are read from the
+monitor's archive and the lake, which contain the matured rows. Either arm may have served the row,
+because requests are drawn for shadow scoring independently of the arm and of their rows. The
+serving arm chose the rows of ranked lists, so these have no shadow columns there
+(`monitoring.state.archive`). If all traffic is ranked, there are no pairs, and a person advances
+the canary.
+
+Counters are read from every replica's Prometheus text. Counters only grow, so the counts of a stage
+are the differences to the plan's `baseline`. The differences are summed over the replicas before
+any division, which avoids a mean of means. The counters of a new or restarted server include its
+warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up weighs
+more in the smaller arm. Such a server is left out until a step has recorded its baseline
+(`uncounted`). When a server leaves, the counts of both arms lose its requests. A restarted server
+whose counters exceed its whole baseline at the next step is not detected. Both arms are then
+counted too low, but never negative.
+
+Triton reports totals and no medians. Requests that are rejected before they reach a model are not
+counted. Requests that the response cache answers count as successful. `serving.canary_policy` decides from
+this evidence.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from http.client import HTTPException
+from typing import Any
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from prometheus_client.parser import text_string_to_metric_families
+
+from evergreen.contracts import raw_rows
+from evergreen.registry.traffic_plan import CANARY, STABLE, Arm, Baseline
+from evergreen.rows.archived_rows import ArchivedFile, MovedAway, archived_files, arrow_schema
+from evergreen.runtime.errors import ContractError, TemporaryError, first_line
+from evergreen.serving.canary_policy import ArmCounts, BothCounts, Pairs
+from evergreen.storage.objects import Objects
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = (
+    raw_rows.REQUEST_ID,
+    raw_rows.ROW,
+    raw_rows.EVENT_TIME,
+    raw_rows.LABEL,
+    raw_rows.MODEL_VERSION,
+    raw_rows.SCORE,
+    raw_rows.SHADOW_VERSION,
+    raw_rows.SHADOW_SCORE,
+)
+COUNTERS = {
+    "success": "nv_inference_request_success",
+    "failure": "nv_inference_request_failure",
+    "infer_us": "nv_inference_compute_infer_duration_us",
+    "cache_hits": "nv_cache_num_hits_per_model",
+}
+"""Triton's name of each counter. `infer_us` sums the time in the model of all computed requests."""
+QUANTILES = "nv_inference_compute_infer_summary_us"
+"""Triton's quantiles of the time in the model, for one server's requests of the last minute."""
+READ_SECONDS = 10.0
+MAX_TEXT_BYTES = 32 << 20
+"""Size limit. Triton writes about 100 bytes per counter, and a few dozen counters per model and
+version."""
+_MAX_COUNT = float(1 << 63)
+_NAMES = {name: short for short, name in COUNTERS.items()}
+
+Fetch = Callable[[str], str]
+"""Returns the metrics text of host:port."""
+
+
+def read_pairs(
+    places: Sequence[Objects], *, stable: int, canary: int, since: datetime, most: int, user: str | None = None
+) -> Pairs:
+    """Read the oldest pairs of two versions.
+
+    A file may move from the archive to the lake during the read. If the archive is first in
+    `places`, the file is seen at least once. Memory grows with `most` and not with the lake. The
+    files of a lake in a bucket are downloaded one by one. A corrupt file is skipped with a warning.
+
+    Args:
+        places: The monitor's archive and the lake.
+        stable: Stable version.
+        canary: Version of the canary.
+        since: Earliest event time.
+        most: Maximum number of pairs.
+        user: Column of the users. None = the recommender has no such column.
+
+    Raises:
+        TemporaryError, PermanentError: the bucket cannot be read.
+    """
+    types = {**raw_rows.ROW_TYPES, **raw_rows.SHADOW_TYPES}
+    schema = arrow_schema({name: types[name] for name in COLUMNS} | ({} if user is None else {user: "int64"}))
+    found = [schema.empty_table()]
+    first_day = since.astimezone(timezone.utc).date().isoformat()
+    for place in places:
+        for archived in archived_files(place, first_day=first_day):
+            if (rows := _shadow_rows(archived, schema)) is not None:
+                found.append(_rows_of_pair(rows, stable=stable, canary=canary, since=since))
+                if sum(table.num_rows for table in found) > 4 * most:
+                    found = [_oldest(found, most)]
+    return _paired(_oldest(found, most), stable, user).first(most)
+
+
+def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> Any:
+    served, shadow = rows[raw_rows.MODEL_VERSION], rows[raw_rows.SHADOW_VERSION]
+    by_stable = pc.and_(pc.equal(served, stable), pc.equal(shadow, canary))
+    by_canary = pc.and_(pc.equal(served, canary), pc.equal(shadow, stable))
+    recent = pc.greater_equal(rows[raw_rows.EVENT_TIME], pa.scalar(since, rows.schema.field(raw_rows.EVENT_TIME).type))
+    return rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
+
+
+def _oldest(tables: Sequence[Any], most: int) -> Any:
+    """Return the oldest rows sorted by time, twice as many as wanted.
+
+    The archive and the lake may both contain a row.
+    """
+    keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
+    return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
+
+
+def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
+    """Return the columns of one file, or None if it has no shadow scores, has moved or is corrupt.
+
+    Older files may lack the column of the users, which is then null.
+    """
+    try:
+        with archived.opened() as file:
+            if raw_rows.SHADOW_SCORE not in file.schema_arrow.names:
+                return None
+            rows = file.read(columns=[name for name in schema.names if name in file.schema_arrow.names])
+    except MovedAway:
+        return None
+    except ContractError as error:
+        logger.warning("a file is left out of the canary's evidence: %s", error)
+        return None
+    columns = [
+        rows[each.name].cast(each.type) if each.name in rows.column_names else pa.nulls(len(rows), each.type)
+        for each in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
+    """Build the pairs from rows sorted by time.
+
+    The first of several rows with one identity counts.
+    """
+    requests, codes = np.unique(rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
+    codes = codes.reshape(-1).astype(np.int64)
+    positions = rows[raw_rows.ROW].to_numpy().astype(np.int64)
+    _, first = np.unique(np.stack([codes, positions], axis=1), axis=0, return_index=True)
+    at = np.sort(first)
+    served, shadow = (rows[name].to_numpy()[at] for name in (raw_rows.SCORE, raw_rows.SHADOW_SCORE))
+    by_stable = rows[raw_rows.MODEL_VERSION].to_numpy()[at] == stable
+    groups = codes
+    if user is not None:  # users are category ids of at least 0
+        groups = pc.coalesce(rows[user], pa.array(-1 - codes)).to_numpy()
+    return Pairs(
+        labels=rows[raw_rows.LABEL].to_numpy()[at].astype(np.uint8),
+        stable=np.where(by_stable, served, shadow).astype(np.float32),
+        canary=np.where(by_stable, shadow, served).astype(np.float32),
+        groups=groups[at],
+    )
+
+
+def fetch(address: str) -> str:
+    """Return the metrics text of the server with the metrics port `address` (host:port).
+
+    Raises:
+        TemporaryError: the server does not answer, or its text is too long.
+    """
+    deadline, content = time.monotonic() + READ_SECONDS, bytearray()
+    try:
+        # Bypass any proxy in the environment: the server is on this machine or in this cluster.
+        with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=READ_SECONDS) as answer:
+            while chunk := answer.read1(1 << 16):
+                content += chunk
+                if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
+                    raise TemporaryError(
+                        f"metrics of {address} are incomplete after {len(content):,} bytes, expected at most "
+                        f"{MAX_TEXT_BYTES:,} bytes within {READ_SECONDS:g} s"
+                    )
+            return content.decode()
+    except (URLError, HTTPException, OSError, ValueError) as error:
+        raise TemporaryError(f"metrics of {address} cannot be read: {error}") from error
+
+
+def read_baseline(addresses: Sequence[str], stable: Arm, canary: Arm, *, fetch: Fetch = fetch) -> Baseline:
+    """Return every server's current counters of both arms.
+
+    Raises:
+        TemporaryError: a server does not answer, or sends an unexpected text.
+    """
+    arms = {STABLE: stable, CANARY: canary}
+    return {address: counted(fetch(address), arms, source=address) for address in addresses}
+
+
+def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> dict[str, dict[str, float]]:
+    """Return the counters of each arm's model and version in a metrics text. Absent counters are 0.
+
+    Raises:
+        TemporaryError: `text` is not a metrics text, or a counter is not a finite number from 0.
+            The message contains `source`.
+    """
+    found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
+    for arm, sample in _samples(text, arms, source):
+        name = sample.name.removesuffix("_total")  # the parser appends it, as in OpenMetrics
+        if name in _NAMES:
+            if not 0 <= sample.value < _MAX_COUNT:
+                raise TemporaryError(
+                    f"metrics of {source} cannot be read: {name} is {sample.value}, expected a count from 0"
+                )
+            found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
+    return found
+
+
+def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
+    """Return the p99 of the time in the model in microseconds, over the server's last minute.
+
+    Returns None if there were no requests, or if the server has no quantiles. By default Triton
+    computes none, and it computes none for a model with a response cache.
+
+    Raises:
+        TemporaryError: `text` is not a metrics text. The message contains `source`.
+    """
+    for _, sample in _samples(text, {"": arm}, source):
+        if sample.name == QUANTILES and sample.labels.get("quantile") == "0.99" and 0 <= sample.value < math.inf:
+            return float(sample.value)
+    return None
+
+
+def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:
+    """Return the samples of each arm's model and version, with the arm's name."""
+    wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError as error:
+        raise TemporaryError(f"metrics of {source} cannot be read: {first_line(error)}") from error
+    named = [(wanted.get((each.labels.get("model", ""), each.labels.get("version", ""))), each) for each in samples]
+    return [(name, sample) for name, sample in named if name is not None]
+
+
+def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
+    """Return each arm's counts since `baseline`, summed over servers that have one.
+
+    Servers that are new or were restarted are left out.
+    """
+    sums = {arm: dict.fromkeys(COUNTERS, 0.0) for arm in (STABLE, CANARY)}
+    for address in now.keys() - uncounted(baseline, now).keys():
+        for arm, counters in now[address].items():
+            for name in COUNTERS:
+                sums[arm][name] += counters[name] - baseline[address][arm].get(name, 0.0)
+    return BothCounts(stable=ArmCounts(**sums[STABLE]), canary=ArmCounts(**sums[CANARY]))
+
+
+def uncounted(baseline: Baseline, now: Baseline) -> Baseline:
+    """Return the servers that need their current counters as a baseline: new or restarted ones.
+
+    A restart is detected if a counter of either arm is below its baseline.
+    """
+    return {
+        address: arms
+        for address, arms in now.items()
+        if any(_is_fresh(baseline.get(address, {}).get(arm), counters) for arm, counters in arms.items())
+    }
+
+
+def _is_fresh(before: Mapping[str, float] | None, now: Mapping[str, float]) -> bool:
+    return before is None or any(now[name] < before.get(name, 0.0) for name in COUNTERS)

@@ -1,0 +1,140 @@
+"""Verify the stored files of all known versions by hash, at the start and once a day.
+
+The inspection is part of the release controller (`deployment.controller`). A disk can return wrong
+bytes without an error. Golden rows detect few of these errors: a flipped bit in an embedding row
+that no golden row uses changes no golden score. A corrupt file in Triton's repository is replaced
+by the model registry's copy, and a corrupt copy in the registry by the repository's. Servers then
+reload the graph.
+"""
+
+import logging
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from evergreen.contracts.serving import CONFIG_FILE, versions_of
+from evergreen.registry import promotion_journal
+from evergreen.registry.promotion_journal import Promotion
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.serving.intact import find_damaged, golden_rows, heal
+from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
+from evergreen.serving.repository.triton_config import read_options
+from evergreen.serving.servers import addresses, bring_up
+from evergreen.serving.site import SiteSettings
+
+logger = logging.getLogger(__name__)
+
+DAY_SECONDS = 86_400.0
+RETRY_SECONDS = 300.0
+"""Seconds until the next inspection after one that failed or found a file that it could not
+repair."""
+
+
+@dataclass(kw_only=True)
+class Inspection:
+    """Inspection of the version files of one site. Call `step` repeatedly."""
+
+    site: SiteSettings
+    healed: list[str] = field(default_factory=list)
+    """Paths of the files that were replaced since the start."""
+    _due: float | None = None
+    _problem: str | None = None
+
+    def step(self) -> None:
+        """Compare all hashes if the inspection is due, and replace corrupt files.
+
+        Raises:
+            ContractError: both copies of a file are corrupt. The error is raised again by every
+                call until the next inspection.
+            TemporaryError: a deployment is running, or the storage does not answer. A later call
+                tries again.
+        """
+        now = self.site.patience.clock()
+        if self._due is not None and now < self._due:
+            if self._problem is not None:
+                raise ContractError(self._problem)
+            return
+        self._due, self._problem = now + RETRY_SECONDS, None
+        if not promotion_journal.read_entries(self.site.store):
+            self._due = None  # inspect right after the first release
+            return
+        try:
+            self._inspect()
+        except ContractError as error:
+            self._problem = str(error)
+            raise
+        self._due = now + DAY_SECONDS
+
+    def _inspect(self) -> None:
+        repository, problems = self.site.open_repository(), []
+        if _is_config_corrupt(repository, promotion_journal.current(self.site.store)):
+            with repository.locked():
+                self._heal_config(repository)
+        for folders, version in self._versions(repository):
+            if not find_damaged(folders, self.site.store, version):
+                continue
+            try:
+                with repository.locked():
+                    self._heal(repository, folders, version)
+            except ContractError as error:
+                problems.append(str(error))
+        if problems:
+            raise ContractError("; ".join(problems))
+
+    def _versions(self, repository: ModelRepository) -> list[tuple[VersionFolders, int]]:
+        """Return the versions that are both in the journal and in the repository."""
+        known = {entry.version for entry in promotion_journal.read_journal(self.site.store)}
+        canary = promotion_journal.canary_at_work(self.site.store)
+        at_work = {canary.version} if canary else set()
+        found = [(repository.published, version) for version in repository.taken_numbers() if version in known]
+        return found + [(repository.canary, version) for version in repository.canary.sizes() if version in at_work]
+
+    def _heal_config(self, repository: ModelRepository) -> None:
+        """Rewrite the live version's configuration. Running servers read it at their next load."""
+        live = promotion_journal.current(self.site.store)
+        if live is None or promotion_journal.interrupted(self.site.store) or not _is_config_corrupt(repository, live):
+            return
+        options = repository.options_for(live.version)
+        repository.write_config(repository.config_for(live.version, options))
+        path = f"{repository.published.uri}/{CONFIG_FILE}"
+        logger.error("%s did not serve version %d, and was rewritten", path, live.version)
+        self.healed.append(path)
+
+    def _heal(self, repository: ModelRepository, folders: VersionFolders, version: int) -> None:
+        """Replace the files that are still corrupt, and reload them on the servers.
+
+        The caller holds the lock.
+        """
+        store = self.site.store
+        if promotion_journal.interrupted(store):
+            raise TemporaryError("a killed deployment must be rolled back before its files are inspected")
+        if (folders, version) not in self._versions(repository):
+            return
+        healed = heal(folders, store, version, options=repository.options_for(version))
+        self.healed += healed
+        live = promotion_journal.current(store)
+        is_served = folders is repository.canary or (live is not None and live.version == version)
+        if is_served and any(path.startswith(folders.uri) for path in healed):
+            name = repository.names.canary if folders is repository.canary else repository.names.model
+            self._reload(name, version, repository)
+
+    def _reload(self, name: str, version: int, repository: ModelRepository) -> None:
+        """Make every server reload the model. The watchdog handles servers that fail to."""
+        golden = golden_rows(repository, self.site.store, version)
+        for url in addresses(self.site.triton_urls, self.site.resolve):
+            try:
+                with closing(self.site.connect(url)) as server:
+                    bring_up(server, name, version=version, golden=golden, patience=self.site.patience)
+            except (TemporaryError, PermanentError) as error:
+                logger.warning("the healed version %d: %s", version, error)
+
+
+def _is_config_corrupt(repository: ModelRepository, live: Promotion | None) -> bool:
+    """Return whether Triton's configuration is corrupt, or serves a version that is not live."""
+    config = repository.read_config()
+    if config is None or live is None:
+        return False
+    try:
+        read_options(config)
+        return versions_of(config) != [live.version]
+    except ContractError:
+        return True

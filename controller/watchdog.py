@@ -1,0 +1,229 @@
+"""Probe every Triton with golden rows of the live version, and reload models that answer wrongly.
+
+The watchdog is part of the release controller (`deployment.controller`). A server's own readiness
+is not sufficient: with a dead Python stub, Triton (before 26.01) stays "ready" and rejects all
+requests. A replica that started unnoticed during a release also keeps serving the configuration
+that it read.
+
+The watchdog reloads models under the deployment's lock and never waits for it. While a release is
+running, the release decides what is served. The watchdog rolls back a killed release
+(`site.opened`), so that the configuration matches the journal again. A server that does not answer
+at all is left to its supervisor, and probed again in each round.
+"""
+
+import logging
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+from evergreen.contracts.serving import QUEUE_REFUSALS
+from evergreen.registry import promotion_journal
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.serving.intact import golden_rows
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.triton_config import read_options
+from evergreen.serving.servers import Triton, addresses_of, probe, wait_until_ready
+from evergreen.serving.site import SiteSettings, opened
+
+logger = logging.getLogger(__name__)
+
+WELL = "well"
+"""The right version answered the golden rows correctly."""
+GONE = "gone"
+"""The server does not answer at all."""
+BUSY = "busy"
+"""The server is live but cannot answer now: its queue is full, or it is switching versions."""
+SUSPECT = "suspect"
+"""First wrong answer."""
+SKIPPED = "skipped"
+"""The model answers wrongly, but a deployment is running."""
+HEALED = "healed"
+"""The model answered wrongly, was reloaded, and now answers correctly."""
+ILL = "ill"
+"""The model still answers wrongly after a reload."""
+FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
+
+_LEVELS = {
+    **dict.fromkeys((WELL, BUSY, SKIPPED), logging.INFO),
+    **dict.fromkeys((SUSPECT, HEALED), logging.WARNING),
+    **dict.fromkeys((GONE, ILL), logging.ERROR),
+}
+_DEAD_STUB = "not healthy"
+"""Part of the error message of every request to a model whose stub died. Such a model is reloaded
+at the first error."""
+_STRIKES = 2
+"""Consecutive wrong or missing answers before a model is reloaded. If a reload does not help, the
+next one comes after twice as many, because a model that is unloaded in each round serves no client.
+"""
+
+_REQUESTS_PER_INSTANCE = 2
+"""Probe requests per instance if there are several. Instances take turns, but a thread that is late
+at the queue loses its turn. On a busy machine 2 of 300 requests went to the same instance as the
+request before (Triton 2.51, two instances)."""
+
+
+@dataclass(kw_only=True)
+class Watchdog:
+    """Watchdog of one site's servers. Call `look` once a round."""
+
+    site: SiteSettings
+    counts: Counter[str] = field(default_factory=Counter)
+    """Number of each finding since the start."""
+    reloads: Counter[int] = field(default_factory=Counter)
+    """Number of reloads of each version since the start."""
+    num_recovered: int = 0
+    """Number of killed deployments that were rolled back."""
+
+    def __post_init__(self) -> None:
+        # A version number is never reused for other weights, so its golden rows never change.
+        self._golden = lru_cache(maxsize=4)(lambda version: golden_rows(self._repository, self.site.store, version))
+        self._strikes: Counter[str] = Counter()
+        self._last: dict[str, str] = {}
+        self._rounds: Counter[str] = Counter()
+        """Number of consecutive rounds with the last finding."""
+
+    @cached_property
+    def _repository(self) -> ModelRepository:
+        """Model repository.
+
+        The repository is opened late, because before the first release the registry may not know
+        its recommender.
+        """
+        return self.site.open_repository()
+
+    def look(self) -> dict[str, str]:
+        """Probe every model on every server, and return the findings by `host:port model`.
+
+        The result is empty while nothing is live.
+
+        Raises:
+            ContractError: the journal or a live version is corrupt.
+        """
+        self._recover()
+        findings = {}
+        for url in self._addresses():
+            for name, version in self._expected_versions().items():
+                key = f"{url} {name}"
+                finding, why = self._look_at(url, name, version)
+                findings[key] = finding
+                self.counts[finding] += 1
+                self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
+                self._last[key] = finding
+                # A pod that ends in a rolling update is gone in one round, and its address is no
+                # longer listed in the next.
+                if self._rounds[key] == (_STRIKES if finding == GONE else 1):
+                    logger.log(_LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why)
+        return findings
+
+    def _addresses(self) -> list[str]:
+        """Return the current host:port of each server."""
+        found = [address for url in self.site.triton_urls for address in addresses_of(url, self.site.resolve)]
+        return list(dict.fromkeys(found))
+
+    def _expected_versions(self) -> dict[str, int]:
+        """Return the version of each model according to the journal."""
+        live, canary = promotion_journal.current(self.site.store), promotion_journal.canary_at_work(self.site.store)
+        if live is None and canary is None:
+            return {}
+        names = self._repository.names
+        lines = {names.model: live, names.canary: canary}
+        return {name: entry.version for name, entry in lines.items() if entry is not None}
+
+    def _recover(self) -> None:
+        """Roll back a killed deployment. A running one holds the lock and is left alone."""
+        if promotion_journal.interrupted(self.site.store) is None:
+            return
+        patience = replace(self.site.patience, lock_seconds=0.0)
+        try:
+            with opened(replace(self.site, patience=patience)) as site:
+                self.num_recovered += site.recovered is not None
+        except TemporaryError as error:
+            logger.info("the journal ends with an intent: %s", error)
+
+    def _look_at(self, url: str, name: str, version: int) -> tuple[str, str]:
+        try:
+            with closing(self.site.connect(url)) as server:
+                server.check_live()
+                return self._evaluate(server, name, version)
+        except (TemporaryError, PermanentError) as error:
+            return GONE, f": {error}"
+
+    def _evaluate(self, server: Triton, name: str, version: int) -> tuple[str, str]:
+        key = f"{server.url} {name}"
+        try:
+            self._check_answers(server, name, version)
+            del self._strikes[key]
+            return WELL, ""
+        except (TemporaryError, PermanentError) as error:
+            why = str(error)
+            if any(sign in why for sign in QUEUE_REFUSALS):
+                # A reload would make an overloaded server worse.
+                return BUSY, f": {why}"
+            self._strikes[key] += 1
+            strikes, needed = self._strikes[key], 1 if _DEAD_STUB in why else _STRIKES
+            if strikes < needed:
+                return (BUSY if isinstance(error, TemporaryError) else SUSPECT), f": {why}"
+            if strikes & (strikes - 1):
+                return ILL, f": {why}; it is reloaded later"
+        try:
+            with self._repository.locked():
+                finding, how = self._heal(server, name)
+        except TemporaryError as error:
+            finding, how = SKIPPED, str(error)
+        if finding in (WELL, HEALED):
+            del self._strikes[key]
+        elif finding == SKIPPED:
+            self._strikes[key] -= 1
+        return finding, f": {why}; {how}"
+
+    def _check_answers(self, server: Triton, name: str, version: int) -> None:
+        """Check that the model answers requests without a version correctly.
+
+        The rows are shuffled, so that no cache answers. A single instance can be dead, and
+        instances cannot be addressed, so there are more requests than instances.
+        """
+        config = self._repository.read_config()
+        try:
+            instances = read_options(config).instances if config else 1
+        except ContractError as error:
+            logger.error("%s: %s", self._repository.uri, error)
+            instances = 1
+        for _ in range(_REQUESTS_PER_INSTANCE * instances if instances > 1 else 1):
+            probe(server, name, version=version, golden=self._golden(version), named=False)
+
+    def _heal(self, server: Triton, name: str) -> tuple[str, str]:
+        """Reload the model if it still answers wrongly. The caller holds the lock."""
+        version = self._expected_versions().get(name)
+        if version is None or promotion_journal.interrupted(self.site.store):
+            return SKIPPED, "a deployment ran meanwhile"
+        trouble = self._trouble(server, name, version)
+        if trouble is None:
+            return WELL, "a deployment ran meanwhile"
+        # A load alone fixes a wrong version without interrupting the service. A load has no effect
+        # on a dead stub, because Triton sees no change, so the model is unloaded first.
+        for unload in (True,) if _DEAD_STUB in trouble else (False, True):
+            if name == self._repository.names.model:  # reloads of a canary do not count for the live version
+                self.reloads[version] += 1
+            trouble = self._trouble(server, name, version, load=True, unload=unload)
+            if trouble is None:
+                return HEALED, "reloaded"
+        return ILL, f"reloading it did not help: {trouble}"
+
+    def _trouble(
+        self, server: Triton, name: str, version: int, *, load: bool = False, unload: bool = False
+    ) -> str | None:
+        """Return what is wrong with the model's answers, or None.
+
+        `unload` and `load` unload or load the model first.
+        """
+        try:
+            if unload:
+                server.unload(name)
+            if load:
+                server.load(name)
+                wait_until_ready(server, name, version, patience=self.site.patience)
+            self._check_answers(server, name, version)
+        except (TemporaryError, PermanentError) as error:
+            return str(error)
+        return None

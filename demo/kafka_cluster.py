@@ -1,0 +1,40 @@
+"""librdkafka's mock Kafka cluster as a process of the demo, with one topic of four partitions.
+
+It speaks Kafka's protocol on loopback, and forgets everything at its end. A topic is made when a producer asks for it:
+by this process at its start, so that a reader that comes before the first writer finds it. It keeps 5 MB a partition
+and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
+"""
+
+import signal
+import threading
+from pathlib import Path
+
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+
+START_SECONDS = 30.0
+
+
+@exits_with_code
+def main(argv: list[str] | None = None) -> int:
+    """Runs the cluster until SIGTERM; writes its brokers, host:port comma-separated, once they listen."""
+    from confluent_kafka import Producer
+
+    parser = CommandParser(prog="python -m demo.kafka_cluster", description=__doc__)
+    parser.add_argument("--address", type=Path, required=True, help="file to write the brokers' addresses to")
+    parser.add_argument("--topic", required=True, help="topic to make")
+    arguments = parser.parse_args(argv)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    # The cluster lives as long as this client.
+    producer = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
+    brokers = producer.list_topics(arguments.topic, timeout=START_SECONDS).brokers.values()
+    write_whole(arguments.address, ",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n")
+    stop.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,413 @@
+"""A real tritonserver on this machine, from the serving environment's wheel: for the demo, development and tests.
+
+It picks free ports, waits for readiness against a deadline, and ends with its owner: stopped by pid, at exit, and by
+the kernel if the owner is killed. The wheel (nvidia-pytriton) ships one stub of the python backend per Python version
+and none beside the backend, where the server looks: both are copied into a runtime folder. What is served is
+deployment's to say. Bound to loopback: this Triton (2.51) lacks later security fixes.
+"""
+
+import atexit
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from demo.stack import DIRECT, LOOPBACK, tethered
+from evergreen.config.spec import CANDIDATE_SUFFIX
+from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, PYTHON, versions_of
+from evergreen.registry.models import GRAPH_FILE
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.runtime.onnx_runtime import SILENT
+
+
+def models_to_load(repository: Path) -> list[str]:
+    """The models that a server over `repository` loads at its start: those with a configuration, but no rehearsal."""
+    names = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
+    return [name for name in names if not name.endswith(CANDIDATE_SUFFIX)]
+
+
+def check_repository(repository: Path) -> None:
+    """Returns if Triton can start with what `repository` holds, which may be nothing.
+
+    A model that was not released by us names no versions in its configuration, and is Triton's to judge.
+
+    Raises:
+        ContractError: a configured version is absent or lacks a file, which would hang the start; names it.
+    """
+    for name in models_to_load(repository):
+        text = (repository / name / CONFIG_FILE).read_text()
+        needed = (GRAPH_FILE, CODE_FILE) if f'backend: "{PYTHON}"' in text else (GRAPH_FILE,)
+        for version in versions_of(text) if "version_policy" in text else ():
+            for file in (repository / name / str(version) / each for each in needed):
+                if not file.exists():
+                    raise ContractError(f"{file} is absent, expected in every version that {CONFIG_FILE} names")
+
+
+_ASK_PYTHON = (
+    "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), sysconfig.get_config_var('LIBDIR'),"
+    " '%d.%d' % sys.version_info[:2]]))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedWheel:
+    """What is needed to start the server."""
+
+    binary: Path
+    """tritonserver itself, in its place in the environment."""
+    backends: Path
+    """Folder for `--backend-directory`."""
+    caches: Path
+    """Folder for `--cache-directory`."""
+    variables: dict[str, str]
+    """Environment variables that the server and its stubs need."""
+
+
+def prepare(venv: Path, runtime: Path) -> PreparedWheel:
+    """The server of the environment `venv`, with its backend copied below `runtime` where it is not yet.
+
+    Raises:
+        ContractError: the environment or something in its wheel is absent; names it.
+    """
+    python = (venv / "bin" / "python").absolute()
+    if not python.exists():
+        raise ContractError(f"serving environment {venv} is absent, expected it to be built")
+    packages, libraries, version = json.loads(subprocess.check_output([python, "-I", "-c", _ASK_PYTHON], text=True))
+    wheel = Path(packages) / "pytriton" / "tritonserver"
+    binary = wheel / "bin" / "tritonserver"
+    stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
+    for needed in (binary, stub):
+        if not needed.exists():
+            raise ContractError(f"{needed} is absent, expected it from the nvidia-pytriton wheel")
+    backend = runtime / "backends" / "python"
+    backend.mkdir(parents=True, exist_ok=True)
+    for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
+        target = backend / source.name
+        if not target.exists():  # a running server may be using it
+            aside = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copy2(source, aside)
+            os.replace(aside, target)
+    variables = {
+        # The first python3 on PATH is the interpreter of model.py; PYTHONPATH would not reach it.
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        # Without these the stub takes another libpython, or lacks libcudart and hangs the server.
+        "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
+        "OMP_NUM_THREADS": "1",
+        **SILENT,
+    }
+    return PreparedWheel(binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables)
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_VENV = Path(__file__).resolve().parents[1] / ".venvs" / "serving"
+"""Environment that holds the server's wheel and what `model.py` imports."""
+_NAME = "evergreen_"
+"""Begins the name of every server here; its owner's process id and its gRPC port follow."""
+_SHM = Path("/dev/shm")
+_SHM_BYTES = 4 * 2**20
+"""Shared memory of one model instance at first; Triton's own default is larger than small machines like."""
+_ATTEMPTS = 3
+"""Starts with fresh free ports, since another process may take one between the choice and the start."""
+_TAKEN = "already in use"
+_NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
+"""What every start without a GPU complains of, to no harm."""
+
+
+class Ports(NamedTuple):
+    """Where one Triton listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonSettings:
+    """How the server is started and stopped."""
+
+    ready_seconds: float = 60.0
+    """From start to ready; a model whose code cannot run would hang Triton's start for ever."""
+    stop_seconds: float = 10.0
+    """From SIGTERM to SIGKILL; an idle server takes 1.5 to 3.5 s."""
+    cache_bytes: int | None = None
+    """Size of the response cache; None = none. Off because it pays only where requests repeat, bytes and all
+    (`benchmarks.cache`): features of a click do not, and then every request is hashed for nothing."""
+
+
+class TritonServer:
+    """One tritonserver over `repository`, running between `start` and `stop` (or inside a `with`).
+
+    It starts with the models that the repository holds, and empty otherwise; loading is explicit from then on. Which
+    versions those are is what their configurations say, so a server that was killed in the middle of a release comes
+    back with the versions published last.
+    Start it from a thread that outlives it: the kernel takes the end of that thread for the end of the owner. Spaces in
+    paths are fine. The repository is created if absent, the log appended to; `runtime` is a writable folder for the
+    prepared backend (default: `triton-runtime` beside the log); `variables` go over this process's own and the wheel's.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        log: Path,
+        runtime: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        settings: TritonSettings | None = None,
+    ) -> None:
+        self.repository = repository
+        self.log_path = log
+        self.settings = settings or TritonSettings()
+        self.start_seconds: float | None = None
+        """Seconds from start to ready; None before."""
+        self._runtime = runtime or log.parent / "triton-runtime"
+        self._variables = dict(variables or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports: Ports | None = None
+        self._aliases: list[Path] = []
+        self._is_swept = True
+
+    def __enter__(self) -> "TritonServer":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def grpc_url(self) -> str:
+        """host:port for gRPC clients."""
+        return f"{LOOPBACK}:{self._listening.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        """http://host:port of the KServe v2 protocol."""
+        return f"http://{LOOPBACK}:{self._listening.http}"
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the counters are, host:port."""
+        return f"{LOOPBACK}:{self._listening.metrics}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the Prometheus text."""
+        return f"http://{self.metrics_address}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None before the first start."""
+        return self._process.pid if self._process else None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status of a server that ended; negative = the signal that killed it; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def alive(self) -> bool:
+        """Whether the process runs. It may still answer wrongly: only an inference proves a model."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> "TritonServer":
+        """Returns once the server is ready; started again, on the ports that it had, where clients look for it.
+
+        Raises:
+            ContractError: the repository or the serving environment lacks something; names it.
+            PermanentError: the server ended at once; quotes its log.
+            TemporaryError: it was not ready in time; it has been stopped.
+        """
+        assert not self.alive(), "the server runs already"
+        ports = self._ports
+        self.stop()
+        _sweep_after_dead_owners()
+        self.repository.mkdir(parents=True, exist_ok=True)
+        check_repository(self.repository)
+        wheel = prepare(DEFAULT_VENV, self._runtime)
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._ports = ports or _free_ports()
+            log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+            started = time.monotonic()
+            self._launch(wheel)
+            try:
+                self._wait_until_ready(log_start)
+            except PermanentError as error:
+                if ports or attempt == _ATTEMPTS or _TAKEN not in str(error):
+                    raise
+                logger.info("a port was taken between choice and start, choosing again")
+                continue
+            self.start_seconds = time.monotonic() - started
+            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
+            break
+        return self
+
+    def ask_to_stop(self) -> None:
+        """Sends SIGTERM and does not wait; `stop` does."""
+        if self._process is not None:
+            self._process.terminate()  # of one that has ended: nothing
+
+    def stop(self) -> int | None:
+        """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
+        process = self._process
+        if process is None or self._is_swept:
+            return self.returncode
+        atexit.unregister(self.stop)
+        self.ask_to_stop()
+        try:
+            process.wait(self.settings.stop_seconds)
+        except subprocess.TimeoutExpired:
+            logger.warning("triton %d ignored SIGTERM for %s s, killing it", process.pid, self.settings.stop_seconds)
+            process.kill()
+            process.wait()
+        # A stub whose server crashed can outlive it and ignore SIGTERM; all are in the group that we started.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self._is_swept = True
+        while self._aliases:
+            shutil.rmtree(self._aliases.pop(), ignore_errors=True)
+        for leftover in _SHM.glob(f"{self._shm_prefix}*"):
+            leftover.unlink(missing_ok=True)
+        return process.returncode
+
+    def kill(self) -> None:
+        """Kills the server at once, as a crash would; `stop` still sweeps."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _listening(self) -> Ports:
+        assert self._ports is not None, "the server has not been started"
+        return self._ports
+
+    @property
+    def _shm_prefix(self) -> str:
+        return f"{self._name}_"
+
+    @property
+    def _name(self) -> str:
+        """This server's own name, for its answers and its shared memory."""
+        return f"{_NAME}{os.getpid()}_{self._listening.grpc}"
+
+    def _flags(self, repository: Path, backends: Path, caches: Path) -> list[str]:
+        ports = self._listening
+        flags = [
+            f"--id={self._name}",
+            f"--model-repository={repository}",
+            f"--backend-directory={backends}",
+            f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
+            f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *(f"--{service}-address={LOOPBACK}" for service in Ports._fields),
+            *(f"--{service}-port={port}" for service, port in zip(Ports._fields, ports)),
+            "--allow-gpu-metrics=false",
+            "--metrics-config=summary_latencies=true",
+            "--pinned-memory-pool-byte-size=0",
+            "--model-control-mode=explicit",
+            # config.pbtxt is complete; completing it would start every stub twice (1.5 s instead of 0.3 s).
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
+        ]
+        flags += [f"--load-model={name}" for name in models_to_load(self.repository)]
+        if self.settings.cache_bytes is not None:
+            flags += [f"--cache-directory={caches}", f"--cache-config=local,size={self.settings.cache_bytes}"]
+        return flags
+
+    def _launch(self, wheel: PreparedWheel) -> None:
+        flags = self._flags(self._plain(self.repository), self._plain(wheel.backends), wheel.caches)
+        command = [str(wheel.binary), *flags]
+        self._is_swept = False
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log_path, "ab") as log:
+            self._process = subprocess.Popen(
+                tethered(command, signal.SIGKILL),
+                env={**os.environ, **wheel.variables, **self._variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Its own group: Ctrl-C in the terminal is for the owner, who stops it in order.
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+
+    def _plain(self, path: Path) -> Path:
+        """A name of `path` that a shell reads as one word: Triton starts its stub through one, without quoting."""
+        path = path.absolute()
+        if shlex.quote(str(path)) == str(path):
+            return path
+        folders = [f for f in (tempfile.gettempdir(), "/tmp") if shlex.quote(f) == f]
+        self._aliases.append(Path(tempfile.mkdtemp(prefix="evergreen-triton-", dir=folders[0])))
+        alias = self._aliases[-1] / "path"
+        alias.symlink_to(path)
+        return alias
+
+    def _wait_until_ready(self, log_start: int) -> None:
+        deadline = time.monotonic() + self.settings.ready_seconds
+        try:
+            while not self._is_ready():
+                if not self.alive():
+                    raise PermanentError(f"triton ended with {self.returncode} at start: {self._complaint(log_start)}")
+                if time.monotonic() >= deadline:
+                    raise TemporaryError(
+                        f"triton is not ready after {self.settings.ready_seconds} s: {self._complaint(log_start)}"
+                    )
+                time.sleep(0.02)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _is_ready(self) -> bool:
+        try:
+            # Who took our port between choice and start may be a Triton too: only its name tells.
+            with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
+                named = json.load(answer)["name"] == self._name
+            with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
+                ready = answer.status == 200
+            # Metrics is the last port to open; a server that cannot have it ends.
+            with DIRECT.open(self.metrics_url, timeout=1):
+                return bool(named and ready and self.alive())
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+            return False
+
+    def _complaint(self, log_start: int) -> str:
+        """The log's last words since `log_start`, errors first."""
+        with open(self.log_path, "rb") as log:
+            log.seek(log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        lines = [line for line in lines if not any(noise in line for noise in _NOISE)]
+        errors = [line for line in lines if line.startswith("E") or "error" in line.lower()]
+        return " | ".join((errors or lines)[-3:]) + f" (log: {self.log_path})"
+
+
+def _free_ports() -> Ports:
+    """Three ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return Ports(*(each.getsockname()[1] for each in sockets))
+
+
+def _sweep_after_dead_owners() -> None:
+    """Removes the shared memory of servers whose owner was killed before it could."""
+    for leftover in _SHM.glob(f"{_NAME}*"):
+        owner = leftover.name.removeprefix(_NAME).partition("_")[0]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            leftover.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue

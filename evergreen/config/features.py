@@ -1,0 +1,565 @@
+"""The section `features`: the feature columns of a recommender, their order and their options.
+
+Each recommender names its own features. `contracts.raw_rows` has the columns that every raw row has beside them. In
+files a missing value is null. Tensors and log records have no null. A missing numeric value is NaN there, and a missing
+category is `MISSING_CATEGORY`.
+"""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
+
+MISSING_CATEGORY = -1
+"""A missing category in an int64 tensor; no category has this value."""
+MAX_CATEGORY = 2**52 - 1
+"""Largest category: NVTabular reads categories as float64, which holds every whole number up to here."""
+INDICATOR = "{name}/missing"
+"""Name of the dense input that says whether the feature `name` is missing; no feature's name has a slash."""
+PLACE = "{name}/{number}"
+"""Name of one place of the list `name`, from 0, where places are columns."""
+LENGTH = "{name}/length"
+"""Name under which the numbers of elements of the list `name` are counted, beside its elements under its own name."""
+_LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
+_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
+_BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
+MAX_COLUMNS = 4096
+"""Most columns of the tensors of one recommender; a list has one for each of its places."""
+MAX_NAME = 200
+"""Longest name of a feature."""
+MAX_WIDTH = 4096
+"""Longest vector of a category."""
+MAX_BUCKETS = 1024
+"""Of one feature: a served row is compared with each bucket's lower end."""
+
+
+def category_of(text: str) -> int:
+    """Return the category of a text: its number if it is a whole number in range, else a hash.
+
+    A number is written as Python prints it. A truth value is 1 or 0, whatever its case (`plain_word`), because other
+    programs write it that way. The hash is the upper 52 bits of the text's BLAKE2b with 8 bytes. Among a million texts,
+    two get the same category with a probability of 1 in 9,000. `contracts.values.word_of` makes the text of a value of
+    any type.
+
+    >>> category_of("7"), category_of("07"), category_of("red"), category_of("True"), category_of("false")
+    (7, 777266936069733, 244716414365860, 1, 0)
+    """
+    if _WHOLE.fullmatch(text) and int(text) <= MAX_CATEGORY:
+        return int(text)
+    if (word := plain_word(text)) in TRUTH_WORDS:
+        return TRUTH_WORDS.index(word)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 12
+
+
+def plain_word(text: str) -> str:
+    """Return `true` or `false` if the text is a truth value, else the text.
+
+    Case and spaces around the text do not matter.
+
+    >>> plain_word("TRUE"), plain_word(" False"), plain_word("truth")
+    ('true', 'false', 'truth')
+    """
+    lowered = text.strip().lower()
+    return lowered if lowered in TRUTH_WORDS else text
+
+
+TRUTH_WORDS = ("false", "true")
+"""The one spelling of each truth value as a word."""
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalOptions:
+    """Options of a categorical feature.
+
+    Raises:
+        ContractError: `embed` is below 1 or above `MAX_WIDTH`.
+    """
+
+    type: Literal["int64", "string"] = "int64"
+    """`int64`: whole numbers of 64 bits, signed or unsigned; `string`: texts, or whole numbers as texts. `true` and
+    `false` in any case are the two truth values in both. A number from 0 to 2^52 - 1 is its own category, also as a
+    text; any other value is hashed to 52 bits."""
+    served_as: int | str | None = None
+    """A value that the served model takes in every row, whatever the row holds: 1 for the place of an item in a list.
+    The network learns from the real values how much they mattered, and what was shown where is then no reason to show
+    it there again. The gate judges by this value as well, and the mean score of the rows so served is their click
+    rate. A request may leave the feature out; a row that is logged without it teaches nothing of it."""
+    embed: int | None = None
+    """Length of the vectors of its categories, at least 1; null = the model's `embedding_dim`. Of `dcn`: a
+    network that multiplies vectors with each other needs all of one length."""
+
+    def __post_init__(self) -> None:
+        _require_width(self.embed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """Options of a list of categories; a row may have an empty list.
+
+    Raises:
+        ContractError: `max` or `embed` is below 1 or too large, or a type or `embed` is stated beside a table.
+    """
+
+    type: Literal["int64", "string"] = "int64"
+    """What the elements are, as of a categorical feature. With `table` they are what that feature holds."""
+    max: int = 10
+    """Elements of a row that count, at most; of a longer list only these do."""
+    keep: Literal["newest", "oldest"] = "newest"
+    """Which elements of a longer list count: its last ones, or its first ones."""
+    pool: Literal["mean", "sum"] = "mean"
+    """How the vectors of a row's elements become one; of no elements it is zero."""
+    table: str | None = None
+    """The categorical feature whose categories and vectors the list uses; without it the list has its own."""
+    embed: int | None = None
+    """Length of the vectors of its elements, as of a categorical feature. With `table` it is that feature's."""
+    separator: str = "|"
+    """What stands between the elements in a text file. A field in brackets is read as a JSON list whatever it is."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max <= MAX_COLUMNS:
+            raise ContractError(f"max is {self.max}, expected at least 1 and at most {MAX_COLUMNS:,}")
+        if not self.separator:
+            raise ContractError("separator is '', expected what stands between the elements of a list in a text file")
+        _require_width(self.embed)
+        if self.table is not None and self.embed is not None:
+            raise ContractError(f"embed is {self.embed} beside table {self.table!r}, expected the table's embed alone")
+        if self.table is not None and self.type != _LIST_TYPE:
+            raise ContractError(f"type is {self.type!r} beside table {self.table!r}, expected the table's type alone")
+
+
+_LIST_TYPE = ListOptions.type
+
+
+def _require_width(embed: int | None) -> None:
+    if embed is not None and not 1 <= embed <= MAX_WIDTH:
+        raise ContractError(f"embed is {embed}, expected at least 1 and at most {MAX_WIDTH:,}")
+
+
+class PooledPlaces(NamedTuple):
+    """Positions of one list on the categorical axis, from `start` to before `stop`, whose vectors are pooled."""
+
+    start: int
+    stop: int
+    pool: str
+    """As in `ListOptions`."""
+
+
+class Places(NamedTuple):
+    """Positions on the categorical axis: one for each categorical feature, then those of the lists."""
+
+    slots: tuple[int, ...]
+    """The slot whose vectors each place looks up."""
+    lists: tuple[PooledPlaces, ...]
+    """In the order of the vectors that they become, which stand behind those of the categorical features; those of
+    bucketed features are the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericOptions:
+    """Options of a numeric feature: how it becomes an input of the network.
+
+    Raises:
+        ContractError: `fill` or a bound is no finite float32, or `transform` is no sequence of steps that there is.
+
+    >>> NumericOptions(transform=("clip(-1..1)", "minmax")).bounds
+    (-1.0, 1.0)
+    >>> NumericOptions(transform=("quantile_buckets(32)",)).num_buckets
+    32
+    """
+
+    fill: float = 0.0
+    """Stands for a missing value, before the transform."""
+    indicator: bool = False
+    """Whether the network has one more input, 1 where the value is missing and else 0."""
+    transform: tuple[str, ...] = ("clip(0)", _LOG, _STANDARDIZE)
+    """Steps in this order, each of which may be left out: `clip(least)` or `clip(least..largest)`; `log1p`, the
+    logarithm of 1 + x, which needs a `clip` at 0 or more; and one scaling by the rows of the first round, `standardize`
+    (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts.
+    `quantile_buckets(n)`, alone or after a `clip`, makes a category of the number: one of n buckets of about equally
+    many rows of the first round, or missing, each with a vector in place of the dense input. Quantiles that are equal
+    leave fewer buckets; later rounds keep them as they keep a scaling. They are exact, NumPy's by its method `higher`:
+    the first round holds 12 bytes for each distinct value of the column."""
+    embed: int | None = None
+    """Length of the buckets' vectors, as of a categorical feature."""
+
+    def __post_init__(self) -> None:
+        """Check the options, and store equal options in one form."""
+        object.__setattr__(self, "fill", _float32(self.fill, "fill"))
+        object.__setattr__(self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform))
+        kinds = [next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None) for each in self.transform]
+        if None in kinds:
+            wrong = self.transform[kinds.index(None)]
+            raise ContractError(
+                f"transform holds {wrong!r}, which is not supported, expected clip(least), clip(least..largest), "
+                "log1p, standardize, minmax or quantile_buckets(n)"
+            )
+        _require_width(self.embed)
+        if "buckets" in kinds:
+            self._expect_buckets(kinds)
+        elif self.embed is not None:
+            raise ContractError(
+                f"embed is {self.embed} without quantile_buckets, expected none: a number has no vector"
+            )
+        if [kind for kind in _STEPS if kind in kinds] != kinds:
+            raise ContractError(
+                f"transform is {list(self.transform)}, expected each of clip, log1p and one scaling at most once, in "
+                "this order"
+            )
+        least, largest = self.bounds
+        if least >= largest:
+            raise ContractError(f"transform clips to [{least}, {largest}], expected the smaller number first")
+        if self.is_logged and least < 0:
+            raise ContractError(f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p")
+
+    def _expect_buckets(self, kinds: list[str | None]) -> None:
+        """Refuse a wrong number of buckets, and options that have no effect on buckets."""
+        if kinds not in (["buckets"], ["clip", "buckets"]):
+            raise ContractError(
+                f"transform is {list(self.transform)}, expected at most one clip and quantile_buckets last"
+            )
+        if not 2 <= self.num_buckets <= MAX_BUCKETS:
+            raise ContractError(
+                f"transform has quantile_buckets({self.num_buckets}), expected 2 to {MAX_BUCKETS} buckets"
+            )
+        if self.fill or self.indicator:
+            raise ContractError(
+                f"fill is {self.fill} and indicator {self.indicator} beside quantile_buckets, expected neither: a "
+                "missing value has a vector of its own"
+            )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the smallest and the largest value after the clip; infinite if there is no clip."""
+        if match := next(filter(None, map(_CLIP.fullmatch, self.transform)), None):
+            return float(match[1]), float(match[2] or math.inf)
+        return -math.inf, math.inf
+
+    @property
+    def is_logged(self) -> bool:
+        """Return whether the transform takes the logarithm."""
+        return _LOG in self.transform
+
+    @property
+    def is_standardized(self) -> bool:
+        """Return whether the last step is `standardize`."""
+        return _STANDARDIZE in self.transform
+
+    @property
+    def is_minmax(self) -> bool:
+        """Return whether the last step is `minmax`."""
+        return _MINMAX in self.transform
+
+    @property
+    def num_buckets(self) -> int:
+        """Return the maximum number of buckets; 0 if the feature is a dense input."""
+        match = _BUCKETS.fullmatch(self.transform[-1]) if self.transform else None
+        return int(match[1]) if match else 0
+
+
+def _float32(number: float, what: str) -> float:
+    """Return a number that float32 can represent, without the sign of -0.0."""
+    if not abs(number) <= _LARGEST:
+        raise ContractError(f"{what} is {number}, expected a finite float32")
+    return number + 0.0
+
+
+def _plain(clip: re.Match[str]) -> str:
+    bounds = [_float32(float(bound), "transform: bound of clip") for bound in clip.groups() if bound]
+    return f"clip({'..'.join(repr(bound).removesuffix('.0') for bound in bounds)})"
+
+
+_LARGEST = (2 - 2**-23) * 2.0**127
+"""Of float32."""
+_STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
+_STEPS["buckets"] = _BUCKETS
+"""Steps of a transform in their order."""
+_NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), CategoricalOptions(), ListOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Feature columns of one recommender, in the order of files and tensors.
+
+    Raises:
+        ContractError: there is no feature, they come to more than `MAX_COLUMNS` columns, a name is there twice, or a
+            name is none: empty, longer than `MAX_NAME`, with a slash or a character that is not printable, or with a
+            space at its begin or end.
+
+    >>> Features(numeric=("price",), categorical=("item", "shop")).names
+    ('price', 'item', 'shop')
+    """
+
+    numeric: tuple[str, ...]
+    """Columns of numbers: float32 in files, one column each of the tensor `dense`; see `bucketed`."""
+    categorical: tuple[str, ...]
+    """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
+    lists: tuple[str, ...] = ()
+    """Columns of lists of categories: list<int64> in files, where no element is null, and null stands for no element;
+    `ListOptions.max` columns each of the tensor `categorical`, behind the others."""
+    numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
+    """Of the numeric features that have other options than the defaults."""
+    categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
+    """Of the categorical ones, likewise."""
+    list_options: Mapping[str, ListOptions] = field(default_factory=dict)
+    """Of the lists, likewise."""
+
+    def __post_init__(self) -> None:
+        """Refuse columns that cannot be distinguished, and convert the lists of JSON to tuples."""
+        object.__setattr__(self, "numeric", tuple(self.numeric))
+        object.__setattr__(self, "categorical", tuple(self.categorical))
+        object.__setattr__(self, "lists", tuple(self.lists))
+        defaults = {"numeric": _NUMERIC_DEFAULTS, "categorical": _CATEGORICAL_DEFAULTS, "list": _LIST_DEFAULTS}
+        for kind, usual in defaults.items():
+            options: Mapping[str, object] = getattr(self, f"{kind}_options")
+            object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
+            known = set(getattr(self, "lists" if kind == "list" else kind))
+            if unknown := [name for name in options if name not in known]:
+                raise ContractError(f"options are given of {unknown}, expected {kind} features")
+        if not self.names:
+            raise ContractError("there are no features, expected one or more names")
+        if wrong := [name for name in self.names if not _is_name(name)]:
+            raise ContractError(
+                f"features are named {wrong}, expected printable characters without a slash, no space at either end, "
+                f"and at most {MAX_NAME} characters"
+            )
+        if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
+            raise ContractError(f"features {twice} are there twice, expected each once")
+        columns = len(self.numeric + self.categorical) + sum(self.list_options_of(name).max for name in self.lists)
+        if columns > MAX_COLUMNS:
+            raise ContractError(
+                f"features come to {columns:,} columns of tensors, expected at most {MAX_COLUMNS:,}: a list has one "
+                "for each of its max elements"
+            )
+        for name, each in self.list_options.items():
+            if each.table is not None and each.table not in self.categorical:
+                raise ContractError(f"table of {name} is {each.table!r}, expected a categorical feature")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return all features, numeric ones first."""
+        return self.numeric + self.categorical + self.lists
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Return the columns of tensors and records by kind, for JSON. A list has a column for each position."""
+        return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
+
+    def options_of(self, name: str) -> NumericOptions:
+        """Return the options of the numeric feature `name`."""
+        return self.numeric_options.get(name, _NUMERIC_DEFAULTS)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the categorical features and lists of strings, see `CategoricalOptions`."""
+        return tuple(name for name in self.categorical + self.lists if self.type_of(name) == "string")
+
+    def type_of(self, name: str) -> str:
+        """Return the type of the categorical feature or of the list's elements, see `CategoricalOptions`."""
+        if name in self.lists:
+            options = self.list_options_of(name)
+            return options.type if options.table is None else self.type_of(options.table)
+        return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
+
+    def embed_of(self, name: str) -> int | None:
+        """Return the vector length of a categorical or bucketed feature or a list; None = the model's."""
+        if name in self.numeric:
+            return self.options_of(name).embed
+        if name in self.lists:
+            options = self.list_options_of(name)
+            return options.embed if options.table is None else self.embed_of(options.table)
+        return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).embed
+
+    @property
+    def served_as(self) -> dict[int, int]:
+        """Return the category of each position that is served as one value.
+
+        See `CategoricalOptions.served_as`.
+        """
+        values = {name: each.served_as for name, each in self.categorical_options.items()}
+        return {self.categorical.index(n): category_of(str(v)) for n, v in values.items() if v is not None}
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Return the features that a request must have: all except those served as one value."""
+        served = {self.categorical[place] for place in self.served_as}
+        return tuple(name for name in self.names if name not in served)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Return the features that have their own vocabulary and rows of the table.
+
+        The categories of a bucketed feature are its buckets' numbers.
+        """
+        own_lists = tuple(name for name in self.lists if self.list_options_of(name).table is None)
+        return self.categorical + own_lists + self.bucketed
+
+    @property
+    def bucketed(self) -> tuple[str, ...]:
+        """Return the numeric features that are looked up by bucket, see `NumericOptions.transform`."""
+        return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
+
+    @property
+    def places(self) -> Places:
+        """Return the positions on the categorical axis of tensors.
+
+        >>> options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1, pool="sum")}
+        >>> features = Features(numeric=(), categorical=("user", "item"), lists=("last", "tags"), list_options=options)
+        >>> features.places.slots, [tuple(each) for each in features.places.lists]
+        ((0, 1, 1, 1, 2), [(2, 4, 'mean'), (4, 5, 'sum')])
+        """
+        slots, lists = list(range(len(self.categorical))), []
+        for name in self.lists:
+            options = self.list_options_of(name)
+            lists.append(PooledPlaces(len(slots), len(slots) + options.max, options.pool))
+            slots += [self.slots.index(options.table or name)] * options.max
+        return Places(tuple(slots), tuple(lists))
+
+    @property
+    def id_places(self) -> Places:
+        """Return the positions on the axis of ids: `places`, then one for each bucketed feature.
+
+        >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
+        >>> Features(numeric=("price",), categorical=("item",), numeric_options=options).id_places.slots
+        (0, 1)
+        """
+        slots, lists = self.places
+        return Places(slots + tuple(range(len(self.slots) - len(self.bucketed), len(self.slots))), lists)
+
+    @property
+    def id_names(self) -> tuple[str, ...]:
+        """Return the name of each column of ids."""
+        return self.place_names + self.bucketed
+
+    @property
+    def id_features(self) -> tuple[str, ...]:
+        """Return the feature of each column of ids."""
+        return self.place_features + self.bucketed
+
+    @property
+    def vector_names(self) -> tuple[str, ...]:
+        """Return the feature of each vector that a network takes; a list has one pooled vector."""
+        return self.categorical + self.lists + self.bucketed
+
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        """Return the name of each position as a column."""
+        return self.categorical + tuple(place for name in self.lists for place in self.places_of(name))
+
+    @property
+    def place_features(self) -> tuple[str, ...]:
+        """Return the feature of each position."""
+        return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
+
+    def places_of(self, name: str) -> tuple[str, ...]:
+        """Return the position names of a categorical feature (its own name) or of a list, see `PLACE`."""
+        if name in self.categorical:
+            return (name,)
+        return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))
+
+    def list_options_of(self, name: str) -> ListOptions:
+        """Return the options of the list `name`."""
+        return self.list_options.get(name, _LIST_DEFAULTS)
+
+    @property
+    def indicated(self) -> tuple[str, ...]:
+        """Return the numeric features with an indicator."""
+        return tuple(name for name in self.numeric if self.options_of(name).indicator)
+
+    @property
+    def plain_numeric(self) -> list[int]:
+        """Return the positions of the numeric features that are not bucketed."""
+        bucketed = self.bucketed
+        return [i for i, name in enumerate(self.numeric) if name not in bucketed]
+
+    @property
+    def dense_inputs(self) -> tuple[str, ...]:
+        """Return the dense inputs: the numeric features that are not bucketed, then the indicators.
+
+        >>> options = {"a": NumericOptions(indicator=True)}
+        >>> Features(numeric=("a", "b"), categorical=(), numeric_options=options).dense_inputs
+        ('a', 'b', 'a/missing')
+        """
+        return (
+            *(self.numeric[i] for i in self.plain_numeric),
+            *(INDICATOR.format(name=name) for name in self.indicated),
+        )
+
+    def expect_continues(self, before: "Features", *, parent: str) -> None:
+        """Refuse these features for a round that continues a model with other features.
+
+        Columns may come, go and change their order: what was learned of a column is found by its name.
+
+        Raises:
+            ContractError: a column has another kind or other options, or none is left of `before`; names those, and the
+                parent.
+        """
+        kept = [name for name in self.names if name in before.names]
+        kinds = ("numeric", "categorical", "lists")
+        other_kind = [n for n in kept if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)]
+        options, options_before = (
+            {**each.numeric_options, **each.categorical_options, **each.list_options} for each in (self, before)
+        )
+        other_options = [n for n in kept if n not in other_kind and options.get(n) != options_before.get(n)]
+        differences = {"change the kind of": other_kind, "change the options of": other_options}
+        said = [f"{verb} {names}" for verb, names in differences.items() if names]
+        if not kept:
+            said = [f"have none of {list(before.names)}"]
+        if said:
+            raise ContractError(
+                f"features of this run {' and '.join(said)}, expected what the parent {parent} learned from; to train "
+                f"from scratch, {run_again(self._from_scratch(before))}"
+            )
+
+    def _from_scratch(self, before: "Features") -> str:
+        """Return the flags of a run from scratch.
+
+        A model of `before` is left out if it cannot score rows of these features.
+        """
+        return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
+
+    def places_lost(self, other: "Features") -> list[str]:
+        """Return the tensor columns of `other` for which rows of these features have no values.
+
+        If other elements of a list count, these are all columns of the list.
+        """
+        lost = [name for name in other.numeric if name not in self.numeric]
+        for name, place in zip(other.place_features, other.place_names):
+            counted = [(each.max, each.keep) for each in (self.list_options_of(name), other.list_options_of(name))]
+            if place not in self.place_names or (name in other.lists and counted[0] != counted[1]):
+                lost.append(place)
+        return lost
+
+    def joined(self, other: "Features") -> "Features":
+        """Return these features, and after those of each kind the columns that only `other` has.
+
+        Columns that both have keep the options of these features.
+
+        >>> Features(numeric=("a",), categorical=("b",)).joined(Features(numeric=("c", "a"), categorical=())).names
+        ('a', 'c', 'b')
+        """
+        theirs = [name for name in other.names if name not in self.names]
+
+        def options(kind: str) -> dict[str, Any]:
+            return {**{n: each for n, each in getattr(other, kind).items() if n in theirs}, **getattr(self, kind)}
+
+        return Features(
+            numeric=self.numeric + tuple(name for name in other.numeric if name in theirs),
+            categorical=self.categorical + tuple(name for name in other.categorical if name in theirs),
+            lists=self.lists + tuple(name for name in other.lists if name in theirs),
+            numeric_options=options("numeric_options"),
+            categorical_options=options("categorical_options"),
+            list_options=options("list_options"),
+        )
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        return False
+    return name.isprintable() and name.strip() == name and "/" not in name

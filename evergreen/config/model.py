@@ -1,0 +1,241 @@
+"""The section `model`: the networks, and the configuration of each.
+
+A configuration has the name of its network and all widths, so its users need no dataset. The module of a network is
+imported when the network is built (`networks.network.build_network`). This file needs no torch.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from typing import Any, ClassVar
+
+from evergreen.config.features import MAX_WIDTH
+from evergreen.config.reader import read_mapping
+from evergreen.config.spec import Recommender
+from evergreen.runtime.errors import ContractError
+
+MAX_LAYERS = 100
+MAX_TOWER_WIDTH = 65_536
+"""Largest width of a hidden layer, and of a cross layer's projection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Settings that all networks have in common. The defaults suit a laptop."""
+
+    network: ClassVar[str]
+    """Name in `NETWORKS`, and the module of `evergreen.networks` that has the `nn.Module`."""
+    takes_widths: ClassVar[bool] = False
+    """Whether the vectors of a row may have different widths."""
+    fresh_vectors: ClassVar[float] = 1.0
+    """Bound of a fresh vector's numbers, in 1/sqrt(rows of its slot). 1 is HugeCTR's; where vectors are multiplied with
+    each other, products of such numbers are noise that a first model would have to unlearn."""
+    takes_new_vectors_at_zero: ClassVar[bool] = False
+    """Whether the vectors of a column that is added to a trained network must be zero for its logits to stay as they
+    are. Where not, zero weights at the column's places do that, and its vectors start as in a fresh network."""
+
+    num_dense: int
+    """Number of dense values in a row."""
+    num_categorical: int
+    """Number of vectors in a row: of each categorical column one, of each list one."""
+    embedding_dim: int = 16
+    """Width of a category's vector."""
+    widths: tuple[int, ...] = ()
+    """Width of each of a row's vectors, where not all have `embedding_dim`; else empty."""
+    tower: tuple[int, ...] = (128, 64)
+    """Widths of the tower's hidden layers."""
+    dropout: float = 0.0
+    """Share of tower activations that training sets to zero; 0 = none."""
+
+    def __post_init__(self) -> None:
+        _require_at_least(0, "num_dense", self.num_dense)
+        _require_at_least(0, "num_categorical", self.num_categorical)
+        _require_at_least(1, "num_dense + num_categorical", self.num_dense + self.num_categorical)
+        _require_at_least(1, "embedding_dim", self.embedding_dim)
+        if self.widths and (len(self.widths) != self.num_categorical or min(self.widths) < 1):
+            raise ContractError(f"widths are {self.widths}, expected {self.num_categorical} of at least 1")
+        if self.widths and not self.takes_widths:
+            raise ContractError(
+                f"widths are {self.widths}, expected vectors of one width: {self.network} multiplies them"
+            )
+        if not self.tower or min(self.tower) < 1:
+            raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
+        _require_at_most(MAX_WIDTH, "embedding_dim", self.embedding_dim)
+        _require_at_most(MAX_WIDTH, "a width", max(self.widths, default=0))
+        _require_at_most(MAX_LAYERS, "the number of widths in tower", len(self.tower))
+        _require_at_most(MAX_TOWER_WIDTH, "a width of tower", max(self.tower))
+        if not 0.0 <= self.dropout < 1.0:
+            raise ContractError(f"dropout is {self.dropout}, expected a share in [0, 1)")
+
+    @property
+    def input_width(self) -> int:
+        """Return the number of values of a row: of its vectors, and its dense values."""
+        return (sum(self.widths) or self.num_categorical * self.embedding_dim) + self.num_dense
+
+    @property
+    def table_widths(self) -> tuple[int, ...]:
+        """Return the distinct widths in ascending order. Each has its own table (`evergreen.networks.files`)."""
+        return tuple(sorted(set(self.widths))) or (self.embedding_dim,)
+
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """Return the dense parameters whose shapes depend on the columns.
+
+        With zeros at new positions, a network with more columns gives the logits of the network without them.
+
+        Args:
+            vectors: Names of a row's vectors, [num_categorical].
+            dense: Names of a row's dense values, [num_dense].
+
+        Returns:
+            By parameter: the axis, and the owner of each position on it.
+        """
+        raise NotImplementedError
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the configuration as JSON-ready values."""
+        return {"network": self.network, **asdict(self), "widths": list(self.widths), "tower": list(self.tower)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DcnConfig(NetworkConfig):
+    """Deep & Cross Network (`dcn`)."""
+
+    network = "dcn"
+    takes_widths = True
+    num_cross_layers: int = 3
+    """Number of cross layers."""
+    projection_dim: int = 0
+    """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_at_least(1, "num_cross_layers", self.num_cross_layers)
+        _require_at_least(0, "projection_dim", self.projection_dim)
+        _require_at_most(MAX_LAYERS, "num_cross_layers", self.num_cross_layers)
+        _require_at_most(MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
+
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """Return every layer with an input or output for each value of x0, see `NetworkConfig`."""
+        widths = self.widths or [self.embedding_dim] * len(vectors)
+        x0: list[Hashable] = [*((name, i) for name, width in zip(vectors, widths) for i in range(width)), *dense]
+        cross = {"cross_u": 1, "cross_v": 2} if self.projection_dim else {"cross_weight": 1}
+        axes = {**cross, "cross_bias": 1, "tower.0.weight": 1, "final_cross": 1}
+        return {name: (axis, x0) for name, axis in axes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepFmConfig(NetworkConfig):
+    """Factorization machine beside a tower (`deepfm`)."""
+
+    network = "deepfm"
+    fresh_vectors = 0.1
+    takes_new_vectors_at_zero = True
+
+    def __post_init__(self) -> None:
+        """Refuse vectors that cannot hold a first-order weight and a factor."""
+        super().__post_init__()
+        _require_at_least(2, "embedding_dim", self.embedding_dim)
+
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """Return the weights and factors of numeric columns and the tower's input, see `NetworkConfig`."""
+        axes: dict[str, tuple[int, list[Hashable]]] = {
+            "dense_factors": (0, [*dense]),
+            "tower.0.weight": (1, [*product(vectors, range(1, self.embedding_dim)), *dense]),
+        }
+        return {**axes, "first_order.weight": (1, [*dense])} if dense else axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlrmConfig(NetworkConfig):
+    """Deep Learning Recommendation Model (`dlrm`)."""
+
+    network = "dlrm"
+    fresh_vectors = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_categorical + bool(self.num_dense) < 2:
+            raise ContractError(
+                f"num_categorical is {self.num_categorical} and num_dense {self.num_dense}, expected two categorical "
+                "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all numeric columns "
+                "together are one"
+            )
+
+    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+        """Return the inputs of both towers, see `NetworkConfig`. The top tower takes pairs of vectors."""
+        bottom = [""] if dense else []
+        multiplied = [*bottom, *vectors]
+        pairs = [frozenset((multiplied[i], other)) for i in range(len(multiplied)) for other in multiplied[:i]]
+        axes: dict[str, tuple[int, list[Hashable]]] = {
+            "tower.0.weight": (1, [*product(bottom, range(self.embedding_dim)), *pairs])
+        }
+        return {**axes, "bottom.0.weight": (1, [*dense])} if dense else axes
+
+
+NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)}
+"""All networks by name."""
+
+
+def network_config(recommender: Recommender) -> NetworkConfig:
+    """Return the network that the section `model` describes, for the features of its recommender.
+
+    The setting `kind` is the name of the network.
+
+    Raises:
+        ContractError: no network has this name, the network has no such setting, a value is out of range, or the
+            network cannot be built from so few features.
+
+    >>> from evergreen.config.features import Features
+    >>> features = Features(numeric=("price",), categorical=("item", "shop"))
+    >>> shop = Recommender(name="shop", features=features, settings={"model": {"embedding_dim": 8}})
+    >>> network_config(shop).input_width
+    17
+    """
+    settings = dict(recommender.settings.get("model", {}))
+    kind = _config_class(settings.pop("kind", DcnConfig.network))
+    features = recommender.features
+    counts = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
+    if stated := settings.keys() & {*counts, "widths"}:
+        raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
+    usual = read_mapping(kind, {**counts, **settings}, path="model")
+    embeds = {name: features.embed_of(name) for name in features.vector_names}
+    widths = {name: embed or usual.embedding_dim for name, embed in embeds.items()}
+    if len(set(widths.values())) > 1:
+        if not kind.takes_widths:
+            name = next(name for name, width in widths.items() if width != usual.embedding_dim)
+            place = next(kind for kind in ("numeric", "categorical", "lists") if name in getattr(features, kind))
+            raise ContractError(
+                f"features.{place}.{name}.embed is {widths[name]}, expected {usual.embedding_dim}, the model's "
+                f"embedding_dim: model.kind {kind.network} multiplies vectors with each other"
+            )
+        return replace(usual, widths=tuple(widths.values()))
+    return replace(usual, embedding_dim=next(iter(widths.values()), usual.embedding_dim))
+
+
+def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
+    """Return the configuration that `as_document` wrote.
+
+    Raises:
+        ContractError: no network has the document's name, or its settings have unknown or missing names.
+    """
+    settings = {name: value for name, value in document.items() if name != "network"}
+    kind = _config_class(document.get("network"))
+    if wrong := settings.keys() ^ {each.name for each in fields(kind)}:
+        raise ContractError(f"settings of network {kind.network!r} have unknown or missing names {sorted(wrong)}")
+    return kind(**{**settings, "widths": tuple(settings["widths"]), "tower": tuple(settings["tower"])})
+
+
+def _config_class(network: object) -> type[NetworkConfig]:
+    if not isinstance(network, str) or network not in NETWORKS:
+        raise ContractError(f"model.kind is {network!r}, expected one of {', '.join(NETWORKS)}")
+    return NETWORKS[network]
+
+
+def _require_at_most(most: int, name: str, value: int) -> None:
+    if value > most:
+        raise ContractError(f"{name} is {value}, expected at most {most}")
+
+
+def _require_at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise ContractError(f"{name} is {value}, expected at least {least}")

@@ -1,0 +1,228 @@
+"""The section `monitor`: which rows are compared, what counts as drift, and when a run is requested.
+
+One class for each concern. In the section, all of their settings are one flat list.
+"""
+
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from evergreen.config.reader import flat_settings, nearest, read_mapping
+from evergreen.config.release import BakingSettings
+from evergreen.config.spec import Recommender
+from evergreen.runtime.errors import ContractError, expect
+
+MAX_GRACE_BUCKETS = 8
+"""Ten buckets of three versions are open at a time then: no more than the drift watch holds."""
+MIN_DECIDE_SECONDS = 0.001
+POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
+"""What `monitoring.policies.policies` has, in its order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """Which rows the policies evaluate, and how often."""
+
+    window_rows: int = 20_000
+    """Newest matured rows of each model version that the KPIs are computed over."""
+    attribution_window_seconds: float = 1800.0
+    """How long after its prediction a click counts; the label is final when this has passed."""
+    decide_seconds: float = 10.0
+    """Event time between two decision points, which are its multiples."""
+    drift_grace_seconds: float = 60.0
+    """How long a bucket of features, and the verdict on which version serves, wait for predictions that come late."""
+
+    def __post_init__(self) -> None:
+        expect(self, "at least 1", lambda value: value >= 1, "window_rows")
+        expect(self, "at most 10,000,000", lambda value: value <= 10**7, "window_rows")
+        expect(self, "at least 0", lambda value: value >= 0, "attribution_window_seconds", "drift_grace_seconds")
+        rule = f"at least {MIN_DECIDE_SECONDS}"
+        expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")
+
+
+def policy_names(text: str) -> list[str]:
+    """Return the policies in a comma-separated list.
+
+    Raises:
+        ContractError: a name is unknown or given twice, or there is none.
+
+    >>> policy_names("threshold, schedule")
+    ['threshold', 'schedule']
+    """
+    names = split_names(text)
+    if set(names) - set(POLICY_NAMES) or len(set(names)) < len(names):
+        raise ContractError(f"policies is {text!r}, expected some of {', '.join(POLICY_NAMES)}, by commas, each once")
+    return names
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a comma-separated list, without a check."""
+    return [name.strip() for name in text.split(",")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """Which policies decide, and their thresholds.
+
+    Settings of policies that are not named have no effect.
+    """
+
+    policies: str = "sequential"
+    """Names by commas, of threshold, sequential, data_drift, schedule: any that says retrain wins,
+    and the first of them gives the reason."""
+    notify_only: str = ""
+    """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
+    min_clicks: int = 200
+    """Fewest clicks, and fewest rows without one, that a window is judged on."""
+    consecutive_breaches: int = 3
+    """Breaches in a row, one per decision point, that confirm a drift."""
+    min_rows_since_breach: int = 0
+    """Rows that must mature after the first breach: the run needs rows from after the change to learn from."""
+    auc_threshold: float = 0.0
+    """A breach is where the whole 95 % interval of the windowed AUC lies below this; 0 = not given, which policy
+    threshold refuses: it depends on the task."""
+    sequential_alpha: float = 0.01
+    """Largest probability of a false alarm between two changes, over all time and all versions released meanwhile."""
+    sequential_tolerance: float = 0.02
+    """AUC below the gate's interval that is no drift: serving meets other rows than the gate."""
+    drift_buckets: int = 3
+    """Drifted buckets in a row that confirm a data drift."""
+    drift_columns: int = 1
+    """Columns that must have drifted for a bucket to count."""
+    max_serving_seconds: float = 7 * 86_400.0
+    """Time that a version may serve before the schedule requests its successor."""
+
+    def __post_init__(self) -> None:
+        if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
+            raise ContractError(
+                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICY_NAMES)}, by commas"
+            )
+        if "threshold" in policy_names(self.policies) and not self.auc_threshold:
+            raise ContractError(
+                f"policies is {self.policies!r} without auc_threshold, expected the AUC below which policy threshold "
+                "shall fire: it depends on the task; policy sequential needs none"
+            )
+        counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
+        expect(self, "at least 1", lambda value: value >= 1, *counts)
+        expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
+        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, *counts, "min_rows_since_breach")
+        expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "sequential_alpha")
+        expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold")
+        expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
+        expect(self, "above 0", lambda value: value > 0, "max_serving_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestraintSettings:
+    """How often a run may be requested."""
+
+    cooldown_seconds: float = 3600.0
+    """Pause after a released run."""
+    failure_backoff_seconds: float = 900.0
+    """Pause after a run that failed or was refused; doubles with each further one, up to a day."""
+    daily_budget: int = 4
+    """Most requests in any 24 hours."""
+
+    def __post_init__(self) -> None:
+        expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
+        expect(self, "at most 10,000", lambda value: value <= 10_000, "daily_budget")
+        expect(self, "at least 0", lambda value: value >= 0, "cooldown_seconds")
+        expect(self, "above 0", lambda value: value > 0, "failure_backoff_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeSettings:
+    """When a run starts from scratch."""
+
+    full_every_releases: int = 0
+    """Every how many releases one comes from a full run; 0 = this rule is off."""
+    full_after_refusals: int = 0
+    """Incremental runs refused in a row after which the next run is full; 0 = this rule is off."""
+
+    def __post_init__(self) -> None:
+        expect(self, "at least 0", lambda value: value >= 0, "full_every_releases", "full_after_refusals")
+        expect(self, "at most 1,000,000", lambda value: value <= 10**6, "full_every_releases", "full_after_refusals")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftSettings:
+    """Buckets and thresholds of drift detection."""
+
+    drift_bucket_seconds: float = 3600.0
+    """Event time that predictions are compared over with the training rows; 0 = drift is not watched."""
+    drift_min_rows: int = 2000
+    """Minimum rows of a comparison; a smaller bucket joins the next one of its version."""
+    false_discovery_rate: float = 0.01
+    """Share of the columns called drifted or outlying that may be so by chance (false discovery rate). Where nothing
+    moved, that is the probability of any in a bucket."""
+    categorical_drift: float = 0.02
+    """Change of one category's share that counts as drift, if it is not explained by chance."""
+    categorical_drift_relative: float = 0.5
+    """The same relative to the share that the category had; the smaller of the two applies, down to 0.002."""
+    numeric_drift: float = 0.003
+    """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
+    missing_drift: float = 0.02
+    """Change of a column's share of missing values that counts as drift."""
+    outlier_drift: float = 0.005
+    """Rise of a numeric column's share of outliers that is an alarm."""
+
+    def __post_init__(self) -> None:
+        expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
+        expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
+        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
+        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "false_discovery_rate")
+        least = ("categorical_drift", "categorical_drift_relative", "numeric_drift", "missing_drift", "outlier_drift")
+        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgingSettings:
+    """All settings that decide when a run is requested."""
+
+    judge: JudgeSettings = JudgeSettings()
+    policies: PolicySettings = PolicySettings()
+    restraint: RestraintSettings = RestraintSettings()
+    drift: DriftSettings = DriftSettings()
+    recipe: RecipeSettings = RecipeSettings()
+    baking: BakingSettings = BakingSettings()
+    """Of the section `release`: what takes a new version back."""
+
+    def __post_init__(self) -> None:
+        """Refuse a window that is too small to evaluate, and a grace period of too many buckets."""
+        window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
+        if window_rows < fewest:
+            needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"
+            raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
+        grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
+        if bucket and grace > MAX_GRACE_BUCKETS * bucket:
+            raise ContractError(
+                f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times drift_bucket_seconds, "
+                f"which is {bucket}"
+            )
+
+
+def own_parts() -> dict[str, type[Any]]:
+    """Return the classes of the section `monitor` by their field of `JudgingSettings`."""
+    return {part: kind for part, kind in get_type_hints(JudgingSettings).items() if kind is not BakingSettings}
+
+
+def judging_settings(recommender: Recommender) -> JudgingSettings:
+    """Return the settings of a recommender's section `monitor`, and the baking limits of its `release`.
+
+    Raises:
+        ContractError: a setting is unknown, of another type, or out of range; the message has its path.
+    """
+    values, kinds = recommender.settings.get("monitor", {}), own_parts()
+    known = [name for kind in kinds.values() for name in flat_settings(kind)]
+    if unknown := [name for name in values if name not in known]:
+        raise ContractError(f"monitor.{unknown[0]} is no setting{nearest(unknown[0], known)}")
+    parts: dict[str, Any] = {
+        part: read_mapping(kind, {name: values[name] for name in flat_settings(kind) if name in values}, path="monitor")
+        for part, kind in kinds.items()
+    }
+    release = recommender.settings.get("release", {})
+    limits = {name: release[name] for name in flat_settings(BakingSettings) if name in release}
+    parts["baking"] = read_mapping(BakingSettings, limits, path="release")
+    try:
+        return JudgingSettings(**parts)
+    except ContractError as error:
+        raise ContractError(f"monitor.{error}") from error

@@ -1,0 +1,51 @@
+"""The section `preprocessing`: how rows are encoded."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from evergreen.runtime.errors import expect
+
+_MICROSECONDS_PER_DAY = 86_400_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessingSettings:
+    """Settings of the encoding.
+
+    Raises:
+        ContractError: a number is out of its range.
+    """
+
+    engine: Literal["numpy", "nvtabular"] = "numpy"
+    """What encodes the rows; both write the same bytes, see preprocessing.md."""
+    frequency_threshold: int = 5
+    """Sightings in training rows, summed over rounds, that a category needs to get an id of its own; at least 1."""
+    category_ttl_days: float = 0.0
+    """Days after which a category that no window held loses its id, and one without an id its count; 0 = never."""
+    max_candidates: int = 1_000_000
+    """Categories without an id, per column, whose sightings the next round still knows. Above it those with the fewest
+    sightings are forgotten, of equally many those seen longest ago, of equally old those with the higher values. Each
+    takes 24 bytes of memory."""
+    partition_rows: int = 250_000
+    """Rows that a process has in memory at a time, and per output file; a larger Parquet row group stays whole."""
+    processes: int = 0
+    """Processes of this machine that share the rows; 0 = one per core, at most `forked.MAX_PROCESSES`. No result
+    depends on it."""
+    negative_rate: float = 1.0
+    """Share of the training rows without a click that is kept, in (0, 1]; scores are corrected for it, and held-out
+    rows are never thinned."""
+
+    def __post_init__(self) -> None:
+        expect(self, "at least 1", lambda value: value >= 1, "frequency_threshold", "partition_rows")
+        expect(self, "at least 0", lambda value: value >= 0, "max_candidates", "processes")
+        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "frequency_threshold", "max_candidates")
+        expect(self, "at most 100,000,000", lambda value: value <= 10**8, "partition_rows")
+        expect(self, "at most 1024", lambda value: value <= 1024, "processes")
+        expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "negative_rate")
+        expect(self, "0 (never) or more", lambda value: 0 <= value < math.inf, "category_ttl_days")
+
+    @property
+    def ttl(self) -> int:
+        """Return `category_ttl_days` in microseconds, rounded up, because 0 means that categories never expire."""
+        return math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY)

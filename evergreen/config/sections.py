@@ -1,0 +1,71 @@
+"""All sections of a recommender: their classes, and the check of a description before a run.
+
+A wrong setting is found before the first step starts, not in the step that reads it.
+"""
+
+from typing import Any
+
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.config.features import Features
+from evergreen.config.gate import GateSettings
+from evergreen.config.model import NETWORKS, network_config
+from evergreen.config.monitor import judging_settings, own_parts
+from evergreen.config.preprocessing import PreprocessingSettings
+from evergreen.config.reader import parse_settings
+from evergreen.config.release import RolloutSettings
+from evergreen.config.spec import Recommender
+from evergreen.config.training import TrainingSettings
+from evergreen.config.validation import ValidationSettings
+
+SECTION_CLASSES: dict[str, type[Any]] = {
+    "extraction": ExtractionSettings,
+    "validation": ValidationSettings,
+    "preprocessing": PreprocessingSettings,
+    "training": TrainingSettings,
+    "gate": GateSettings,
+    "release": RolloutSettings,
+}
+"""Of the sections that one dataclass reads. `model` is read by the class of its `kind` (`config.model`),
+`monitor` by those of `config.monitor.own_parts`."""
+
+
+def section_classes(section: str) -> list[type[Any]]:
+    """Return the dataclasses whose fields are the settings of a section.
+
+    The section `model` has one for each network, `monitor` one for each concern.
+    """
+    if section == "model":
+        return list(NETWORKS.values())
+    if section == "monitor":
+        return list(own_parts().values())
+    return [SECTION_CLASSES[section]]
+
+
+_ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=("other",)))
+"""Stands for a recommender that is not at hand."""
+
+
+def check_settings(recommender: Recommender) -> None:
+    """Check every section of a recommender.
+
+    Raises:
+        ContractError: a setting is unknown, of another type or out of range; the message has its path.
+    """
+    for name, kind in SECTION_CLASSES.items():
+        recommender.section(name, kind)
+    network_config(recommender)
+    judging_settings(recommender)
+
+
+def check_changes(settings: str) -> None:
+    """Check the settings of a run without its model registry, and so without its recommender.
+
+    Each section is checked with its defaults. `model` is not checked unless the settings name its kind.
+
+    Raises:
+        ContractError: a setting is unknown, of another type or out of range; the message has its path.
+    """
+    changes = parse_settings(settings)
+    if "model.kind" not in changes:
+        changes = {path: value for path, value in changes.items() if not path.startswith("model.")}
+    check_settings(_ANY.with_settings(changes))

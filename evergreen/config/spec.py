@@ -1,0 +1,144 @@
+"""A recommender as its file describes it: name, features, and the settings that differ from the defaults.
+
+The description enters a run at extraction and travels in the manifests, so each step reads its section from its input.
+Reading the file is `cli.recommender`'s task, keeping accepted descriptions is `registry.recommenders`'.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from evergreen.config.data import OWN_COLUMNS, WEIGHT, ColumnNames
+from evergreen.config.features import Features
+from evergreen.config.reader import nearest, read_mapping
+from evergreen.runtime.errors import ContractError
+
+SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
+"""What settings there are: each section is read by the room of its name, `model` by `evergreen.networks`, `gate` by
+evaluation, `release` by deployment."""
+CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
+"""Ends of the names of the models beside the served one."""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommender:
+    """Content of the file of one recommender.
+
+    Raises:
+        ContractError: the name is none, a feature is the label or named as a column of every row, or a section is
+            unknown or no mapping.
+    """
+
+    name: str
+    """Of the served model, and the label of metrics."""
+    features: Features
+    data: ColumnNames = ColumnNames()
+    """What the user's files call the columns that every row has."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By section (`SECTIONS`) and name, what differs from the defaults."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ContractError(
+                f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, digits or underscores, "
+                "lower case"
+            )
+        if self.name.endswith((CANDIDATE_SUFFIX, CANARY_SUFFIX)):
+            raise ContractError(
+                f"recommender name is {self.name!r}, expected no {CANDIDATE_SUFFIX} or {CANARY_SUFFIX} at its end, "
+                "as models of another recommender are named"
+            )
+        if taken := sorted(set(self.features.names) & set(OWN_COLUMNS)):
+            raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")
+        if self.data.label in self.features.names:
+            raise ContractError(f"feature {self.data.label!r} is the label, expected features that are known before it")
+        if self.data.weight is not None and (taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))):
+            raise ContractError(f"features {taken} have the name of the weight that rows have, expected other names")
+        categorical = self.features.categorical
+        for role in ("user", "item"):
+            if (name := getattr(self.data, role)) is not None and name not in categorical:
+                near = nearest(name, categorical)
+                raise ContractError(f"data.{role} is {name!r}, which is no categorical feature{near}")
+        for section, values in self.settings.items():
+            if section not in SECTIONS:
+                raise ContractError(f"{section} is no section{nearest(section, SECTIONS)}")
+            if not isinstance(values, dict):
+                raise ContractError(f"section {section} is {values!r}, expected settings by name")
+
+    def dumps(self) -> bytes:
+        """Return the description as canonical JSON: equal for equal content, whatever the order of keys in the file."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
+
+    @classmethod
+    def loads(cls, content: bytes, *, source: str) -> "Recommender":
+        """Return what `dumps` wrote; `source` is named in errors.
+
+        Raises:
+            ContractError: the content is no description of a recommender.
+        """
+        try:
+            values = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ContractError(f"{source} is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ContractError(f"{source} is {values!r}, expected a recommender")
+        return read_mapping(cls, values, path=source)
+
+    @property
+    def columns_of_users(self) -> tuple[str, ...]:
+        """Return the feature that identifies the user, and the lists of its values; empty if there is none."""
+        if self.data.user is None:
+            return ()
+        features = self.features
+        lists = (name for name in features.lists if features.list_options_of(name).table == self.data.user)
+        return (self.data.user, *lists)
+
+    @property
+    def user_place(self) -> int | None:
+        """Return the user's position on the categorical axis of tensors; None without such a feature."""
+        return None if self.data.user is None else self.features.categorical.index(self.data.user)
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of `dumps`."""
+        return hashlib.sha256(self.dumps()).hexdigest()
+
+    @property
+    def named_settings(self) -> dict[str, Any]:
+        """Return the settings by path, such as `training.learning_rate`, for `with_settings`."""
+        return {
+            f"{section}.{name}": value for section, values in self.settings.items() for name, value in values.items()
+        }
+
+    def section(self, name: str, kind: type[T]) -> T:
+        """Return a section as its dataclass. Settings that are not named have the defaults of the class.
+
+        Raises:
+            ContractError: a setting is unknown, of another type, or refused by the class; the message has its path.
+        """
+        return read_mapping(kind, self.settings.get(name, {}), path=name)
+
+    def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
+        """Return the recommender with some settings changed, each by its path.
+
+        Raises:
+            ContractError: a path does not name a section and a setting. The setting's own room checks the rest.
+
+        >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+        >>> shop.with_settings({"training.seed": 7}).settings
+        {'training': {'seed': 7}}
+        """
+        settings = {section: dict(values) for section, values in self.settings.items()}
+        for path, value in changes.items():
+            section, _, name = path.partition(".")
+            if not name:
+                raise ContractError(f"setting is {path!r}, expected section.name, such as training.learning_rate")
+            settings.setdefault(section, {})[name] = value
+        return dataclasses.replace(self, settings=settings)

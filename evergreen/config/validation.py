@@ -1,0 +1,200 @@
+"""The section `validation`: thresholds, and the rules with their default actions.
+
+Actions:
+- `block`: the run ends here, because training on such rows would be wrong;
+- `quarantine`: the offending rows are stored apart with their reason and the rest goes on; for `domain` alone;
+- `warn`: reported, and the run goes on; retraining is the answer, or people should know;
+- `notify`: as `warn`, and the message about the run's end repeats it;
+- `info`: reported, and the decision stays `pass`;
+- `off`: the rule is not applied.
+
+Applying the rules is left to `judge` and, for `domain`, `quarantine`. Importing this module loads nothing heavy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from evergreen.runtime.errors import ContractError
+
+_LEAST_ONE = ("click_rate_factor", "range_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationSettings:
+    """Thresholds of the rules, and the actions that differ from the defaults.
+
+    Raises:
+        ContractError: a threshold is out of range, or a rule or an action is none.
+    """
+
+    actions: dict[str, str] = field(default_factory=dict)
+    """Rule -> action, of rules whose action is not that of `RULES`, such as `{"column_empty": "warn"}`."""
+
+    categorical_drift: float = 0.02
+    """Change of one category's share that counts as drift, if it is not explained by chance."""
+    categorical_drift_relative: float = 0.5
+    """The same relative to the share that the category had; the smaller of the two applies, down to 0.002."""
+    numeric_drift: float = 0.003
+    """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
+    mean_drift: float = 0.1
+    """Shift of a numeric column's mean, in standard deviations of its bucket number, that counts as drift."""
+    missing_drift: float = 0.02
+    """Change of a column's share of missing values that counts as drift."""
+    new_value_share: float = 0.05
+    """Largest share of rows with a category unknown to the champion that passes without a finding."""
+    click_rate_factor: float = 2.0
+    """How many times larger or smaller the share of clicks may become without a finding."""
+    false_discovery_rate: float = 0.05
+    """Share of the features reported as drifted that may be reported by chance (false discovery rate)."""
+    skew_share: float = 0.001
+    """Largest share of rows, joined between training and serving, whose value may differ."""
+    range_factor: float = 1000.0
+    """How many times the extremes of the first run a later value may be (used when the schema is inferred). Of counts
+    with a heavy tail a window's largest value is one request's: 86 of 400 pairs of windows exceeded 10 times it."""
+    max_quarantined_fraction: float = 0.05
+    """Largest share of the rows that may be quarantined."""
+
+    def __post_init__(self) -> None:
+        for rule, action in self.actions.items():
+            _check_action(rule, action)
+        for each in fields(self):
+            name, value = each.name, getattr(self, each.name)
+            if name == "actions":
+                continue
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if name in _LEAST_ONE and not (is_number and value >= 1):
+                raise ContractError(f"{name} is {value!r}, expected a finite number of at least 1")
+            may_be_zero = name == "max_quarantined_fraction"
+            if name not in _LEAST_ONE and not (is_number and 0 <= value <= 1 and (value or may_be_zero)):
+                raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
+
+    def action_of(self, rule: str) -> str:
+        """Return the action of a rule."""
+        return self.actions.get(rule, RULES[rule].action)
+
+    def find(
+        self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
+    ) -> "list[Finding]":
+        """Return the finding of a rule as a list of one; empty if the rule is off.
+
+        Args:
+            rule: Name of the rule.
+            feature: A column, or `DATASET`.
+            description: One sentence.
+            kind: See `Finding`.
+            at_most: `info` if the rule applies but there is nothing to act on.
+        """
+        action = self.action_of(rule)
+        if action == OFF:
+            return []
+        action = at_most or action
+        severity = SEVERITIES[action]
+        return [
+            Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
+        ]
+
+
+BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
+ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
+PASS = "pass"
+SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
+"""Severity of a finding by the action of its rule."""
+
+DATASET = "dataset"
+"""The `feature` of a finding that concerns all columns."""
+DOMAIN = "domain"
+"""The rule that looks at single rows, so that it can quarantine them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One observation by one rule."""
+
+    feature: str
+    """Column, or `DATASET`."""
+    kind: str
+    """`anomaly`, `drift`, `skew` or `rule`."""
+    rule: str
+    action: str
+    severity: str
+    """`block`, `warn` or `info`."""
+    description: str
+    """One sentence."""
+    num_quarantined: int = 0
+    """Rows that the rule quarantined."""
+
+
+def decide(findings: Sequence[Finding]) -> str:
+    """Return the worst severity: `block`, `warn` or `pass`.
+
+    >>> decide(ValidationSettings().find("click_rate", "label", "the share of clicks is 9 %, was 3 %"))
+    'warn'
+    >>> decide([])
+    'pass'
+    """
+    severities = {finding.severity for finding in findings}
+    return next((severity for severity in (BLOCK, WARN) if severity in severities), PASS)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule with its default action."""
+
+    action: str
+    about: str
+    settings: tuple[str, ...] = ()
+    """The fields of `ValidationSettings` that belong to it."""
+
+
+RULES: dict[str, Rule] = {
+    "no_rows": Rule(BLOCK, "there are no rows"),
+    "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
+    "column_new": Rule(WARN, "a file of the lake holds a column that was not agreed on; it is not read"),
+    "files_quarantined": Rule(
+        NOTIFY, "files of the lake, or of served rows, were left out because they cannot be read"
+    ),
+    "label_invalid": Rule(BLOCK, "a label other than 0 and 1, or missing in some rows or in all"),
+    "label_one_class": Rule(BLOCK, "the label is the same in all rows"),
+    "value_type": Rule(BLOCK, "values of another type than the schema's"),
+    "column_empty": Rule(
+        BLOCK, "no value in any row although the champion's rows promised at least 10; not for optional columns"
+    ),
+    "column_empty_by_chance": Rule(
+        WARN, "no value in any row of a first run, or where fewer than 10 were expected, which may be chance"
+    ),
+    "presence": Rule(WARN, "fewer rows have a value than the schema requires, by more than sampling error"),
+    "range": Rule(WARN, "values outside the schema's domain, including NaN and infinity", ("range_factor",)),
+    "anomaly": Rule(WARN, "any other anomaly that TFDV finds against the schema"),
+    "click_rate": Rule(
+        WARN,
+        "the share of clicks changed by more than chance: often labels that have not arrived",
+        ("click_rate_factor",),
+    ),
+    "drift": Rule(
+        WARN,
+        "a feature moved away from the champion's rows; if it blocked, no retraining could mend it",
+        (
+            *("categorical_drift", "categorical_drift_relative", "numeric_drift", "mean_drift", "missing_drift"),
+            "false_discovery_rate",
+        ),
+    ),
+    "new_categories": Rule(WARN, "many rows with a category that is certainly new", ("new_value_share",)),
+    "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
+    "quarantined_share": Rule(BLOCK, "more than this share of the rows is quarantined", ("max_quarantined_fraction",)),
+    DOMAIN: Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity"),
+}
+
+
+UNLEARNABLE = frozenset({"no_rows", "label_invalid", "label_one_class"})
+"""Rules whose findings leave nothing to learn from, whatever their action is."""
+
+
+def _check_action(rule: str, value: Any) -> None:
+    if rule not in RULES:
+        raise ContractError(f"actions: rule {rule!r} is unknown, expected one of {', '.join(RULES)}")
+    if value not in ACTIONS:
+        raise ContractError(f"actions: rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
+    if value == QUARANTINE and rule != DOMAIN:
+        raise ContractError(f"actions: rule {rule} is not about single rows and cannot quarantine; {DOMAIN} can")

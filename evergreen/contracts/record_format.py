@@ -1,0 +1,492 @@
+"""How a log record is written: as a Protobuf message whose fields are the columns of one recommender.
+
+Whoever reads the log beside the monitor (a BigQuery subscription, Flink, a notebook) takes the schema that `proto`
+prints. What a record means is `contracts.records`'; how messages travel is `events.event_log`'s.
+
+A feature's values are one packed field, so a message of many rows takes a few bytes more than its numbers. A field's
+number is a hash of the feature's kind and name: a column that a file adds, drops or moves never takes another's place.
+On the wire a packed field of numbers of fixed size and a field of bytes are the same, little endian, and NumPy takes
+bytes as they are: to have Protobuf make a Python object of each number takes 5 times as long (64 rows of 39 columns).
+A field that holds a message is such bytes too: the features of many messages are read as one array (`_Layout`).
+"""
+
+import hashlib
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from numpy.typing import NDArray
+
+from evergreen.config.features import MISSING_CATEGORY, Features
+from evergreen.contracts.raw_rows import is_infinite
+from evergreen.contracts.records import (
+    END_OF_TIME,
+    MAX_ID_CHARACTERS,
+    MAX_ROWS_PER_RECORD,
+    NO_POSITION,
+    NO_VERSION,
+    OutcomeBatch,
+    PredictionBatch,
+    Predictions,
+    Record,
+)
+from evergreen.runtime.errors import ContractError
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "string": _Field.TYPE_STRING,
+    "bool": _Field.TYPE_BOOL,
+    "int32": _Field.TYPE_INT32,
+    "double": _Field.TYPE_DOUBLE,
+}
+_ARRAYS: Mapping[str, np.dtype[Any]] = {
+    "float": np.dtype("<f4"),
+    "double": np.dtype("<f8"),
+    "sfixed32": np.dtype("<i4"),
+    "sfixed64": np.dtype("<i8"),
+}
+"""Types of repeated numbers, whose packed form is an array's bytes."""
+
+
+@dataclass(frozen=True)
+class _FieldRow:
+    """One field of a message."""
+
+    name: str
+    number: int
+    type: str
+    """Of the schema: a scalar's, an array's element's, or a message's name."""
+    repeated: bool = field(default=False, kw_only=True)
+    comment: str = field(default="", kw_only=True)
+
+
+_PREDICTIONS = (
+    _FieldRow("request_id", 1, "string", comment="unique in the log"),
+    _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, when the answer came"),
+    _FieldRow("model_version", 3, "int32"),
+    _FieldRow("scores", 4, "float", repeated=True, comment="one a row: its click probability"),
+    _FieldRow("positions", 5, "sfixed32", repeated=True, comment="one a row, from 1; none where no list was shown"),
+    _FieldRow("propensities", 6, "double", repeated=True, comment="one a row: probability of its place; or none"),
+    _FieldRow("shadow_version", 7, "int32"),
+    _FieldRow("shadow_scores", 8, "float", repeated=True, comment="one a row by the shadow version, if there is one"),
+    _FieldRow("canary", 9, "bool"),
+    _FieldRow("recommender", 10, "string"),
+    _FieldRow("recommender_digest", 11, "string", comment="SHA-256 of the accepted description"),
+    _FieldRow("features", 12, "Features"),
+)
+_OUTCOMES = (
+    _FieldRow("batch_id", 1, "string", comment="unique in the log"),
+    _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, of the newest event"),
+    _FieldRow("event", 3, "string", comment="click or conversion"),
+    _FieldRow("request_ids", 4, "string", repeated=True, comment="one an event: what was shown"),
+    _FieldRow("rows", 5, "sfixed32", repeated=True, comment="one an event: the row of its request, from 0"),
+    _FieldRow("times", 6, "double", repeated=True, comment="one an event: seconds since the epoch, UTC"),
+)
+_RECORD = (
+    _FieldRow("predictions", 1, "Predictions", comment="the rows of one scored request"),
+    _FieldRow("outcomes", 2, "Outcomes", comment="or what came of rows, once it is known"),
+)
+_MAX_LAYOUTS = 64
+"""Numbers of rows whose layout is remembered."""
+_OUTCOME_BYTES = 300
+"""Memory of one outcome after decoding, about: its id, row and time are Python objects."""
+_PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
+"""Those that a record may lack."""
+_FRAME_BYTES, _COLUMN_BYTES = 1000, 8
+"""At most, of a message beside its arrays' numbers: ids, names and digest; a feature's tag and length."""
+
+
+class RecordFormat:
+    """Writes and reads the records of a recommender with these features.
+
+    >>> form = RecordFormat(Features(numeric=("price",), categorical=("item id",)))
+    >>> print(*(line for line in form.proto().splitlines() if "sfixed64" in line))
+        repeated sfixed64 item_id = 30076880;  // item id: one value a row, -1 = missing
+    """
+
+    def __init__(self, features: Features) -> None:
+        """Makes the message's type.
+
+        Raises:
+            ContractError: two features have names of the same hash, a chance of 1 in 840 at 200 columns.
+        """
+        self.features = features
+        sizes = {name: each.stop - each.start for name, each in zip(features.lists, features.places.lists)}
+        names = _identifiers(features.names)
+        fields, columns = [], []
+        kinds = (("numeric", "float", "NaN"), ("categorical", "sfixed64", "-1"), ("list", "sfixed64", "-1"))
+        for (kind, type_name, missing), of_kind in zip(kinds, (features.numeric, features.categorical, features.lists)):
+            for name in of_kind:
+                size = sizes.get(name, 1)
+                values = "one value" if size == 1 else f"{size} values"
+                comment = f"{name}: {values} a row, {missing} = missing"
+                number = _number(kind, name)
+                fields.append(_FieldRow(names[name], number, type_name, repeated=True, comment=comment))
+                columns.append((number, names[name], _ARRAYS[type_name].itemsize * size))
+        if len({each.number for each in fields}) < len(fields):
+            raise ContractError(f"two of the features {list(features.names)} have names of one hash; rename one")
+        self._messages = {"Features": tuple(fields), "Predictions": _PREDICTIONS, "Outcomes": _OUTCOMES}
+        self._numeric = [names[name] for name in features.numeric]
+        self._categorical = [names[name] for name in features.categorical]
+        self._width = len(features.places.slots)
+        self._lists = [(names[name], sizes[name]) for name in features.lists]
+        arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
+        self._feature_bytes = 4 * len(self._numeric) + 8 * self._width
+        self.row_bytes = arrays + self._feature_bytes
+        """Of a row's numbers, with position, propensity and a shadow's score."""
+        self._type, self._features_type = _message_types({**self._messages, "LogRecord": _RECORD})
+        self._layout = lru_cache(_MAX_LAYOUTS)(partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)]))
+
+    def proto(self) -> str:
+        """The schema as Protobuf's own language writes it: what other readers, and Pub/Sub's topic schemas, take."""
+        lines = ['syntax = "proto3";', "", "message LogRecord {"]
+        for message, fields in self._messages.items():
+            lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
+        return "\n".join([*lines, *(f"  {_line(each)}" for each in _RECORD), "}", ""])
+
+    def max_rows(self, num_bytes: int) -> int:
+        """How many rows of predictions fit a message of `num_bytes`, with positions, propensities and a shadow.
+
+        >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
+        31218
+        """
+        return (num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)) // self.row_bytes
+
+    def encode(self, record: Record) -> bytes:
+        """The message that holds `record`.
+
+        Raises:
+            ContractError: it has other numbers of columns than the recommender.
+        """
+        if isinstance(record, OutcomeBatch):
+            outcomes = {name: getattr(record, name) for name in ("batch_id", "time", "event", "request_ids")}
+            arrays = {"rows": record.rows.tobytes(), "times": record.times.tobytes()}
+            return _serialized(self._type(outcomes={**outcomes, **arrays}))
+        if (record.dense.shape[1], record.categorical.shape[1]) != (len(self._numeric), self._width):
+            raise ContractError(
+                f"rows have {record.dense.shape[1]} numeric and {record.categorical.shape[1]} categorical columns, "
+                f"expected {len(self._numeric)} and {self._width}"
+            )
+        columns = dict(zip(self._numeric, _columns_of(record.dense)))
+        columns |= zip(self._categorical, _columns_of(record.categorical[:, : len(self._categorical)]))
+        start = len(self._categorical)
+        for name, size in self._lists:
+            columns[name] = record.categorical[:, start : start + size].tobytes()
+            start += size
+        message = self._type()
+        sent = message.predictions
+        sent.request_id, sent.time, sent.model_version = record.request_id, record.time, record.model_version
+        sent.scores, sent.canary = record.scores.tobytes(), record.canary
+        for name in _PREDICTION_ARRAYS:
+            if (array := getattr(record, name)) is not None:
+                setattr(sent, name, array.tobytes())
+        for name in ("shadow_version", "recommender", "recommender_digest"):
+            if (value := getattr(record, name)) is not None:
+                setattr(sent, name, value)
+        heads = self._layout(len(record)).heads
+        sent.features = b"".join([part for name, head in heads for part in (head, columns[name])])
+        return _serialized(message)
+
+    def decoded_bytes(self, record: Record) -> int:
+        """Return about how much memory a record takes: its message may lack columns, which its rows have."""
+        return len(record) * (_OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes)
+
+    def decode(self, content: bytes, *, recommender: str | None = None) -> Record:
+        """The record in a message; a feature that the message lacks is missing in all its rows.
+
+        `recommender` names the one whose predictions are expected; a record that names none passes.
+
+        Raises:
+            ContractError: no message of this schema, predictions of another recommender, a field that has another type
+                or that the schema does not know, more than `MAX_ROWS_PER_RECORD` rows, a feature with another number of
+                values than rows, or what the records' classes refuse.
+        """
+        try:
+            message: Any = self._type.FromString(content)
+        except DecodeError as error:
+            raise ContractError(f"message of {len(content)} bytes is no log record") from error
+        _expect_known(message, "the record")
+        kinds = [name for name in ("predictions", "outcomes") if message.HasField(name)]
+        if len(kinds) != 1:
+            raise ContractError(f"message of {len(content)} bytes is a log record of {kinds}, expected one kind")
+        if kinds == ["outcomes"]:
+            return _outcomes(message.outcomes)
+        if recommender is not None and (of := message.predictions.recommender) not in ("", recommender):
+            raise ContractError(f"rows are of recommender {of[:40]!r}, expected {recommender!r}")
+        return self._predictions(message.predictions)
+
+    def decode_plain(
+        self,
+        contents: Sequence[bytes],
+        *,
+        recommender: str | None,
+        since: float = 0.0,
+        before: float = END_OF_TIME,
+        versions: Container[int] | None = None,
+    ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
+        """Read the predictions that can be read side by side, and find the other messages, which `decode` reads.
+
+        Side by side are those with equally many rows that lack no column and have no propensities and no shadow.
+
+        Args:
+            contents: The messages.
+            recommender: The one that they may name; None = any.
+            since: The earliest time at which they were made, seconds since the epoch.
+            before: The time before which they were made.
+            versions: The model versions that they may name; None = any.
+
+        Returns:
+            The predictions with the places of their messages, [m], and the places of all other messages, with and
+            without a fault.
+        """
+        alike: dict[int, list[tuple[int, Any]]] = {}
+        sizes: dict[int, int] = {}
+        rest = []
+        read, known = self._type.FromString, ("", recommender)
+        for place, content in enumerate(contents):
+            try:
+                message = read(content)
+            except DecodeError:
+                rest.append(place)
+                continue
+            sent = message.predictions
+            num_bytes, size = len(sent.scores), len(sent.features)
+            if num_bytes not in sizes and (num_rows := self._plain_rows(num_bytes, size)):
+                sizes[num_bytes] = self._layout(num_rows).size
+            # False does not mean that anything is wrong.
+            if (
+                size == sizes.get(num_bytes)
+                and (not (positions := sent.positions) or len(positions) == num_bytes)  # both of 4 bytes a row
+                and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
+                and (recommender is None or sent.recommender in known)
+                and since <= sent.time < before
+                and (sent.model_version >= 0 if versions is None else sent.model_version in versions)
+                and 0 < len(sent.request_id) <= MAX_ID_CHARACTERS
+                and len(sent.recommender_digest) <= MAX_ID_CHARACTERS
+                and not message.HasField("outcomes")
+                and not len(UnknownFieldSet(message))
+                and not len(UnknownFieldSet(sent))
+            ):
+                alike.setdefault(num_bytes, []).append((place, sent))
+            else:
+                rest.append(place)
+        return self._read_groups(alike, rest), rest
+
+    def _read_groups(
+        self, alike: Mapping[int, list[tuple[int, Any]]], rest: list[int]
+    ) -> list[tuple[Predictions, NDArray[np.int64]]]:
+        """Read groups of messages by the bytes of their scores; places of those with a fault are added to `rest`."""
+        found = []
+        for num_bytes, group in alike.items():
+            num_rows = num_bytes // _ARRAYS["float"].itemsize
+            read_ones, usable = self._read_alike([sent for _, sent in group], num_rows)
+            places = np.array([place for place, _ in group], np.int64)
+            rest += places[~usable].tolist()
+            found.append((read_ones.select(usable), places[usable]))
+        return [(predictions, places) for predictions, places in found if len(predictions)]
+
+    def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
+        """Return how many rows have scores and features of these bytes; 0 where no valid record has them."""
+        num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
+        # More than the numbers alone, or nothing bounds the layout of a corrupt message.
+        is_valid = not rest and num_rows <= MAX_ROWS_PER_RECORD and num_rows * self._feature_bytes < feature_bytes
+        return num_rows if is_valid else 0
+
+    def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
+        """The plain predictions of `num_rows` rows each; and which are valid and lack no feature."""
+        layout, shape = self._layout(num_rows), (len(sent), num_rows)
+        raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(len(sent), layout.size)
+        scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
+        usable = (raw[:, layout.head_places] == layout.head_bytes).all(axis=1)
+        usable &= ((scores >= 0) & (scores <= 1)).reshape(shape).all(axis=1)
+        no_list = np.full(num_rows, NO_POSITION, np.int32).tobytes()
+        positions = np.frombuffer(b"".join([each.positions or no_list for each in sent]), np.int32)
+        usable &= (positions > 0).reshape(shape).all(axis=1) | np.array([not each.positions for each in sent])
+        dense = np.empty((*shape, len(self._numeric)), np.float32)
+        categorical = np.empty((*shape, self._width), np.int64)
+        places: list[tuple[NDArray[Any], str, int, int]] = [(dense, name, i, 1) for i, name in enumerate(self._numeric)]
+        places += [(categorical, name, i, 1) for i, name in enumerate(self._categorical)]
+        at = len(self._categorical)
+        for name, size in self._lists:
+            places.append((categorical, name, at, size))
+            at += size
+        for matrix, name, at, size in places:
+            column = raw[:, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize]
+            matrix[:, :, at : at + size] = np.ascontiguousarray(column).view(matrix.dtype).reshape(*shape, size)
+        total = len(scores)
+        usable &= ~is_infinite(dense).any(axis=(1, 2))
+        return Predictions(
+            ids=np.array([each.request_id for each in sent], object),
+            times=np.array([each.time for each in sent], np.float64),
+            versions=np.array([each.model_version for each in sent], np.int32),
+            sizes=np.full(len(sent), num_rows, np.int64),
+            scores=scores,
+            positions=positions,
+            canary=np.array([each.canary for each in sent], np.bool_),
+            dense=dense.reshape(total, len(self._numeric)),
+            categorical=categorical.reshape(total, self._width),
+            propensities=np.full(total, np.nan),
+            shadow_versions=np.full(len(sent), NO_VERSION, np.int32),
+            shadow_scores=np.full(total, np.nan, np.float32),
+        ), usable
+
+    def _predictions(self, sent: Any) -> PredictionBatch:
+        try:
+            features = self._features_type.FromString(sent.features)
+        except DecodeError as error:
+            raise ContractError(f"features of {len(sent.features)} bytes are none of a log record") from error
+        _expect_known(sent, "predictions")
+        _expect_known(features, "features")
+        scores = _array(sent, "scores", "float")
+        # Before the features: a column that is absent is made up for here, at any number of rows.
+        if (n := len(scores)) > MAX_ROWS_PER_RECORD:
+            raise ContractError(f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}")
+        optional = {
+            each.name: _array(sent, each.name, each.type) if getattr(sent, each.name) else None
+            for each in _PREDICTIONS
+            if each.name in _PREDICTION_ARRAYS
+        }
+        places = [_matrix(features, self._categorical, kind="sfixed64", num_values=n)]
+        for name, size in self._lists:
+            places.append(_matrix(features, [name], kind="sfixed64", num_values=n * size).reshape(n, size))
+        has_shadow = sent.shadow_version or optional["shadow_scores"] is not None
+        return PredictionBatch(
+            request_id=sent.request_id,
+            time=sent.time,
+            model_version=sent.model_version,
+            dense=_matrix(features, self._numeric, kind="float", num_values=n),
+            categorical=np.concatenate(places, axis=1) if self._lists else places[0],
+            scores=scores,
+            shadow_version=sent.shadow_version if has_shadow else None,
+            canary=sent.canary,
+            recommender=sent.recommender or None,
+            recommender_digest=sent.recommender_digest or None,
+            **optional,
+        )
+
+
+class _Layout:
+    """Where the numbers of each column lie in the message `Features` of so many rows, as Protobuf writes all fields."""
+
+    def __init__(self, kind: Any, columns: Sequence[tuple[str, int]], num_rows: int) -> None:
+        """`columns`: name and bytes a row of each field of the message `kind`, in the order of their numbers."""
+        whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
+        self.size = len(whole)
+        self.heads: list[tuple[str, bytes]] = []
+        """The bytes before the numbers of each field, which say which it is and how long."""
+        self.starts: dict[str, int] = {}
+        end = 0
+        for name, size in columns:
+            # A tag of 4 bytes (`_number`), and the length, of 7 bits a byte.
+            start = end + 4 + (max((size * num_rows).bit_length(), 1) + 6) // 7
+            self.heads.append((name, whole[end:start]))
+            self.starts[name], end = start, start + size * num_rows
+        self.head_places = np.concatenate(
+            [np.arange(self.starts[name] - len(head), self.starts[name]) for name, head in self.heads]
+        )
+        self.head_bytes = np.frombuffer(b"".join(head for _, head in self.heads), np.uint8)
+
+
+def _matrix(features: Any, names: Sequence[str], *, kind: str, num_values: int) -> NDArray[Any]:
+    """The columns of these names side by side, [num_values, names]."""
+    dtype = _ARRAYS[kind]
+    size = num_values * dtype.itemsize
+    columns = [getattr(features, name) for name in names]
+    for at, column in enumerate(columns):
+        if not column:
+            columns[at] = np.full(num_values, MISSING_CATEGORY if dtype.kind == "i" else np.nan, dtype).tobytes()
+        elif len(column) != size:
+            raise ContractError(f"{names[at]} has {len(column) // dtype.itemsize} values, expected {num_values}")
+    return np.ascontiguousarray(np.frombuffer(b"".join(columns), dtype).reshape(len(columns), num_values).T)
+
+
+def _serialized(message: Message) -> bytes:
+    content: bytes = message.SerializeToString()
+    return content
+
+
+def _outcomes(sent: Any) -> OutcomeBatch:
+    _expect_known(sent, "outcomes")
+    return OutcomeBatch(
+        batch_id=sent.batch_id,
+        time=sent.time,
+        event=sent.event,
+        request_ids=tuple(sent.request_ids),
+        rows=_array(sent, "rows", "sfixed32"),
+        times=_array(sent, "times", "double"),
+    )
+
+
+def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
+    content, dtype = getattr(message, name), _ARRAYS[kind]
+    if len(content) % dtype.itemsize:
+        raise ContractError(f"{name} has {len(content)} bytes, expected a multiple of {dtype.itemsize}")
+    return np.frombuffer(content, dtype)
+
+
+def _expect_known(message: Message, what: str) -> None:
+    """Refuses fields that a newer client or a newer file has: what they hold is not to be lost."""
+    if unknown := [each.field_number for each in UnknownFieldSet(message)]:
+        raise ContractError(
+            f"{what} has the fields {sorted(set(unknown))[:5]}, which this recommender's records do not have; is the "
+            "client newer, or does it have a newer file of the recommender?"
+        )
+
+
+def _columns_of(matrix: NDArray[Any]) -> list[bytes]:
+    """The bytes of each column."""
+    content, size = matrix.T.tobytes(), matrix.itemsize * len(matrix)
+    return [content[start : start + size] for start in range(0, len(content), size)]
+
+
+def _number(kind: str, name: str) -> int:
+    """The number of a feature's field: 2^24 to 2^25 - 1, whose tags take 4 bytes."""
+    digest = hashlib.blake2b(f"{kind}/{name}".encode(), digest_size=4).digest()
+    return (int.from_bytes(digest, "big") >> 8) + (1 << 24)
+
+
+def _identifiers(names: Iterable[str]) -> dict[str, str]:
+    """A field's name for each feature, unique where case does not count, as BigQuery has it.
+
+    >>> _identifiers(["item id", "item-id", "2nd"])
+    {'item id': 'item_id', 'item-id': 'item_id_2', '2nd': '_2nd'}
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"^(?=\d)", "_", re.sub(r"[^A-Za-z0-9_]", "_", name))
+        tries = [plain, *(f"{plain}_{at}" for at in range(2, len(taken) + 3))]
+        found[name] = next(each for each in tries if each.lower() not in taken)
+        taken.add(found[name].lower())
+    return found
+
+
+def _line(row: _FieldRow) -> str:
+    comment = f"  // {row.comment}" if row.comment else ""
+    return f"{'repeated ' if row.repeated else ''}{row.type} {row.name} = {row.number};{comment}"
+
+
+def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
+    """The classes of `LogRecord`, in which arrays and the features are bytes, and of `Features`."""
+    file = descriptor_pb2.FileDescriptorProto(name="record.proto", package="evergreen", syntax="proto3")
+    for message, fields in messages.items():
+        described = file.message_type.add(name=message)
+        for each in fields:
+            is_array = each.repeated and each.type in _ARRAYS or each.type == "Features"
+            is_list = each.repeated and not is_array
+            added = described.field.add(name=each.name, number=each.number)
+            added.label = _Field.LABEL_REPEATED if is_list else _Field.LABEL_OPTIONAL
+            if each.type in messages and not is_array:
+                added.type, added.type_name = _Field.TYPE_MESSAGE, f".evergreen.{each.type}"
+            else:
+                added.type = _Field.TYPE_BYTES if is_array else _SCALARS[each.type]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    record, features = (pool.FindMessageTypeByName(f"evergreen.{name}") for name in ("LogRecord", "Features"))
+    return message_factory.GetMessageClass(record), message_factory.GetMessageClass(features)

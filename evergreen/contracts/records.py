@@ -1,0 +1,363 @@
+"""Log records: what was predicted, and what came of it later.
+
+Joins the inference client, which publishes them, to the monitor, which consumes them. One message is one batch. How it
+is written is `contracts.record_format`'s, how it travels `events.event_log`'s; what records mean together (the join) is
+the monitor's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.contracts.raw_rows import FINITE, is_infinite
+from evergreen.runtime.errors import ContractError
+
+_OF_RECOMMENDER = ("recommender", "recommender_digest")
+"""Fields of a prediction batch that tell whose rows it has."""
+# Looked up: to make them for each array was a fifth of the time that a message of one row takes.
+_EXPECTED: dict[type[Any], np.dtype[Any]] = {
+    kind: np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64)
+}
+
+MAX_VERSION = 2**31 - 1
+"""Of a model; what the archive's column takes."""
+MAX_ID_CHARACTERS = 128
+"""Longest id, name or digest in a record: the archive repeats a request's id in each of its rows."""
+MAX_ROWS_PER_RECORD = 2048
+"""Most rows in a prediction record. A record of 39 columns takes 0.57 MB then, and a log carries 1 MB."""
+END_OF_TIME = 253_402_300_800.0
+"""Seconds since the epoch: the year 10000, which no calendar of ours knows."""
+
+CLICK = "click"
+CONVERSION = "conversion"
+EVENTS = (CLICK, CONVERSION)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PredictionBatch:
+    """The rows of one scored request, of any number of numeric and categorical columns, but of one at least.
+
+    Raises:
+        ContractError: types, shapes or dtypes differ from those stated, a version or time is out of range, a text is
+            too long or has no UTF-8 form, a numeric value is infinite, a score is no probability, or there are no rows
+            or columns.
+    """
+
+    request_id: str
+    time: float
+    """Seconds since the epoch, UTC, when the answer came."""
+    model_version: int
+    dense: NDArray[np.float32]
+    """[n, d], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, c], -1 = missing."""
+    scores: NDArray[np.float32]
+    """[n] probabilities; NaN = the model gave none, and the caller got no scores at all."""
+    positions: NDArray[np.int32] | None = None
+    """[n] place in the ranked list that the request showed, from 1; None where it showed none."""
+    propensities: NDArray[np.float64] | None = None
+    """[n] probability with which each row stood at its place (`contracts.exploration`); None where nobody explored."""
+    shadow_version: int | None = None
+    """Model version that scored the rows in the shadow; None = none did."""
+    shadow_scores: NDArray[np.float32] | None = None
+    """[n] its probabilities, which nobody was served; given with `shadow_version` or not at all."""
+    canary: bool = False
+    """Whether a canary answered: its version takes a share of the traffic and is not the one that serves."""
+    recommender: str | None = None
+    """Name of the recommender whose rows these are; None where the writer did not know it."""
+    recommender_digest: str | None = None
+    """Its `config.spec.Recommender.digest` as the writer had it; None likewise."""
+
+    def __post_init__(self) -> None:
+        n = len(self.scores)
+        _check_text("request_id", self.request_id)
+        _check_time("time", self.time)
+        _check_version("model_version", self.model_version)
+        if type(self.canary) is not bool:
+            raise ContractError(f"canary is {_short(self.canary)}, expected true or false")
+        if n == 0:
+            raise ContractError(f"prediction batch {self.request_id} has no rows, expected one or more")
+        _check_matrix("dense", self.dense, np.float32, num_rows=n)
+        _check_matrix("categorical", self.categorical, np.int64, num_rows=n)
+        if self.dense.shape[1] + self.categorical.shape[1] == 0:
+            raise ContractError(f"prediction batch {self.request_id} has no columns, expected one or more")
+        for name in _OF_RECOMMENDER:
+            if (value := getattr(self, name)) is not None:
+                _check_text(name, value)
+        _check_array("scores", self.scores, np.float32, shape=(n,))
+        if self.positions is not None:
+            _check_array("positions", self.positions, np.int32, shape=(n,))
+            if (least := int(self.positions.min())) < 1:
+                raise ContractError(f"prediction batch {self.request_id} has position {least}, expected at least 1")
+        if self.propensities is not None:
+            _check_array("propensities", self.propensities, np.float64, shape=(n,))
+        if (self.shadow_version is None) != (self.shadow_scores is None):
+            raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
+        if self.shadow_scores is not None:
+            _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
+        if self.shadow_version is not None:
+            _check_version("shadow_version", self.shadow_version)
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        for name in ("scores", "shadow_scores", "propensities"):
+            values = getattr(self, name)
+            # NaN is the minimum of whatever holds one, and fails both comparisons.
+            if values is None or (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
+                continue
+            if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
+                raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
+        if (infinite := is_infinite(self.dense)).any():
+            row, column = np.argwhere(infinite)[0].tolist()
+            raise ContractError(
+                f"prediction batch {self.request_id} has {self.dense[row, column]} in row {row} of numeric column "
+                f"{column}, expected {FINITE}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+
+R = TypeVar("R", bound="Requests")
+
+
+def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Times in seconds as `contracts.raw_rows.microseconds` counts each."""
+    return np.rint(times * 1e6).astype(np.int64)
+
+
+NO_POSITION = -(2**31)
+"""Stands in `Requests.positions` where the row was in no ranked list."""
+NO_VERSION = -1
+"""Stands in `Predictions.shadow_versions` where nothing scored the request in the shadow."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Requests:
+    """Requests side by side: arrays of one value a request, [m], and of one a row, [n], a request's rows together.
+
+    What came together is read, kept and counted by one call for all of it: an object for each request took most of the
+    time of one with a single row.
+    """
+
+    ids: NDArray[np.object_]
+    """[m] of str."""
+    times: NDArray[np.float64]
+    """[m] seconds since the epoch, UTC."""
+    versions: NDArray[np.int32]
+    """[m] of the models."""
+    sizes: NDArray[np.int64]
+    """[m] rows of each, at least 1."""
+    scores: NDArray[np.float32]
+    """[n] probabilities."""
+    positions: NDArray[np.int32]
+    """[n] place in the ranked list that the request showed, from 1; `NO_POSITION` in all rows where it showed none."""
+
+    OF_REQUESTS: ClassVar[tuple[str, ...]] = ("ids", "times", "versions", "sizes")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all of them."""
+        return len(self.scores)
+
+    @property
+    def micros(self) -> NDArray[np.int64]:
+        """`times` in whole microseconds."""
+        return micros_of(self.times)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[m] place of each one's first row."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
+        """Those at the places `chosen`, in its order; or those where it is true, [m]."""
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        if np.array_equal(chosen, np.arange(len(self))):
+            return self
+        sizes = self.sizes[chosen]
+        ends = np.cumsum(sizes)
+        return self._take(chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum()))
+
+    def between(self: R, start: int, stop: int) -> R:
+        """Those at the places from `start` to before `stop`, as views."""
+        first = int(self.sizes[:start].sum())
+        return self._take(slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum())))
+
+    def _take(self: R, chosen: Any, rows: Any) -> R:
+        return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
+
+    def to(self, kind: type[R], **more: NDArray[Any]) -> R:
+        """The same requests as this kind of columns, of which `more` are those that these lack."""
+        return kind(**{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more)
+
+    def ordered(self: R, times: NDArray[Any]) -> R:
+        """By `times`, [m], and at one time by id."""
+        return self.select(self.order(times))
+
+    def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
+        """Their places by `times`, [m], and at one time by id."""
+        order = np.argsort(times, kind="stable")
+        in_order = times[order]
+        if (in_order[1:] == in_order[:-1]).any():
+            order = np.argsort(self.ids, kind="stable")
+            order = order[np.argsort(times[order], kind="stable")]
+        return order
+
+    def by_version(self: R) -> Iterator[tuple[int, R]]:
+        """Each model version and its requests; the version of the last request comes last."""
+        versions, places = np.unique(self.versions[::-1], return_index=True)
+        for version in versions[np.argsort(-places)].tolist():
+            yield version, self.select(self.versions == version)
+
+    @classmethod
+    def joined(cls: type[R], parts: Sequence[R]) -> R:
+        """All of `parts`, of which there is at least one, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(**{name: np.concatenate([getattr(each, name) for each in parts]) for name, _ in cls._columns()})
+
+    @classmethod
+    def _columns(cls) -> list[tuple[str, bool]]:
+        """Name of each array, and whether it is one of values of requests."""
+        return [(each.name, each.name in cls.OF_REQUESTS) for each in fields(cls)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions(Requests):
+    """Prediction batches of one recommender, side by side."""
+
+    canary: NDArray[np.bool_]
+    """[m] as in `PredictionBatch`."""
+    dense: NDArray[np.float32]
+    """[n, d], NaN = missing."""
+    categorical: NDArray[np.int64]
+    """[n, c], -1 = missing."""
+    propensities: NDArray[np.float64]
+    """[n], NaN where nobody explored."""
+    shadow_versions: NDArray[np.int32]
+    """[m], `NO_VERSION` = none."""
+    shadow_scores: NDArray[np.float32]
+    """[n], NaN where there is no shadow version."""
+
+    OF_REQUESTS: ClassVar[tuple[str, ...]] = (*Requests.OF_REQUESTS, "canary", "shadow_versions")
+
+    @classmethod
+    def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
+        """The rows of `batches`, of which there is at least one; all have the same columns."""
+        sizes = np.array([len(batch) for batch in batches], np.int64)
+        shadow_versions = [NO_VERSION if each.shadow_version is None else each.shadow_version for each in batches]
+        return cls(
+            ids=np.array([batch.request_id for batch in batches], object),
+            times=np.array([batch.time for batch in batches], np.float64),
+            versions=np.array([batch.model_version for batch in batches], np.int32),
+            sizes=sizes,
+            scores=np.concatenate([batch.scores for batch in batches]),
+            positions=_joined_or([batch.positions for batch in batches], sizes, np.int32(NO_POSITION)),
+            canary=np.array([batch.canary for batch in batches], np.bool_),
+            dense=np.concatenate([batch.dense for batch in batches]),
+            categorical=np.concatenate([batch.categorical for batch in batches]),
+            propensities=_joined_or([batch.propensities for batch in batches], sizes, np.float64(np.nan)),
+            shadow_versions=np.array(shadow_versions, np.int32),
+            shadow_scores=_joined_or([batch.shadow_scores for batch in batches], sizes, np.float32(np.nan)),
+        )
+
+
+def _joined_or(given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic) -> NDArray[Any]:
+    """The arrays one after another, with `missing` in place of one that is not given."""
+    return np.concatenate(
+        [np.full(size, missing) if array is None else array for array, size in zip(given, sizes.tolist())]
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OutcomeBatch:
+    """Outcomes that became known together; a row without one is no click once its attribution window closes.
+
+    Raises:
+        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of range, a text is too
+            long or has no UTF-8 form, or there are no outcomes.
+    """
+
+    batch_id: str
+    time: float
+    """Seconds since the epoch, UTC, of the newest event."""
+    event: str
+    """`click` or `conversion`."""
+    request_ids: tuple[str, ...]
+    rows: NDArray[np.int32]
+    """[n] row of each event in its request."""
+    times: NDArray[np.float64]
+    """[n] seconds since the epoch of each event."""
+
+    def __post_init__(self) -> None:
+        n = len(self.request_ids)
+        _check_text("batch_id", self.batch_id)
+        _check_time("time", self.time)
+        if n == 0:
+            raise ContractError(f"outcome batch {self.batch_id} has no outcomes, expected one or more")
+        for request_id in self.request_ids:
+            _check_text("request_id", request_id)
+        if self.event not in EVENTS:
+            raise ContractError(f"outcome event is {_short(self.event)}, expected one of {EVENTS}")
+        _check_array("rows", self.rows, np.int32, shape=(n,))
+        _check_array("times", self.times, np.float64, shape=(n,))
+        if np.minimum.reduce(self.rows) < 0:
+            raise ContractError(f"outcome batch {self.batch_id} has rows below 0")
+        for time in self.times.tolist():
+            _check_time("time", time)
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+Record = PredictionBatch | OutcomeBatch
+
+
+def record_id(record: Record) -> str:
+    """The id by which a record's redeliveries are recognised."""
+    return record.request_id if isinstance(record, PredictionBatch) else record.batch_id
+
+
+def _check_text(name: str, value: Any) -> None:
+    """JSON can spell half a surrogate pair, which is text in Python alone: no database or file can hold it."""
+    try:
+        if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARACTERS and value.encode():
+            return
+    except UnicodeEncodeError:
+        pass
+    size = f" ({len(value)} characters)" if isinstance(value, str) else ""
+    raise ContractError(f"{name} is {_short(value)}{size}, expected a name of 1 to {MAX_ID_CHARACTERS} characters")
+
+
+def _check_version(name: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value <= MAX_VERSION:
+        raise ContractError(f"{name} is {_short(value)}, expected a 32-bit integer of at least 0")
+
+
+def _check_time(name: str, value: Any) -> None:
+    # Compared and never converted: JSON's integers may be larger than any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < END_OF_TIME:
+        raise ContractError(f"{name} is {_short(value)}, expected seconds since the epoch")
+
+
+def _short(value: Any) -> str:
+    return repr(value[:40] if isinstance(value, str) else value)[:40]
+
+
+def _check_array(name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]) -> None:
+    if array.dtype != _EXPECTED[dtype] or array.shape != shape:
+        raise ContractError(f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} {list(shape)}")
+
+
+def _check_matrix(name: str, array: NDArray[Any], dtype: type[Any], *, num_rows: int) -> None:
+    if array.dtype != _EXPECTED[dtype] or array.ndim != 2 or len(array) != num_rows:
+        expected = f"{np.dtype(dtype)} [{num_rows}, any]"
+        raise ContractError(f"{name} is {array.dtype} {list(array.shape)}, expected {expected}")

@@ -1,0 +1,303 @@
+"""The fitted feature workflow: vocabularies and the arithmetic on the dense columns, independent of any library.
+
+Joins preprocessing, which fits it, to deployment, which writes it into the served graph, and to the
+next round's preprocessing, which carries it on. Which categories enter and leave is preprocessing's, and so is what it
+remembers of them beside these files.
+
+Ids: 0 padding (a place of a list without an element), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary.
+An id never moves while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no
+other id moves; a later round may give that id to a new category.
+Dense: what `features.NumericOptions` says of each column, by NVTabular's operators FillMissing, Clip, LogOp and
+Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`). A bucketed column is
+no dense input: by Bucketize it becomes a category from 0, its bucket, whose id never changes.
+What one round did to the vocabularies (`vocabulary_changes`) joins preprocessing, which reports it, to training, which
+starts those ids' rows afresh, and evaluation, which measures apart what holds them.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, NumericOptions
+from evergreen.config.reader import read_mapping
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError
+
+FORMAT_VERSION = 6
+"""Of the files; other versions are refused."""
+PADDING_ID = 0
+MISSING_ID = 1
+OOV_ID = 2
+FIRST_ID = 3
+TOMBSTONE = -2
+"""In a vocabulary: this id has no category. No raw category is negative, and a missing one is `MISSING_CATEGORY`."""
+
+SETTINGS_FILE = "workflow.json"
+VOCABULARIES_FILE = "vocabularies.npz"
+
+
+def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Raw numbers [n, d], NaN = missing, filled, clipped and logged: as they are before they are scaled.
+
+    In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
+    from each other, from one processor to the next, and some by a value's place in the array.
+    """
+    options = [features.options_of(name) for name in features.numeric]
+    values: NDArray[np.float32] = np.where(
+        np.isnan(dense), np.array([each.fill for each in options], np.float32), dense
+    ).astype(np.float32)
+    bounds = np.array([each.bounds for each in options], np.float32).reshape(-1, 2)
+    values = np.minimum(np.maximum(values, bounds[:, 0]), bounds[:, 1])
+    logged = [each.is_logged for each in options]
+    shifted = (values[:, logged] + np.float32(1)).astype(np.float64)
+    values[:, logged] = np.log(shifted).astype(np.float32)
+    return values
+
+
+def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
+    """Values of a bucketed column before they are bucketed; NaN stays NaN."""
+    least, largest = np.array(options.bounds, np.float32)
+    found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureWorkflow:
+    """A fitted workflow.
+
+    Raises:
+        ContractError: other numbers of columns than features, a category twice or outside [0, 2^52), a std that is not
+            positive, boundaries of buckets that do not ascend or are too many, an excluded column that is no feature,
+            is named twice, or has a vocabulary.
+    """
+
+    features: Features
+    vocabularies: tuple[NDArray[np.int64], ...]
+    """Per slot, the categories in the order of their ids; `TOMBSTONE` any number of times."""
+    means: NDArray[np.float32]
+    """What is subtracted last, [d], one for each numeric feature: a mean, for `minmax` the least value, or 0."""
+    stds: NDArray[np.float32]
+    """What is then divided by, [d]: a standard deviation, for `minmax` the width of the range, or 1."""
+    frequency_threshold: int
+    """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
+    excluded: tuple[str, ...] = ()
+    """Features that the model did not learn from: they count as missing, whatever a row holds there."""
+    boundaries: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Of each bucketed feature the least values of its buckets but the first, ascending."""
+
+    def __post_init__(self) -> None:
+        numeric, slots = self.features.numeric, self.features.slots
+        if len(self.vocabularies) != len(slots):
+            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {len(slots)}")
+        for name, (categories, _) in zip(slots, self._sorted):
+            if (categories[1:] == categories[:-1]).any():
+                raise ContractError(f"vocabulary of {name} holds a category twice")
+            if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
+                raise ContractError(
+                    f"vocabulary of {name} holds values from {categories[0]} to {categories[-1]}, expected categories "
+                    f"from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an id without one"
+                )
+        for name, values in (("means", self.means), ("stds", self.stds)):
+            if values.shape != (len(numeric),) or not np.isfinite(values).all():
+                raise ContractError(f"workflow {name} are {values!r}, expected {len(numeric)} finite values")
+        if (self.stds <= 0).any():
+            raise ContractError(f"std of {numeric[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
+        if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(self.features.names):
+            raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
+        if known := [name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)]:
+            raise ContractError(f"excluded columns {known} have vocabularies, expected none")
+        self._expect_boundaries()
+        for place, category in self.features.served_as.items():
+            name = self.features.categorical[place]
+            if name not in self.excluded and category not in self.vocabularies[place]:
+                raise ContractError(f"{name} is served as {category}, which is none of its categories, expected one")
+
+    def _expect_boundaries(self) -> None:
+        if set(self.boundaries) != set(self.features.bucketed):
+            raise ContractError(f"boundaries are of {list(self.boundaries)}, expected {list(self.features.bucketed)}")
+        for name, values in self.boundaries.items():
+            num_buckets = self.features.options_of(name).num_buckets
+            categories = np.arange(0 if name in self.excluded else num_buckets)
+            if not np.array_equal(self.vocabularies[self.features.slots.index(name)], categories):
+                raise ContractError(f"vocabulary of {name} has other categories than its {len(categories)} buckets")
+            if len(values) >= num_buckets or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+                raise ContractError(
+                    f"boundaries of {name} are {values}, expected fewer than {num_buckets} finite ones that ascend"
+                )
+
+    @property
+    def slot_sizes(self) -> list[int]:
+        """Number of ids per slot, those of tombstones included."""
+        return [FIRST_ID + len(v) for v in self.vocabularies]
+
+    @property
+    def tombstones(self) -> list[int]:
+        """Number of ids without a category, per slot."""
+        return [len(v) - len(categories) for v, (categories, _) in zip(self.vocabularies, self._sorted)]
+
+    @cached_property
+    def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Per slot, the categories in ascending order and the position of each; tombstones are not among them."""
+        positions = [np.flatnonzero(v != TOMBSTONE) for v in self.vocabularies]
+        orders = [p[np.argsort(v[p], kind="stable")] for v, p in zip(self.vocabularies, positions)]
+        return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
+
+    def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids [n, `features.id_places`] of categories (`MISSING_CATEGORY` = missing, in a list padding).
+
+        Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
+        excluded column is missing, or padding. Of bucketed columns there are buckets, see `with_buckets`.
+        """
+        ids = np.empty(categorical.shape, np.int64)
+        for place in range(categorical.shape[1]):
+            ids[:, place] = self.encode_place(place, categorical[:, place])
+        return ids
+
+    def encode_place(self, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids [n] of categories that stand at one of `features.id_places`, as in `encode_categorical`."""
+        feature = self.features.id_features[place]
+        absent = PADDING_ID if feature in self.features.lists else MISSING_ID
+        if feature in self.excluded:
+            return np.full(len(categories), absent)
+        keys, positions = self._sorted[self.features.id_places.slots[place]]
+        ids = np.full(len(categories), OOV_ID)
+        if len(keys):
+            found = np.minimum(np.searchsorted(keys, categories), len(keys) - 1)
+            known = keys[found] == categories
+            ids[known] = FIRST_ID + positions[found[known]]
+        ids[categories == MISSING_CATEGORY] = absent
+        return ids
+
+    def with_buckets(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The categories [n, `features.places`] of rows and, behind them, the buckets of their numbers [n, d]."""
+        numeric, bucketed = self.features.numeric, self.features.bucketed
+        columns = [self._buckets(name, dense[:, numeric.index(name)]) for name in bucketed]
+        return np.column_stack([categorical, *columns]) if columns else categorical
+
+    def _buckets(self, name: str, values: NDArray[np.float32]) -> NDArray[np.int64]:
+        """The bucket of each value, `MISSING_CATEGORY` where it is missing; one on a boundary is in the upper one."""
+        found = np.searchsorted(self.boundaries[name], clipped(values, self.features.options_of(name)), side="right")
+        return np.where(np.isnan(values), MISSING_CATEGORY, found).astype(np.int64)
+
+    @property
+    def served_ids(self) -> dict[int, int]:
+        """The id in every row of each place that is served as one value, see `CategoricalOptions.served_as`."""
+        found = {}
+        for place, category in self.features.served_as.items():
+            is_excluded = self.features.categorical[place] in self.excluded
+            found[place] = MISSING_ID if is_excluded else FIRST_ID + self.vocabularies[place].tolist().index(category)
+        return found
+
+    @property
+    def excluded_dense(self) -> list[int]:
+        """Positions of the excluded dense columns."""
+        return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
+
+    def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
+
+        NaN is missing, and so is any value of an excluded column.
+        """
+        numeric = self.features.numeric
+        is_missing = np.isnan(dense)
+        is_missing[:, self.excluded_dense] = True
+        values = unscaled(self.features, np.where(is_missing, np.float32(np.nan), dense))
+        scaled = ((values - self.means) / self.stds).astype(np.float32)
+        indicators = is_missing[:, [numeric.index(name) for name in self.features.indicated]]
+        if self.features.bucketed:
+            scaled = scaled[:, self.features.plain_numeric]
+        return np.concatenate([scaled, indicators.astype(np.float32)], axis=1)
+
+    def save(self, folder: Path) -> None:
+        """Writes the workflow into `folder`, whose other files stay."""
+        arrays = io.BytesIO()
+        # By position: not every name of a column can name an array there.
+        columns: dict[str, Any] = {f"{i}": v.astype("<i8") for i, v in enumerate(self.vocabularies)}
+        np.savez(arrays, **columns)
+        write_whole(folder / VOCABULARIES_FILE, arrays.getvalue())
+        settings = {
+            "format_version": FORMAT_VERSION,
+            "features": asdict(self.features),
+            # A float32 survives the way through a decimal float64 unchanged.
+            "means": [float(x) for x in self.means],
+            "stds": [float(x) for x in self.stds],
+            "frequency_threshold": self.frequency_threshold,
+            "excluded": list(self.excluded),
+            "boundaries": {name: values.tolist() for name, values in self.boundaries.items()},
+        }
+        write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "FeatureWorkflow":
+        """The workflow in `folder`.
+
+        Raises:
+            ContractError: a file is absent, damaged or of another format version.
+        """
+        try:
+            settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
+            version = settings.pop("format_version", None)
+            if version == FORMAT_VERSION:
+                features = settings["features"] = read_mapping(Features, settings["features"], path="features")
+                with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
+                    settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.slots)))
+                for name in ("means", "stds"):
+                    settings[name] = np.array(settings[name], dtype=np.float32)
+                settings["excluded"] = tuple(settings["excluded"])
+                found = settings["boundaries"].items()
+                settings["boundaries"] = {name: np.array(values, np.float32) for name, values in found}
+                return cls(**settings)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile) as error:
+            raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
+        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")
+
+
+@dataclass(frozen=True, eq=False)
+class VocabularyChange:
+    """What became of one column's ids, each array ascending."""
+
+    entered: NDArray[np.int64]
+    """Ids that have a category and had none: appended ones, and tombstones given out again."""
+    reused: NDArray[np.int64]
+    """Those of `entered` that were tombstones."""
+    evicted: NDArray[np.int64]
+    """Ids that had a category and are tombstones."""
+
+
+def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> list[VocabularyChange]:
+    """Per slot of `now`, what changed from `before`; None before, or without the slot = every category is new.
+
+    Raises:
+        ContractError: an id means another category than before with no round between as a tombstone, a category moved
+            to another id, or a vocabulary shrank. Weights of the one workflow are then of no use under the other.
+    """
+    earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
+    nothing = np.zeros(0, np.int64)
+    return [_change(name, earlier.get(name, nothing), each) for name, each in zip(now.features.slots, now.vocabularies)]
+
+
+def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> VocabularyChange:
+    if len(now) < len(before):
+        raise ContractError(f"vocabulary of {name} has {len(now)} ids, expected at least the {len(before)} of before")
+    kept = now[: len(before)]
+    lived, lives = before != TOMBSTONE, kept != TOMBSTONE
+    if len(replaced := np.flatnonzero(lived & lives & (kept != before))):
+        at = replaced[0]
+        raise ContractError(
+            f"id {FIRST_ID + at} of {name} means category {kept[at]} and meant {before[at]} before, expected the same "
+            f"or a tombstone ({len(replaced)} such ids)"
+        )
+    reused, evicted = np.flatnonzero(lives & ~lived), np.flatnonzero(lived & ~lives)
+    appended = len(before) + np.flatnonzero(now[len(before) :] != TOMBSTONE)
+    entered = np.concatenate([reused, appended])
+    if len(moved := np.intersect1d(now[entered], before[evicted])):
+        raise ContractError(f"category {moved[0]} of {name} moved to another id, expected it to keep its id")
+    return VocabularyChange(entered=FIRST_ID + entered, reused=FIRST_ID + reused, evicted=FIRST_ID + evicted)

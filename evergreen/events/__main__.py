@@ -1,0 +1,92 @@
+"""`evergreen log`: check an event log, list its dead letters, and publish them again.
+
+The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
+`events.event_log` describes the guarantees of a log.
+"""
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from evergreen.events.event_log import DeadLetter, Subscriber
+from evergreen.events.locations import open_subscriber
+from evergreen.events.urls import LogUrl, redacted
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.plain_text import log_as_text, show
+
+SHOWN_BYTES = 60
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands and their flags."""
+    parser = CommandParser(prog="evergreen log", description="Looks after the record log.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="connect, and report what waits to be read and what is wrong")
+    dead_letters = commands.add_parser("dead-letters", help="messages that the monitor could not use")
+    actions = dead_letters.add_subparsers(dest="command", required=True)
+    listing = actions.add_parser("list", help="list them, oldest first, with the reason why")
+    listing.add_argument("--save", type=Path, metavar="DIR", help="also write each message's original bytes to a file")
+    replay = actions.add_parser("replay", help="publish all of them again with their original bytes")
+    for each in (check, listing, replay):
+        each.add_argument("url", metavar="URL", help="the log, as the monitor is given it")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. The exit code is `REFUSED` if the log has a problem."""
+    arguments = build_parser().parse_args(argv)
+    log_as_text(level=logging.WARNING)
+    url = LogUrl.parse(arguments.url)
+    # Refuse a mistyped path, which would otherwise create a new, empty log.
+    if url.scheme == "sqlite" and not Path(url.path).is_file():
+        raise ContractError(f"log is {redacted(url.text)!r}, but there is no file {url.path}")
+    with closing(open_subscriber(arguments.url)) as log:
+        if arguments.command == "check":
+            return _check_log(log)
+        if arguments.command == "list":
+            _list_dead_letters(log, arguments.save)
+        else:
+            print(f"{log.replay_dead_letters()} messages published again")
+    return ExitCode.DONE
+
+
+def _check_log(log: Subscriber) -> int:
+    backlog, problem = log.backlog(), log.problem()
+    if problem:
+        show(f"problem: {problem}")
+        return ExitCode.REFUSED
+    waiting = "its backlog is unknown" if backlog is None else f"{backlog} messages wait to be read"
+    print(f"connected; {waiting}")
+    return ExitCode.DONE
+
+
+def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
+    messages = log.list_dead_letters()
+    for number, message in enumerate(messages):
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
+        begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + ("..." if len(message.payload) > SHOWN_BYTES else "")
+        show(f"{moment}  {message.message_id}  {len(message.payload)} bytes: {message.reason}")
+        show(f"    {begin}")
+        if save is not None:
+            _save_payload(save, number, message)
+    print(f"{len(messages)} dead letters" + (f", their bytes in {save}" if save and messages else ""))
+
+
+def _save_payload(folder: Path, number: int, message: DeadLetter) -> None:
+    """Write the original bytes to a file.
+
+    A number in its name separates ids that give the same file name.
+    """
+    write_whole(folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin", message.payload)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

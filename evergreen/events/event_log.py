@@ -1,0 +1,150 @@
+"""Interface of the event log between the inference client and the monitor.
+
+A message is delivered at least once: the log delivers it until it is acknowledged, possibly several
+times and in any order. The consumer stores it durably (fsync), then acknowledges it, and recognizes
+redeliveries by message id. An unusable message becomes a dead letter with a reason and is never
+dropped. The backends `events.sqlite`, `logs.pubsub` and `logs.kafka` pass the same conformance suite.
+`events.locations` maps a URL to a backend.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from evergreen.runtime.errors import ContractError
+
+MAX_MESSAGE_BYTES = 1_000_000
+"""Largest message in bytes that every backend carries. It is Kafka's default limit, the smallest of
+the three."""
+
+
+MAX_PULL_BYTES = 16 << 20
+"""Payload bytes after which a pull ends. The last message may exceed them. Decoded records take
+several times as much memory."""
+
+
+class Delivery(NamedTuple):
+    """One delivery of one message."""
+
+    message_id: str
+    payload: bytes
+    token: str
+    """Identifier of this delivery, needed to acknowledge it."""
+
+
+class DeadLetter(NamedTuple):
+    """An unusable message: its original bytes and the reason."""
+
+    message_id: str
+    payload: bytes
+    reason: str
+    time: float
+    """Time when the message became a dead letter, in seconds since the epoch."""
+
+
+class Publisher(Protocol):
+    """The writing side of a log."""
+
+    def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Store (id, payload) messages durably. All of them are stored when this returns.
+
+        After an error some of them may be stored. Publish all of them again with the same ids. A
+        message that is published twice may be delivered twice, except by SQLite. Another payload
+        under a known id is another message and is delivered too.
+
+        Raises:
+            ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
+            TemporaryError: the log is unreachable or busy. Publish the same messages again.
+            PermanentError: the log refuses permanently, for example without the topic or the
+                permission.
+        """
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
+class Subscriber(Protocol):
+    """The reading side of one subscription. Several readers share its messages.
+
+    Every method except `problem` and `close` raises TemporaryError if the log is unreachable or
+    busy, and PermanentError if it refuses permanently.
+    """
+
+    def pull(self, max_messages: int) -> list[Delivery]:
+        """Return messages without an active lease, and lease each of them.
+
+        The order is oldest first if the backend has an order. The call never waits for a message.
+        It ends with the message that brings the payloads to `MAX_PULL_BYTES`. Fewer messages than
+        both bounds allow, or none, means that no more are available now.
+        """
+
+    def acknowledge(self, tokens: Iterable[str]) -> None:
+        """Acknowledge deliveries. A token with an expired lease is ignored."""
+
+    def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
+        """Store deliveries, each a token and a reason, as dead letters, then acknowledge them."""
+
+    def list_dead_letters(self) -> list[DeadLetter]:
+        """Return all dead letters, oldest first, without removing any."""
+
+    def replay_dead_letters(self) -> int:
+        """Publish all dead letters again with their original bytes, and return their number.
+
+        They are removed once they are published.
+        """
+
+    def read_up_to(self) -> float | None:
+        """Return the watermark: every message that was published before this time has been read.
+
+        The time is in seconds since the epoch, and as precise as the backend allows. A message
+        counts as read when an active reader has pulled it. This reader's own messages must also be
+        acknowledged or dead-lettered, so ask after acknowledging. Returns None while the watermark
+        is unknown: before the first pull that found no further message, and while a killed
+        predecessor may hold leases. The watermark can move back if a clock is corrected.
+        """
+
+    def problem(self) -> str | None:
+        """Return why no message can arrive, or None while connected.
+
+        Examples are failing pulls, no broker, and a missing file.
+
+        An idle log is not a problem. The call raises nothing and does not wait for the network.
+        """
+
+    def backlog(self) -> int | None:
+        """Return the number of published messages that are neither acknowledged nor dead-lettered.
+
+        Returns None if the backend does not report it.
+        """
+
+    def close(self) -> None:
+        """Release the connection. Open leases expire by themselves."""
+
+
+def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
+    """Return whether a pull reached neither of its bounds, so that no message was left."""
+    return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
+
+
+def expect_size(message_id: str, payload: bytes) -> None:
+    """Check that every backend carries the message.
+
+    Raises:
+        ContractError: it is larger than `MAX_MESSAGE_BYTES`.
+
+    >>> expect_size("small", b"payload")
+    """
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ContractError(f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}")
+
+
+def partition_of(request_id: str, count: int) -> int:
+    """Return the number, below `count`, of the partition that holds every record of a request.
+
+    All writers must use the same partition, because only the monitor of one partition joins a
+    prediction with its outcomes.
+
+    >>> partition_of("request 1", 4), partition_of("request 2", 4)
+    (0, 2)
+    """
+    return zlib.crc32(request_id.encode()) % count

@@ -1,0 +1,245 @@
+"""Offsets of a topic: its end, the progress of its group, and the messages that this reader holds.
+
+`PartitionProgress` is pure. It records which messages of a partition are held, and which offset may
+be committed. `BacklogCounter` asks the brokers for the number of messages that are left.
+`subscriber` reads the messages.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from evergreen.events.kafka.location import KafkaLocation, sorted_error
+from evergreen.runtime.errors import PermanentError, TemporaryError
+
+ASK_SECONDS = 2.0
+ASK_AGAIN_SECONDS = 1.0
+"""Pause after a request without an answer. Each request may wait for `ASK_SECONDS`, which delays
+the reader."""
+CLOSE_SECONDS = 10.0
+"""Longest wait for a client to close."""
+SETTLE_SECONDS = 0.02
+"""Time without a callback after which a rebalance has ended. The next callback only waits for this
+client's own threads."""
+_END, _BEGIN = -1, -2
+"""Times that stand for the newest and the oldest offset in a request for offsets by time."""
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M")
+
+
+def close_consumer(consumer: Consumer) -> None:
+    """Leave the group and close the client, within `CLOSE_SECONDS`.
+
+    librdkafka's close has two faults. First, if a commit is pending and no broker answers, it
+    searches for the group's coordinator repeatedly (librdkafka issue 3740). This function then
+    stops waiting. The client ends when a broker answers or with the process, and other readers get
+    its partitions when its session times out. Second, a rebalance that waits for its callback when
+    the close begins can be answered to a group that has ended. The callback then blocks forever and
+    holds Python's interpreter lock. Therefore this function ends rebalances before it closes the
+    client.
+    """
+    deadline = time.monotonic() + CLOSE_SECONDS
+    _end_rebalances(consumer, deadline)
+    closing = threading.Thread(target=consumer.close, name="close a Kafka client", daemon=True)
+    closing.start()
+    closing.join(max(0.0, deadline - time.monotonic()))
+    if closing.is_alive():
+        logger.warning("a Kafka client did not close within %.0f s and is given up: no broker answers", CLOSE_SECONDS)
+
+
+def _end_rebalances(consumer: Consumer, deadline: float) -> None:
+    """Unsubscribe, and serve callbacks until no partition is assigned.
+
+    The last callback must be `SETTLE_SECONDS` ago.
+    """
+    try:
+        consumer.unsubscribe()
+    except KafkaException:
+        return  # the client is in no group, or a fatal error has ended it
+    while time.monotonic() < deadline:
+        try:
+            arrived = consumer.consume(1000, SETTLE_SECONDS)
+            if not arrived and not consumer.assignment():
+                return
+        except KafkaException as error:
+            logger.debug("unsubscribing: %s", error)
+
+
+@dataclass
+class Held(Generic[M]):
+    """A delivered message that is not yet acknowledged."""
+
+    message: M
+    until: float
+    """End of the lease in seconds since the epoch."""
+    attempt: int = 1
+
+
+@dataclass
+class PartitionProgress(Generic[M]):
+    """Progress of one partition, from its assignment to its revocation.
+
+    Kafka stores one committed offset per partition, and everything below it is done.
+    Acknowledgements arrive in any order, so that offset may only move to the first unacknowledged
+    message. Offsets that Kafka compacted or deleted leave gaps, which count as done.
+    """
+
+    generation: int
+    """Number of the assignment. Tokens of an earlier assignment of the same partition are void."""
+    next_offset: int | None = None
+    """Offset after the newest delivered message. None before the first."""
+    held: dict[int, Held[M]] = field(default_factory=dict)
+    """Held messages by ascending offset."""
+    sent_offset: int | None = None
+    """Last offset that was sent to be committed. None if there is none or the commit failed."""
+
+    def take(self, offset: int, message: M, *, until: float) -> bool:
+        """Hold a newly arrived message, and return False if it had already arrived."""
+        if self.next_offset is not None and offset < self.next_offset:
+            return False
+        self.held[offset] = Held(message, until)
+        self.next_offset = offset + 1
+        return True
+
+    def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
+        """Lease again at most `count` messages whose lease has expired, and return their offsets.
+
+        The oldest come first. A lease that ends later than a new one was taken before the clock was
+        set back, so it counts as expired.
+        """
+        expired = [offset for offset, held in self.held.items() if not now < held.until <= until][:count]
+        for offset in expired:
+            self.held[offset].until = until
+            self.held[offset].attempt += 1
+        return expired
+
+    def find(self, offset: int, attempt: int) -> M | None:
+        """Return the held message of a delivery, or None if the delivery has ended."""
+        held = self.held.get(offset)
+        return held.message if held is not None and held.attempt == attempt else None
+
+    def end(self, offset: int, attempt: int) -> M | None:
+        """End a delivery and return its message, or None if it had already ended."""
+        message = self.find(offset, attempt)
+        if message is not None:
+            del self.held[offset]
+        return message
+
+    def offset_to_commit(self) -> int | None:
+        """Return the offset below which all messages are done, or None if it was already sent."""
+        done = next(iter(self.held), self.next_offset)
+        return done if done != self.sent_offset else None
+
+    def unfinished(self, start: int, end: int) -> int:
+        """Return the number of unacknowledged messages before `end`.
+
+        `start` is the offset where reading begins, for a partition without a message so far.
+        """
+        position = start if self.next_offset is None else self.next_offset
+        return max(0, end - position) + len(self.held)
+
+
+class BacklogCounter:
+    """Counter of the messages that the group has not finished, in all partitions of the topic.
+
+    It uses a separate client. A broker answers the requests of one connection in order, so a
+    request behind the reader's fetch would wait as long as the fetch waits for messages. Measured,
+    that is `fetch.wait.max.ms`: 0.5 s instead of 0.2 ms.
+    """
+
+    def __init__(self, location: KafkaLocation) -> None:
+        self._location = location
+        # A request must not create a topic, because its name may be mistyped.
+        self._consumer = Consumer(
+            location.client(group_id=location.group, enable_auto_commit=False, allow_auto_create_topics=False)
+        )
+        self._silent_until = 0.0
+        self.problem: str | None = None
+        """Error of the newest request, or a later one of the client. None if the request was
+        answered."""
+
+    def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
+        """Return the number of messages that are neither acknowledged nor dead-lettered.
+
+        Returns None if no broker answers. In a partition of this reader (a key of `progress`) the
+        count covers held messages and those still to come. In any other partition it covers the
+        messages after the group's committed offset.
+        """
+        if time.monotonic() < self._silent_until:
+            return None
+        try:
+            partitions = list_partitions(self._consumer, self._location, self._location.topic)
+            ends = self._offsets(partitions, _END)
+            starts = self._committed([p for p in partitions if p not in progress or progress[p].next_offset is None])
+        except (TemporaryError, PermanentError) as error:
+            self.problem = str(error)
+            self._silent_until = time.monotonic() + ASK_AGAIN_SECONDS
+            return None
+        if not partitions:
+            self.problem = f"topic {self._location.topic} does not exist at {self._location.brokers}"
+            return None
+        self.problem = None
+        unknown = PartitionProgress[Any](0)
+        return sum(progress.get(p, unknown).unfinished(starts.get(p, 0), ends[p]) for p in partitions)
+
+    def close(self) -> None:
+        """Close the client."""
+        close_consumer(self._consumer)
+
+    def _committed(self, partitions: Collection[int]) -> dict[int, int]:
+        """Return the group's committed offset of each partition, or the oldest offset without one."""
+        if not partitions:
+            return {}
+        places = [TopicPartition(self._location.topic, number) for number in partitions]
+        try:
+            answered = self._consumer.committed(places, timeout=ASK_SECONDS)
+        except KafkaException as error:
+            raise sorted_error(error, f"asking {self._location.brokers} for committed offsets") from error
+        found = {each.partition: _checked(each).offset for each in answered}
+        return {**found, **self._offsets([number for number, offset in found.items() if offset < 0], _BEGIN)}
+
+    def _offsets(self, partitions: Collection[int], moment: int) -> dict[int, int]:
+        if not partitions:
+            return {}
+        places = [TopicPartition(self._location.topic, number, moment) for number in partitions]
+        try:
+            answered = self._consumer.offsets_for_times(places, timeout=ASK_SECONDS)
+        except KafkaException as error:
+            topic = self._location.topic
+            raise sorted_error(error, f"asking {self._location.brokers} for offsets of {topic}") from error
+        return {each.partition: _checked(each).offset for each in answered}
+
+
+def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> list[int]:
+    """Return the topic's partitions. The list is empty if the topic does not exist.
+
+    Raises:
+        TemporaryError: no broker answered.
+        PermanentError: the brokers refuse.
+    """
+    what = f"asking {location.brokers} for topic {topic}"
+    consumer.poll(0)  # serve the client's own log lines
+    try:
+        found = consumer.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
+    except KafkaException as error:
+        raise sorted_error(error, what) from error
+    if found.error is None:
+        return sorted(found.partitions)
+    if found.error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+        return []
+    raise sorted_error(found.error, what)
+
+
+def _checked(answer: TopicPartition) -> TopicPartition:
+    if answer.error is not None:
+        raise sorted_error(answer.error, f"offset of {answer.topic}, partition {answer.partition}")
+    if answer.offset is None:
+        raise PermanentError(f"offset of {answer.topic}, partition {answer.partition}: none")
+    return answer

@@ -1,0 +1,468 @@
+"""The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
+
+The thread sends one unary pull after another. Each waits at Pub/Sub until there is a message, and
+leases it for `lease_seconds`. A message that is not acknowledged by then is dropped here, and
+Pub/Sub delivers it again. The caller stores a message before it acknowledges it. `ReadMark`
+estimates the watermark.
+
+Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
+attributes. A message that Pub/Sub itself moved there has no reason of ours. Pub/Sub cannot list
+messages without pulling them. While one list or replay runs, and for `lease_seconds` after a killed
+one, another one sees fewer messages.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.api_core import exceptions
+
+from evergreen.events import event_log
+from evergreen.events.event_log import DeadLetter, Delivery
+from evergreen.events.pubsub.resources import (
+    CALL_SECONDS,
+    ID,
+    MAX_ATTRIBUTE_BYTES,
+    Names,
+    publish_all,
+    subscriber_client,
+    translated,
+)
+from evergreen.runtime.errors import PermanentError, TemporaryError
+
+REASON = "reason"
+DEAD_LETTERED_AT = "dead_lettered_at"
+"""Attribute of a dead letter: its time in seconds since the epoch."""
+DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
+"""Attribute that Pub/Sub adds to a message that it moves itself."""
+_CHUNK = 1000
+"""Highest number of messages per request."""
+
+
+def message_id(message: Any) -> str:
+    """Return the id from the attributes, or Pub/Sub's own id for a message of another publisher."""
+    return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
+
+
+def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any) -> None:
+    """Send `acknowledge` or `modify_ack_deadline` for all ids, and wait for Pub/Sub's answer.
+
+    `ack_ids` may be empty.
+
+    Raises:
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+    """
+    for start in range(0, len(ack_ids), _CHUNK):
+        request = {"subscription": subscription, "ack_ids": ack_ids[start : start + _CHUNK], **more}
+        try:
+            getattr(subscriber, call)(request=request, retry=None, timeout=CALL_SECONDS)
+        except Exception as error:
+            raise translated(error, subscription) from error
+
+
+def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: float) -> list[Any]:
+    """Return at most `count` messages with their acknowledgement ids.
+
+    The call waits for the first message, and returns none after `seconds`.
+
+    Raises:
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+    """
+    request = {"subscription": subscription, "max_messages": min(count, _CHUNK)}
+    try:
+        return list(subscriber.pull(request=request, retry=None, timeout=seconds).received_messages)
+    except exceptions.DeadlineExceeded:
+        return []
+    except Exception as error:
+        raise translated(error, subscription) from error
+
+
+class PubsubDeadLetters:
+    """Dead letters of one log."""
+
+    def __init__(self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float) -> None:
+        """Use these two clients.
+
+        All dead letters are assumed to have arrived after `wait_seconds` without a message.
+        """
+        self._names = names
+        self._publisher = publisher
+        self._subscriber = subscriber
+        self._wait_seconds = wait_seconds
+
+    def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
+        """Store messages, each with id, payload and reason.
+
+        Pub/Sub has confirmed them when this returns.
+        """
+        kept = [
+            (payload, {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)})
+            for name, payload, reason in letters
+        ]
+        publish_all(self._publisher, self._names.dead_letters.topic_path, kept)
+
+    def read(self) -> list[DeadLetter]:
+        """Return all dead letters, oldest first."""
+        taken = self._take()
+        self._give_back(list(taken))
+        return sorted((_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time)
+
+    def replay(self) -> int:
+        """Publish all dead letters to the log again, then remove them, and return their number."""
+        taken = self._take()
+        try:
+            again = [(bytes(message.data), {ID: message_id(message)}) for message in taken.values()]
+            publish_all(self._publisher, self._names.topic_path, again)
+            subscription = self._names.dead_letters.subscription_path
+            send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(taken))
+        except BaseException:
+            self._give_back(list(taken))
+            raise
+        return len(taken)
+
+    def _take(self) -> dict[str, Any]:
+        """Pull messages until none arrives for `wait_seconds`.
+
+        Return them by acknowledgement id.
+        """
+        subscription = self._names.dead_letters.subscription_path
+        taken: dict[str, tuple[str, Any]] = {}
+        empty_since = time.monotonic()
+        while (left := empty_since + self._wait_seconds - time.monotonic()) > 0:
+            answer = pull_messages(self._subscriber, subscription, _CHUNK, seconds=left)
+            received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
+            if received.keys() - taken.keys():
+                empty_since = time.monotonic()
+            # A message that is held longer than its lease arrives again under a new acknowledgement
+            # id, without end.
+            taken.update(received)
+        return dict(taken.values())
+
+    def _give_back(self, ack_ids: list[str]) -> None:
+        subscription = self._names.dead_letters.subscription_path
+        send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids=ack_ids, ack_deadline_seconds=0)
+
+
+def cut_to_attribute(text: str) -> str:
+    """Return `text`, truncated to the length of an attribute.
+
+    >>> cut_to_attribute("short"), len(cut_to_attribute("é" * 1000).encode()) <= MAX_ATTRIBUTE_BYTES
+    ('short', True)
+    """
+    raw = text.encode()
+    if len(raw) <= MAX_ATTRIBUTE_BYTES:
+        return text
+    return raw[: MAX_ATTRIBUTE_BYTES - 3].decode(errors="ignore") + "..."
+
+
+def _read_dead_letter(message: Any) -> DeadLetter:
+    attributes = message.attributes
+    reason = attributes.get(REASON)
+    if reason is None:
+        reason = f"dead letter of Pub/Sub after {attributes.get(DELIVERY_COUNT, 'an unknown number of')} deliveries"
+    published = message.publish_time.timestamp()
+    try:
+        kept_at = float(attributes.get(DEAD_LETTERED_AT, published))
+    except ValueError:
+        kept_at = published
+    return DeadLetter(message_id(message), bytes(message.data), reason, kept_at)
+
+
+logger = logging.getLogger(__name__)
+
+PULL_SECONDS = 30.0
+"""Longest wait of one pull for a message."""
+STEADY_SECONDS = 1.0
+"""Duration after which a waiting pull has reached Pub/Sub, which refuses far sooner."""
+GRACE_SECONDS = 3.0
+"""Longest outage that is not reported as a problem, because servers restart."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
+"""First and longest pause after failed pulls. The pause doubles after each failure."""
+MAX_QUEUED_BYTES = 100_000_000
+_FULL_SECONDS = 0.02
+"""Interval at which the thread looks for room in a full queue."""
+_CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PubsubSettings:
+    """Limits and timeouts of a Pub/Sub reader."""
+
+    lease_seconds: float = 30.0
+    """Seconds that a killed reader withholds its messages from the next one. Pub/Sub accepts 10 to
+    600."""
+    settle_seconds: float = 5.0
+    """Seconds that a message may arrive later than others of its age. See `ReadMark`."""
+    max_messages: int = 2000
+    """Highest number of messages that are queued, or pulled and not acknowledged."""
+    list_seconds: float = 3.0
+    """Seconds without a message after which all dead letters are assumed to have arrived."""
+
+
+@dataclass(frozen=True)
+class _InHand:
+    """A message that arrived and is not acknowledged."""
+
+    ack_id: str
+    message: Any
+    lease_ends: float
+
+
+class ReadMark:
+    """Estimate of the watermark from the messages' publish times, as the broker reports none.
+
+    Pub/Sub reports neither the number of messages left nor their order. The estimate uses the
+    publish times of arrived messages, and the time since the last arrival:
+
+    - While messages arrive, the watermark is the publish time of the oldest message that is queued
+      or not acknowledged. If there is none, it is the newest publish time so far.
+    - After `settle_seconds` without a message, the watermark is the current time.
+    - In both cases `settle_seconds` are subtracted, for a message that arrives later than others of
+      its age. A message that is later still counts as late.
+    - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
+      or an interrupted call may hold messages.
+
+    Publish times come from the broker's clock, and `now` from ours. The difference of the clocks
+    adds to the error. Arguments called `at` are times of a monotonic clock. `published` and `now`
+    are seconds since the epoch.
+    """
+
+    def __init__(self, *, settle_seconds: float, lease_seconds: float) -> None:
+        self._settle_seconds, self._lease_seconds = settle_seconds, lease_seconds
+        self._newest_published: float | None = None
+        self._last_arrival_at = float("-inf")
+        self._mark: float | None = None
+
+    def arrived(self, published: float, *, at: float) -> None:
+        """Record the arrival of a message."""
+        self._newest_published = max(published, self._newest_published or published)
+        self._last_arrival_at = at
+
+    def value(self, *, now: float, at: float, connected_at: float | None, oldest_in_hand: float | None) -> float | None:
+        """Return the watermark in seconds since the epoch, or None while it is unknown.
+
+        Args:
+            now: Current time.
+            at: The same moment on the monotonic clock.
+            connected_at: Time since when pulls succeed. None if they fail, and then the watermark
+                does not move.
+            oldest_in_hand: Smallest publish time of a message that is not acknowledged, or None.
+        """
+        if connected_at is not None and at - connected_at >= self._lease_seconds:
+            reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
+            if at - max(self._last_arrival_at, connected_at) < self._settle_seconds:
+                if self._newest_published is None:
+                    return self._mark
+                reached = min(reached, self._newest_published)
+            self._mark = reached - self._settle_seconds
+        return self._mark
+
+
+class PubsubSubscriber:
+    """Subscriber of one subscription, for use from one thread."""
+
+    def __init__(
+        self,
+        names: Names,
+        settings: PubsubSettings,
+        *,
+        publisher: Any,
+        subscriber: Any,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take no message from another reader before the first `pull`.
+
+        `publisher`, for dead letters, and `subscriber` are clients of `resources`. They are closed
+        together with this subscriber.
+        """
+        self._names, self._settings = names, settings
+        self._clock, self._monotonic = clock, monotonic
+        self._publisher, self._subscriber = publisher, subscriber
+        self._dead_letters = PubsubDeadLetters(
+            names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
+        )
+        self._mark = ReadMark(settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds)
+        self._lock = threading.Lock()
+        self._queue: deque[_InHand] = deque()
+        self._pulled: dict[str, _InHand] = {}
+        """Pulled messages by acknowledgement id, which is the token of the delivery."""
+        self._pulling_client: Any = None
+        """Client of the receiving thread. Closing it ends a waiting pull."""
+        self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
+        self._closing = threading.Event()
+        self._asked_at: float | None = None
+        """Start of the current pull. None between two pulls."""
+        self._connected_at: float | None = None
+        self._failure: TemporaryError | PermanentError | None = None
+        """Error of the newest pull. None if it succeeded."""
+        self._failing_since = 0.0
+
+    def pull(self, max_messages: int) -> list[Delivery]:
+        """See `event_log.Subscriber`.
+
+        During an outage it returns nothing, and `problem` reports the outage.
+        """
+        if self._pulling_client is None:
+            self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()
+            self._receiver.start()
+        if isinstance(self._failure, PermanentError):
+            raise PermanentError(str(self._failure)) from self._failure
+        with self._lock:
+            self._forget_expired()
+            pulled, num_bytes = list[Delivery](), 0
+            while self._queue and len(pulled) < max_messages and num_bytes < event_log.MAX_PULL_BYTES:
+                held = self._queue.popleft()
+                self._pulled[held.ack_id] = held
+                pulled.append(Delivery(message_id(held.message), bytes(held.message.data), held.ack_id))
+                num_bytes += len(pulled[-1].payload)
+        return pulled
+
+    def acknowledge(self, tokens: Iterable[str]) -> None:
+        """See `event_log.Subscriber`. Pub/Sub delivers a message again if it did not confirm."""
+        with self._lock:
+            self._forget_expired()
+            ack_ids = [token for token in dict.fromkeys(tokens) if token in self._pulled]
+        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=ack_ids)
+        with self._lock:
+            for ack_id in ack_ids:
+                self._pulled.pop(ack_id, None)
+
+    def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
+        """See `event_log.Subscriber`. A reason is truncated to 1024 bytes."""
+        with self._lock:
+            self._forget_expired()
+            held = [(self._pulled[token].message, reason) for token, reason in bad if token in self._pulled]
+        letters = [(message_id(message), bytes(message.data), reason) for message, reason in held]
+        self._dead_letters.add(letters, now=self._clock())
+        self.acknowledge([token for token, _ in bad])
+
+    def list_dead_letters(self) -> list[DeadLetter]:
+        """See `event_log.Subscriber`.
+
+        Two concurrent lists share the messages, so each misses some.
+        """
+        return self._dead_letters.read()
+
+    def replay_dead_letters(self) -> int:
+        """See `event_log.Subscriber`."""
+        return self._dead_letters.replay()
+
+    def read_up_to(self) -> float | None:
+        """See `event_log.Subscriber`. Returns the estimate of `ReadMark`."""
+        with self._lock:
+            self._note_steady_pull()
+            in_hand = [_published(held.message) for held in (*self._queue, *self._pulled.values())]
+            return self._mark.value(
+                now=self._clock(),
+                at=self._monotonic(),
+                connected_at=self._connected_at,
+                oldest_in_hand=min(in_hand, default=None),
+            )
+
+    def problem(self) -> str | None:
+        """See `event_log.Subscriber`."""
+        with self._lock:
+            self._note_steady_pull()
+            if isinstance(self._failure, TemporaryError) and self._monotonic() - self._failing_since < GRACE_SECONDS:
+                return None
+            return None if self._failure is None else str(self._failure)
+
+    def backlog(self) -> None:
+        """See `event_log.Subscriber`.
+
+        Returns None, because only Cloud Monitoring knows the backlog.
+        """
+        return
+
+    def close(self) -> None:
+        """Stop the current pull, and release all messages in hand for the next reader."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._pulling_client is not None:
+            self._pulling_client.close()
+            self._receiver.join(_CLOSE_SECONDS)
+        with self._lock:
+            in_hand = [held.ack_id for held in (*self._queue, *self._pulled.values())]
+            self._queue.clear()
+            self._pulled.clear()
+        try:
+            self._set_lease(in_hand, 0)
+        except (TemporaryError, PermanentError) as error:
+            logger.warning("messages in hand are delivered again only when their leases run out: %s", error)
+        self._publisher.stop()
+        self._publisher.transport.close()
+        self._subscriber.close()
+
+    def _receive(self) -> None:
+        """Fill the queue until `close`, through any outage. Runs in its own thread."""
+        subscription = self._names.subscription_path
+        pause = FIRST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            if not (room := self._room()):
+                self._closing.wait(_FULL_SECONDS)
+                continue
+            self._asked_at = self._monotonic()
+            try:
+                self._take_in(pull_messages(self._pulling_client, subscription, room, seconds=PULL_SECONDS))
+                pause = FIRST_PAUSE_SECONDS
+            except (TemporaryError, PermanentError) as error:
+                self._note_failure(error)
+                self._closing.wait(pause)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _room(self) -> int:
+        """Return how many more messages may arrive now."""
+        with self._lock:
+            self._forget_expired()
+            is_full = sum(len(held.message.data) for held in self._queue) >= MAX_QUEUED_BYTES
+            return 0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
+
+    def _take_in(self, received: list[Any]) -> None:
+        leased_at = self._monotonic()
+        self._set_lease([each.ack_id for each in received], round(self._settings.lease_seconds))
+        with self._lock:
+            self._note_success()
+            for each in received:
+                self._queue.append(_InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds))
+                self._mark.arrived(_published(each.message), at=self._monotonic())
+
+    def _set_lease(self, ack_ids: list[str], seconds: int) -> None:
+        subscription = self._names.subscription_path
+        send_ack_ids(
+            self._subscriber, "modify_ack_deadline", subscription, ack_ids=ack_ids, ack_deadline_seconds=seconds
+        )
+
+    def _forget_expired(self) -> None:
+        """Drop messages whose lease has expired, because Pub/Sub delivers them again."""
+        now = self._monotonic()
+        self._queue = deque(held for held in self._queue if held.lease_ends > now)
+        self._pulled = {ack_id: held for ack_id, held in self._pulled.items() if held.lease_ends > now}
+
+    def _note_success(self) -> None:
+        if self._connected_at is None:
+            self._connected_at = self._asked_at
+        self._failure, self._asked_at = None, None
+
+    def _note_steady_pull(self) -> None:
+        if self._asked_at is not None and self._monotonic() - self._asked_at >= STEADY_SECONDS:
+            self._note_success()
+
+    def _note_failure(self, error: TemporaryError | PermanentError) -> None:
+        with self._lock:
+            self._asked_at = self._connected_at = None
+            if self._closing.is_set():
+                return
+            if self._failure is None:
+                self._failing_since = self._monotonic()
+                logger.warning("pulling fails and is tried again: %s", error)
+            self._failure = error
+
+
+def _published(message: Any) -> float:
+    return float(message.publish_time.timestamp())

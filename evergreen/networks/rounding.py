@@ -1,0 +1,60 @@
+"""A model's tables as they are served: in the trained precision, or in fewer bits.
+
+All rounding is done here. `scoring` rounds the vectors that it looks up, and the served graph has
+tables that were rounded by the same functions. Each vector is rounded independently, so the gate
+evaluates exactly the numbers that are served. Training never rounds.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.config.release import FLOAT32, INT8
+from evergreen.networks.files import FloatArray, chunks
+
+_LARGEST = 127
+"""Largest int8 value in use. -128 is not used, so that every vector can be negated."""
+
+
+class RoundedTable(NamedTuple):
+    """A served table, or some of its vectors. Int8 vectors have a scale each."""
+
+    values: NDArray[Any]
+    """[rows, width], in the number type."""
+    scales: FloatArray | None = None
+    """[rows, 1], or None if the values are not scaled."""
+
+    def vectors(self) -> FloatArray:
+        """Return the vectors as float32 [rows, width]."""
+        wide: FloatArray = self.values.astype(np.float32, copy=False)
+        with np.errstate(invalid="ignore"):
+            return wide if self.scales is None else wide * self.scales
+
+
+def round_table(table: FloatArray, numbers: str) -> RoundedTable:
+    """Round a table to a number type.
+
+    The table is read in chunks. For float32 the result is the table itself.
+
+    Args:
+        table: Vectors, [rows, width].
+        numbers: Number type, one of `TABLE_TYPES`.
+
+    >>> round_table(np.array([[0.5, -1.0], [0.0, 0.0]], np.float32), "int8").values.tolist()
+    [[64, -127], [0, 0]]
+    """
+    if numbers == FLOAT32:
+        return RoundedTable(table)
+    values = np.empty(table.shape, numbers)
+    scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
+    # A value that is not finite spoils its vector, as it does in float32. The gate reports it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rows in chunks(0, len(table)):
+            part = table[rows]
+            if scales is not None:
+                scales[rows] = np.abs(part).max(axis=1, keepdims=True) / np.float32(_LARGEST)
+                steps = np.rint(part / np.where(scales[rows] > 0, scales[rows], 1))
+                part = steps.clip(-_LARGEST, _LARGEST)  # very small scales are inexact
+            values[rows] = part
+    return RoundedTable(values, scales)

@@ -1,0 +1,545 @@
+"""The first rows of a click log, column by column: each distinct value once, and what its values are.
+
+Reading is extraction's (`open_rows`), and so are the rules that say what a value means. A column is held as its
+distinct values and, for each row, the number of its value, so memory grows with the bounded number of rows alone.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from evergreen.rows.archived_rows import is_list
+from evergreen.rows.forms import open_rows
+from evergreen.rows.lines import LineCounts, Rejected
+from evergreen.rows.values import CATEGORIES, LABELS, NUMBERS, is_bytes, is_text, missing_texts, plain
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.metrics import roc_auc
+
+SAMPLE_ROWS = 1_000_000
+"""Most rows of a file that are read, its first ones."""
+MAX_BYTES = 1 << 30
+"""Memory of the sampled columns from which no further rows are read."""
+NUM_EXAMPLES = 3
+"""Rejected lines that are shown."""
+INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
+"""Kinds of columns. A column of floats that are all whole is `INTEGER`: pandas has no other integers beside gaps."""
+TOLERATED = 0.01
+"""Share of the rows whose value may be of another kind: they are malformed rows, as extraction tolerates them."""
+ELEMENT_END = "\x1f"
+"""Stands between the elements of a list of a Parquet file while its column is held as texts."""
+_EXACT = 2.0**53
+_ZERO_LED = r"^\s*[+-]?0[0-9]+\s*$"
+_NEARLY_WHOLE = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
+_DIGITS = r"^\s*[+-]?[0-9]+\s*$"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledColumn:
+    """One column of the sampled rows."""
+
+    name: str
+    type: str
+    """Arrow type in the file, or `TEXT`; in a text file all columns are texts."""
+    values: Any
+    """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END` between elements."""
+    codes: NDArray[np.int32] = field(repr=False)
+    """Position in `values` of each row's value; -1 where the file has none."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of sampled rows."""
+        return len(self.codes)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the column holds lists by its type in the file."""
+        return self.type.startswith("list<")
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Number of rows with each of `values`."""
+        return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
+
+    @cached_property
+    def is_present(self) -> NDArray[np.bool_]:
+        """Whether each of `values` is one, and no word for a missing one."""
+        if self.kind_of_type == OTHER:
+            return np.ones(len(self.values), bool)
+        if is_text(self.values.type):
+            return ~_mask(missing_texts(self.values))
+        if pa.types.is_floating(self.values.type):
+            return ~_mask(pc.is_nan(self.values))
+        return np.ones(len(self.values), bool)
+
+    def rows_with(self, mask: NDArray[np.bool_]) -> int:
+        """Return the number of rows whose value is present and in a mask over `values`."""
+        return int(self.counts[mask & self.is_present].sum())
+
+    @cached_property
+    def num_present(self) -> int:
+        """Number of rows with a value."""
+        return self.rows_with(np.ones(len(self.values), bool))
+
+    @property
+    def missing(self) -> float:
+        """Share of the rows without a value."""
+        return 1 - self.num_present / max(self.num_rows, 1)
+
+    @cached_property
+    def missing_words(self) -> tuple[str, ...]:
+        """The words that stand where a value is missing, most frequent first."""
+        at = np.flatnonzero(~self.is_present & (self.counts > 0))
+        at = at[np.argsort(-self.counts[at], kind="stable")]
+        return tuple(word for i in at.tolist() if (word := shown(self.values[i]).strip()))
+
+    @cached_property
+    def distinct(self) -> int:
+        """Number of distinct values that are present."""
+        return int((self.is_present & (self.counts > 0)).sum())
+
+    @cached_property
+    def example(self) -> str:
+        """The first value, shortened; empty if there is none."""
+        at = np.flatnonzero(self.is_present)
+        return shown(self.values[int(at[0])]) if len(at) else ""
+
+    @cached_property
+    def kind_of_type(self) -> str:
+        """What the file's own type says; `TEXT` says nothing."""
+        found = self.values.type
+        if is_text(found):
+            return TEXT
+        if pa.types.is_boolean(found):
+            return BOOLEAN
+        if pa.types.is_timestamp(found) or pa.types.is_date(found):
+            return TIME
+        if pa.types.is_integer(found):
+            return INTEGER
+        return FLOAT if pa.types.is_floating(found) or pa.types.is_decimal(found) else OTHER
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """Each of `values` as a number; NaN where it is none."""
+        if self.kind_of_type in (OTHER, TIME):
+            return np.full(len(self.values), np.nan)
+        if self.kind_of_type == BOOLEAN:
+            return np.asarray(self.values.to_numpy(zero_copy_only=False), np.float64)
+        if self.kind_of_type != TEXT:
+            return np.asarray(self.values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+        is_number = NUMBERS.parse(self.values).values.is_valid()
+        texts = pc.if_else(is_number, pc.utf8_trim_whitespace(self.values), pa.scalar(None, self.values.type))
+        found: NDArray[np.float64] = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return found
+
+    @cached_property
+    def is_truth(self) -> NDArray[np.bool_]:
+        """Whether each of `values` is a truth value."""
+        if self.kind_of_type != TEXT:
+            return np.full(len(self.values), self.kind_of_type == BOOLEAN)
+        return _matching(self.values, r"(?i)^\s*(true|false)\s*$")
+
+    @cached_property
+    def is_zero_led(self) -> NDArray[np.bool_]:
+        """Whether each of `values` is digits with a zero before them, which numbers do not keep."""
+        return _matching(self.values, _ZERO_LED) if self.kind_of_type == TEXT else np.zeros(len(self.values), bool)
+
+    @cached_property
+    def is_whole(self) -> NDArray[np.bool_]:
+        """Whether each of `values` is a whole number for certain, or digits with zeros before them."""
+        if self.kind_of_type not in (TEXT, INTEGER, FLOAT):
+            return np.zeros(len(self.values), bool)
+        if self.kind_of_type != TEXT:
+            return _mask(CATEGORIES.parse(self.values).values.is_valid())
+        # The rule looks at each text by itself, and of most columns none is a number.
+        found = _matching(self.values, _NEARLY_WHOLE)
+        found[found] = _mask(CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid())
+        return found | self.is_zero_led
+
+    @cached_property
+    def is_long_float(self) -> NDArray[np.bool_]:
+        """Whether each of `values` is a float of 2^53 or more, which stands for several whole numbers."""
+        with np.errstate(invalid="ignore"):
+            large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
+        return large & ~_matching(self.values, _DIGITS) if self.kind_of_type == TEXT else large
+
+    @cached_property
+    def labels(self) -> NDArray[np.int8]:
+        """Each of `values` as a label, 0 or 1; -1 where it is none."""
+        if self.kind_of_type in (OTHER, TIME) or self.is_list:
+            return np.full(len(self.values), -1, np.int8)
+        found: NDArray[np.int8] = LABELS.parse(self.values).values.fill_null(-1).to_numpy().astype(np.int8)
+        return found
+
+    @cached_property
+    def kind(self) -> str:
+        """One of the kinds above, as all present values but a tolerated share are."""
+        found = self.kind_of_type
+        if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
+            return found if found != TEXT or self.num_present else OTHER
+        for kind, mask in self._masks.items():
+            if self.num_odd(mask) <= TOLERATED * self.num_rows:
+                return kind
+        return found
+
+    @cached_property
+    def _masks(self) -> dict[str, NDArray[np.bool_]]:
+        """Return by kind whether each of `values` is of it; the first that fits is the column's."""
+        is_number = np.isfinite(self.numbers)
+        if self.kind_of_type == TEXT:
+            # Whole numbers of more than 64 bits are ids: as floats they would no longer be told apart.
+            is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
+        return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
+
+    def num_odd(self, mask: NDArray[np.bool_]) -> int:
+        """Return the number of rows whose value is present and not in a mask over `values`."""
+        return self.num_present - self.rows_with(mask)
+
+    @cached_property
+    def is_fitting(self) -> NDArray[np.bool_]:
+        """Whether each of `values` is of the column's kind."""
+        found = self._masks.get(self.kind) if not self.is_list else None
+        return self.is_present if found is None else found & self.is_present
+
+    @cached_property
+    def odd_example(self) -> str:
+        """The first value that is not of the column's kind; empty if there is none."""
+        at = np.flatnonzero(self.is_present & ~self.is_fitting)
+        return shown(self.values[int(at[0])]) if len(at) else ""
+
+    @cached_property
+    def bounds(self) -> tuple[Any, Any] | None:
+        """Least and greatest value, as people write them; None if the kind has no order."""
+        if self.kind == TIME and len(self.values):
+            found = pc.min_max(self.values)
+            return shown(found["min"]), shown(found["max"])
+        if self.kind not in (INTEGER, FLOAT) or not self.is_fitting.any():
+            return None
+        low, high = float(self.numbers[self.is_fitting].min()), float(self.numbers[self.is_fitting].max())
+        if self.kind == FLOAT:
+            return low, high
+        if max(-low, high) < _EXACT:
+            return int(low), int(high)
+        exact = [_exact(value) for value in self.values.filter(pa.array(self.is_fitting)).to_pylist()]
+        return min(exact), max(exact)
+
+    def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
+        """Return for each row what `of_values` says of its value, `absent` where the row has none."""
+        if not len(of_values):
+            return np.full(self.num_rows, absent)
+        return np.where(self.codes >= 0, of_values[self.codes], absent)
+
+    @property
+    def groups(self) -> NDArray[np.int32]:
+        """Number of each row's value as `codes` have it; all words for a missing value are -1."""
+        numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)
+        found: NDArray[np.int32] = self.row_values(numbers, np.int32(-1)).astype(np.int32)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSample:
+    """The first rows of one file."""
+
+    path: Path
+    num_rows: int
+    is_whole: bool
+    """Whether these are all rows of the file."""
+    counts: LineCounts
+    """What the lines read so far were."""
+    rejected: tuple[Rejected, ...]
+    """The first lines that are no rows."""
+    columns: tuple[SampledColumn, ...]
+    unnamed: tuple[int, ...] = ()
+    """Numbers of the columns without a name, from 1; they are not among `columns`."""
+
+
+def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
+    """Return the first rows of a file, each column as its distinct values.
+
+    Args:
+        path: The file, of any form that `open_rows` reads.
+        rows: Most rows to read.
+        max_bytes: Memory of the columns, in bytes, from which no further rows are read.
+
+    Raises:
+        ContractError: The file cannot be read, has no header, no rows, or a column's name twice.
+    """
+    try:
+        source = open_rows(path)
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror or error}") from error
+    names = [name for name in dict.fromkeys(source.names) if name]
+    coders = [Coder() for _ in names]
+    counts, rejected, num_rows, is_whole = LineCounts(), list[Rejected](), 0, True
+    for chunk in source.chunks(names):
+        taken = chunk.rows.slice(0, rows - num_rows)
+        num_rows += taken.num_rows
+        counts.add(chunk.counts)
+        rejected += chunk.rejected[: NUM_EXAMPLES - len(rejected)]
+        if taken.num_rows:
+            for coder, column in zip(coders, taken.columns):
+                coder.add(column)
+        is_whole = taken.num_rows == chunk.rows.num_rows
+        if not is_whole or sum(coder.num_bytes for coder in coders) > max_bytes:
+            is_whole = False
+            break
+    if not num_rows:
+        said = f": {counts.rejected:,} lines are rejected, first {rejected[0].reason}" if rejected else ""
+        raise ContractError(f"{path} holds no rows, expected some below its header{said}")
+    sample = ColumnSample(
+        path=path,
+        num_rows=num_rows,
+        is_whole=is_whole,
+        counts=counts,
+        rejected=tuple(rejected),
+        columns=tuple(coder.column(name) for name, coder in zip(names, coders)),
+        unnamed=tuple(number for number, name in enumerate(source.names, 1) if not name),
+    )
+    _check_header(sample)
+    if twice := sorted({name for name in source.names if name and list(source.names).count(name) > 1}):
+        raise ContractError(f"{path} names the columns {twice} twice, expected each once")
+    return sample
+
+
+class Coder:
+    """Collects a column, chunk by chunk, as its distinct values and the number of each row's value."""
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+        self._type = TEXT
+        self.num_bytes = 0
+        """Memory that the column takes so far."""
+
+    def add(self, column: Any) -> None:
+        """Add the next rows of the column, an Arrow array of any type."""
+        values = plain(column)
+        self._type = TEXT if is_text(values.type) else str(values.type)
+        if is_bytes(column.type) and pc.any(pc.match_substring(values, "\ufffd")).as_py():
+            self._type, values = "bytes that are no text in UTF-8", pa.nulls(len(values), pa.string())
+        if is_list(values.type):
+            values = _joined(values)
+            if values is None:
+                values = pa.nulls(len(column), pa.string())
+            else:
+                self._type = f"list<{'integer' if pa.types.is_integer(column.type.value_type) else TEXT}>"
+        elif pa.types.is_null(values.type) or pa.types.is_nested(values.type) or _is_unknown(values.type):
+            values = pa.nulls(len(values), pa.string())
+        elif pa.types.is_decimal(values.type) or pa.types.is_large_string(values.type):
+            values = values.cast(pa.string())
+        encoded = values.dictionary_encode()
+        self.num_bytes += encoded.nbytes
+        self._parts.append(encoded)
+
+    def column(self, name: str) -> SampledColumn:
+        """Return all rows added."""
+        kind = self._parts[-1].type if self._parts else pa.dictionary(pa.int32(), pa.string())
+        parts = [part if part.type == kind else part.cast(kind) for part in self._parts]
+        chunks = pa.chunked_array(parts, kind)
+        encoded = chunks.unify_dictionaries().combine_chunks()
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+        return SampledColumn(name=name, type=self._type, values=encoded.dictionary, codes=codes)
+
+
+def _is_unknown(found: Any) -> bool:
+    types = pa.types
+    known = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_timestamp, types.is_date)
+    return not is_text(found) and not any(is_of(found) for is_of in known)
+
+
+def _joined(lists: Any) -> Any:
+    """Return lists of whole numbers or texts as texts, null where one has no element; None of other lists."""
+    if pa.types.is_fixed_size_list(lists.type):
+        lists = lists.cast(pa.list_(lists.type.value_type))
+    if not (pa.types.is_integer(lists.type.value_type) or is_text(lists.type.value_type)):
+        return None
+    texts = lists.cast(pa.list_(pa.string()))
+    elements = texts.flatten().fill_null("")
+    offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(texts).fill_null(0).to_numpy())])
+    whole = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
+    joined = pc.binary_join(whole, ELEMENT_END)
+    return pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)
+
+
+def _exact(value: Any) -> int:
+    return value if isinstance(value, int) else int(str(value).strip().partition(".")[0])
+
+
+def shown(scalar: Any) -> str:
+    """Return a value of an Arrow array for people, its first 40 characters."""
+    try:
+        value = scalar.as_py()
+    except ValueError:  # nanoseconds, which Python has no type for
+        value = scalar.cast(pa.string())
+    return str(value).replace(ELEMENT_END, "|")[:40]
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _mask(booleans: Any) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = booleans.to_numpy(zero_copy_only=False)
+    return found.astype(bool)
+
+
+def _matching(texts: Any, pattern: str) -> NDArray[np.bool_]:
+    return _mask(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
+
+
+# -- whether the first line names the columns
+
+
+_NUMBER_NAME = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+_TIME_NAME = re.compile(r"\d{4}[-/]\d{2}[-/]\d{2}([T ].*)?", re.ASCII)
+_HEX = re.compile(r"[0-9a-fA-F]{8,}", re.ASCII)
+_NUM_LOOKED_AT = 10_000
+
+
+def _check_header(sample: ColumnSample) -> None:
+    """Check that the first line of a file names its columns, and is not its first row."""
+    if not sample.columns:
+        raise ContractError(f"{sample.path} names no column, expected a header with the columns' names")
+    like_values = [column.name for column in sample.columns if _is_like_its_values(column)]
+    times = [column.name for column in sample.columns if _TIME_NAME.fullmatch(column.name)]
+    of_times = [name for name in times if name in like_values]
+    if len(like_values) == len(sample.columns) or of_times:
+        name = (of_times or like_values)[0]
+        raise ContractError(
+            f"{sample.path} has no header: its first line begins with {sample.columns[0].name!r}, and {name!r} looks "
+            "like a value of its column; expected a first line with the columns' names"
+        )
+
+
+def _is_like_its_values(column: SampledColumn) -> bool:
+    name = column.name
+    if _NUMBER_NAME.fullmatch(name):
+        return True
+    values = [str(each) for each in islice(_texts(column.values), _NUM_LOOKED_AT)]
+    if name in values:
+        return True
+    if _TIME_NAME.fullmatch(name):
+        return any(_TIME_NAME.fullmatch(value) for value in values[:100])
+    shape, others = _shape(name), [_shape(value) for value in values[:100]]
+    return any(map(str.isdigit, name)) and bool(others) and all(other == shape for other in others)
+
+
+def _texts(values: Any) -> Iterator[str]:
+    return (shown(value) for value in values)
+
+
+def _shape(text: str) -> str:
+    """Return a text with its digits and letters made alike.
+
+    >>> _shape("u17"), _shape("68fd1e64")
+    ('a9', 'hex 8')
+    """
+    if _HEX.fullmatch(text):
+        return f"hex {len(text)}"
+    return re.sub(r"\d+", "9", re.sub(r"[A-Za-z]+", "a", text))
+
+
+# -- what a column says of the label
+
+
+MIN_PER_LABEL = 20
+"""Fewest rows of either label from which a column can be said to decide it."""
+DECIDING_AUC = 0.99
+"""AUC of a column alone from which it is no feature: it was written down after the label, or is it."""
+
+
+def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
+    """Return the AUC by which a column alone predicts the label, or None if the rows are too few.
+
+    It is the largest of three: by the order of its numbers, either way, by whether the value is there, and by each
+    value's share of clicks. The shares are of one random half of the rows, and are tried on the other, so that a value
+    that occurs once says nothing.
+
+    Args:
+        column: The column.
+        labels: Label of each row, 0 or 1; rows of -1 are left out.
+    """
+    known = labels >= 0
+    is_click = labels == 1
+    num_clicks, num_others = int(is_click.sum()), int((known & ~is_click).sum())
+    if min(num_clicks, num_others) < MIN_PER_LABEL:
+        return None
+    groups = column.groups
+    orders = [_auc_of_scores((groups >= 0).astype(np.float64)[known], is_click[known])]
+    if column.kind in (INTEGER, FLOAT):
+        numbers = column.row_values(np.where(column.is_present, column.numbers, np.nan), np.nan)
+        there = known & np.isfinite(numbers)
+        if min((is_click & there).sum(), (there & ~is_click).sum()) >= MIN_PER_LABEL:
+            orders.append(_auc_of_scores(numbers[there], is_click[there]))
+    half = np.random.default_rng(0).random(len(labels)) < 0.5
+    by_value = [_auc_by_value(groups, is_click, learned=known & part, tried=known & ~part) for part in (half, ~half)]
+    return float(max(min(by_value), *(max(auc, 1 - auc) for auc in orders)))
+
+
+def _auc_by_value(
+    groups: NDArray[np.int32], is_click: NDArray[np.bool_], *, learned: NDArray[np.bool_], tried: NDArray[np.bool_]
+) -> float:
+    size = int(groups.max(initial=-1)) + 2
+    rows = np.bincount(groups[learned] + 1, minlength=size)
+    clicks = np.bincount(groups[learned] + 1, weights=is_click[learned], minlength=size)
+    rate = clicks.sum() / max(rows.sum(), 1)
+    scores = np.where(rows > 0, clicks / np.maximum(rows, 1), rate)
+    return _auc_of_scores(scores[groups[tried] + 1], is_click[tried])
+
+
+def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> float:
+    """Return the AUC of the scores; 0.5, which decides nothing, where the rows have one label."""
+    auc = roc_auc(is_click, scores)
+    return 0.5 if auc is None else auc
+
+
+class RepeatedKeys(NamedTuple):
+    """Rows that have the key of another row."""
+
+    num_copies: int
+    """Rows beside one of each key."""
+    num_conflicting: int
+    """Of these, those whose content differs from that of the last row with their key."""
+
+
+def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
+    """Return how many rows repeat the key of another row, and how many of them with other content.
+
+    Args:
+        key: The columns that identify a row, at least one.
+        content: The columns that are equal in each copy of a row. Without any, rows are compared by `key` alone, in
+            which two missing values are equal.
+    """
+    has_key = np.ones(key[0].num_rows, bool)
+    for column in key if content else ():
+        has_key &= column.groups >= 0  # a row whose key has no value is one of its own
+    if not has_key.any():
+        return RepeatedKeys(0, 0)
+    keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]
+    contents = _combinations([*key, *content])[has_key]
+    num_keys = int(keys.max()) + 1
+    newest = np.zeros(num_keys, np.int64)
+    newest[keys] = np.arange(len(keys))  # of equal keys, the last assignment counts
+    return RepeatedKeys(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
+
+
+def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
+    """Return a number for each row, the same for rows that are equal in all columns."""
+    found = np.zeros(columns[0].num_rows, np.int64)
+    for column in columns:
+        size = len(column.values) + 1
+        _, found = np.unique(found * size + (column.groups.astype(np.int64) + 1), return_inverse=True)
+    return found.astype(np.int64)

@@ -1,0 +1,251 @@
+"""YAML as this package reads and writes it: plain values with the line of each, and names that run on as one range.
+
+YAML 1.2's core schema, so that `on`, `no` and dates are texts and `1e-7` is a number, and less: a key that is there
+twice, an alias, a tag and a second document are refused. So is what takes long to read: a large file, deep nesting and
+a number of many digits. What the values mean is left to `form`.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import yaml
+
+from evergreen.config.features import MAX_COLUMNS, MAX_NAME
+from evergreen.runtime.errors import ContractError, first_line
+
+MAX_BYTES = 1 << 18
+"""Largest file."""
+MAX_DEPTH = 20
+"""Deepest nesting of lists and mappings; a recommender has four."""
+MAX_VALUES = 50_000
+"""Most keys and values of one file; each takes the parser some 30 microseconds."""
+MAX_DIGITS = 19
+"""Longest whole number: those of 64 bits, with a sign, have no more digits."""
+MAX_PROBLEM = 2000
+"""Characters of a message, which may hold what was found."""
+_RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
+_LEAST_RUN = 3
+"""Names that are written as a range, at least."""
+
+
+class NameRange(str):
+    """Names that run on, as a file writes them without quotes: `I1..I13`."""
+
+
+class Document(NamedTuple):
+    """The values of one file, and where each stands."""
+
+    source: str
+    value: Any
+    lines: dict[str, int]
+    """Line of each value, from 1, by its path, such as `training.round_rates[1]`; a key's line where it has one."""
+
+    def refusal(self, path: str, problem: str) -> ContractError:
+        """The error that the value at `path`, or at the nearest path around it, has this problem."""
+        while path not in self.lines:
+            path = re.sub(r"(^|\.|\[)[^.\[]*$", "", path)
+        return ContractError(f"{self.source}:{self.lines[path]}: {_shortened(problem)}")
+
+    @contextmanager
+    def located(self, path: str) -> Iterator[None]:
+        """Give an error of the body its line: that of the path with which it opens, else that of `path`."""
+        try:
+            yield
+        except ContractError as error:
+            opens = re.match(r"[\w.\[\]]+", str(error))
+            named = opens[0] if opens else ""
+            raise self.refusal(named if re.split(r"[.\[]", named)[0] in self.lines else path, str(error)) from error
+
+
+def load_document(text: str, *, source: str) -> Document:
+    """The values in `text`; `source` is named in errors.
+
+    Raises:
+        ContractError: no YAML, or YAML that is refused here; names the line.
+    """
+    try:
+        loader: Any = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise ContractError(f"{source} is empty, expected a recommender")
+        lines = {"": node.start_mark.line + 1}
+        return Document(source, _value(loader, node, path="", lines=lines), lines)
+    except yaml.MarkedYAMLError as error:
+        context = f"{error.context} in line {error.context_mark.line + 1}, " if error.context_mark else ""
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ContractError(f"{source}:{line}: {_shortened(context + str(error.problem))}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ContractError(f"{source}:{line}: character {chr(error.character)!r}, expected printable ones") from error
+    except ContractError:
+        raise
+    except ValueError as error:  # PyYAML's scanner meets it in an escape that is no character.
+        raise ContractError(f"{source}:{loader.line + 1}: {first_line(error)}") from error
+
+
+def _shortened(problem: str) -> str:
+    return problem if len(problem) <= MAX_PROBLEM else f"{problem[:MAX_PROBLEM]}..."
+
+
+def dump_document(value: dict[str, Any]) -> str:
+    """`value` as YAML that `load_document` reads back; a list of values takes as few lines as it can."""
+    return str(
+        yaml.dump(value, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=120)
+    )
+
+
+def dump_text(text: str) -> str:
+    """One text as it stands in a document, in one line.
+
+    >>> dump_text("price"), dump_text("I1..I3"), dump_text("yes: no")
+    ('price', "'I1..I3'", "'yes: no'")
+    """
+    return str(yaml.dump(text, Dumper=_Dumper, allow_unicode=True, width=float("inf"))).removesuffix("...\n").strip()
+
+
+def expand_range(name: NameRange) -> list[str]:
+    """The names that a range stands for.
+
+    Raises:
+        ContractError: it counts down, or has more than `MAX_COLUMNS` names; the message opens with the range.
+
+    >>> expand_range(NameRange("I9..I11")), expand_range(NameRange("c08..c10"))
+    (['I9', 'I10', 'I11'], ['c08', 'c09', 'c10'])
+    """
+    match = _RANGE.fullmatch(name)
+    assert match
+    first, last = int(match["first"]), int(match["last"])
+    if last < first:
+        raise ContractError(f"{name!r}, expected the smaller number first")
+    if last - first >= MAX_COLUMNS:
+        raise ContractError(f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_COLUMNS:,}")
+    width = len(match["first"])
+    return [f"{match['prefix']}{number:0{width}}" for number in range(first, last + 1)]
+
+
+def collapse_names(names: Sequence[str]) -> list[str]:
+    """The names, with a range in place of three or more that run on.
+
+    >>> collapse_names(["price", "I1", "I2", "I3", "I5"])
+    ['price', 'I1..I3', 'I5']
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(names):
+        end = at + 1
+        if match := _NUMBERED.fullmatch(names[at]):
+            prefix, first = match.groups()
+            while end < len(names) and names[end] == f"{prefix}{int(first) + end - at:0{len(first)}}":
+                end += 1
+        written = f"{names[at]}..{names[end - 1]}"
+        if end - at >= _LEAST_RUN and _RANGE.fullmatch(written):
+            found.append(NameRange(written))
+        else:
+            end = at + 1
+            found.append(names[at])
+        at = end
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, which could make a small file a large one, tags, and what is nested deeply."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+    _depth = _count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused(f"alias *{event.anchor} is refused", event)
+        if event.tag is not None:
+            raise _refused(f"tag {event.tag} is refused, expected a plain value", event)
+        if self._depth >= MAX_DEPTH:
+            raise _refused(f"is nested more than {MAX_DEPTH} deep, expected a recommender", event)
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise _refused(f"has more than {MAX_VALUES:,} keys and values, expected a recommender", event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def fetch_flow_collection_start(self, token: Any) -> Any:
+        # The scanner compares each token with the keys that may begin at any level around it.
+        if self.flow_level >= MAX_DEPTH:
+            problem = f"is nested more than {MAX_DEPTH} deep, expected a recommender"
+            raise yaml.scanner.ScannerError(problem=problem, problem_mark=self.get_mark())
+        return super().fetch_flow_collection_start(token)  # type: ignore[no-untyped-call]
+
+
+def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would take for something else than text; no aliases."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_TEXT_TAG, _INT_TAG, _RANGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int", "!range"
+for _each in (_Loader, _Dumper):
+    for _tag, _pattern in {
+        "tag:yaml.org,2002:null": r"(|~|null|Null|NULL)\Z",
+        "tag:yaml.org,2002:bool": r"(true|True|TRUE|false|False|FALSE)\Z",
+        "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)\Z",
+        "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",
+        # A long text of many dots would be compared with itself at each of them.
+        _RANGE_TAG: rf"(?=.{{4,{MAX_NAME}}}\Z)" + _RANGE.pattern + r"\Z",
+    }.items():
+        _each.add_implicit_resolver(_tag, re.compile(_pattern), None)
+_Loader.add_constructor(_RANGE_TAG, lambda _, node: NameRange(node.value))
+# In single quotes, PyYAML 6 writes a next-line character so that it is read back as spaces.
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar(_TEXT_TAG, text, style=None if text.isprintable() else '"')
+)
+_Dumper.add_representer(NameRange, lambda dumper, name: dumper.represent_scalar(_RANGE_TAG, str(name)))
+
+
+def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
+    """The plain value of a node; notes in `lines` where it and all in it stand."""
+    if isinstance(node, yaml.SequenceNode):
+        found = []
+        for number, each in enumerate(node.value):
+            inner = f"{path}[{number}]"
+            lines[inner] = each.start_mark.line + 1
+            found.append(_value(loader, each, path=inner, lines=lines))
+        return found
+    if isinstance(node, yaml.MappingNode):
+        return dict(_items(loader, node, path=path, lines=lines))
+    if node.tag == _INT_TAG and len(node.value) > MAX_DIGITS:
+        shown = f"{node.value[:MAX_DIGITS]}..."
+        raise _problem(f"{path} is {shown}, {len(node.value):,} digits, expected at most {MAX_DIGITS}", node)
+    value = loader.construct_object(node)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _problem(f"{path} is {node.value}, expected a finite number", node)
+    return value
+
+
+def _items(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Iterator[tuple[str, Any]]:
+    here: dict[str, int] = {}
+    for key, each in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TEXT_TAG, _RANGE_TAG):
+            what = repr(key.value[:MAX_NAME]) if isinstance(key, yaml.ScalarNode) else "of several values"
+            raise _problem(f"key {what} is no text, expected a name", key)
+        name = loader.construct_object(key)
+        inner = f"{path}.{name}" if path else str(name)
+        if name in here:
+            raise _problem(f"{inner} is there twice, in line {here[name]} too", key)
+        here[name] = lines[inner] = key.start_mark.line + 1
+        yield name, _value(loader, each, path=inner, lines=lines)
+
+
+def _problem(text: str, node: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)

@@ -1,0 +1,247 @@
+"""From a person's file to a `Recommender` and back: a mistake is named by line, path, value and what was expected.
+
+The sections' own rules are their classes' (`config.sections`); YAML is `document`'s. What two descriptions say
+differently is told key by key.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evergreen.config.data import OWN_COLUMNS, WEIGHT, ColumnNames
+from evergreen.config.features import MAX_COLUMNS, CategoricalOptions, Features, ListOptions, NumericOptions
+from evergreen.config.reader import nearest, read_mapping
+from evergreen.config.sections import check_settings
+from evergreen.config.spec import SECTIONS, Recommender
+from evergreen.recommender_file.document import (
+    MAX_BYTES,
+    Document,
+    NameRange,
+    collapse_names,
+    dump_document,
+    expand_range,
+    load_document,
+)
+from evergreen.runtime.errors import ContractError
+
+FORMAT = "evergreen/recommender/1"
+"""What the key `format` says: how the file is to be read."""
+FILL_IN = "FILL IN"
+"""What a drafted file says where only people know the value; a file that says so is refused."""
+REQUIRED = ("format", "name", "features")
+KEYS = ("format", "name", "data", "features", *SECTIONS)
+OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions, "lists": ListOptions}
+"""The class of a column's options, by the kind of column."""
+FIELDS = {"numeric": "numeric_options", "categorical": "categorical_options", "lists": "list_options"}
+"""The field of `Features` that holds them."""
+KINDS = tuple(OPTIONS)
+
+
+def read_recommender(path: Path) -> Recommender:
+    """The recommender that the file at `path` describes.
+
+    Raises:
+        ContractError: the file cannot be read, or `parse_recommender` refuses it.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ContractError(f"{path} has more than {MAX_BYTES:,} bytes, expected a recommender")
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is no text in UTF-8, expected a recommender") from error
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_recommender(text, source=str(path))
+
+
+def parse_recommender(text: str, *, source: str) -> Recommender:
+    """The recommender that `text` describes; `source` is named in errors.
+
+    Raises:
+        ContractError: the text is no YAML, a key is unknown, missing or there twice, a value is wrong, or a room
+            refuses its section.
+    """
+    document = load_document(text, source=source)
+    values = _mapping(document, "", document.value, keys=KEYS)
+    for key in REQUIRED:
+        if key not in values:
+            raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
+    for path, value in _texts(document.value, ""):
+        if value == FILL_IN:
+            raise document.refusal(path, f"{path} is {FILL_IN}, expected the answer to the question beside it")
+    if values["format"] != FORMAT:
+        raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
+    with document.located("data"):
+        data = read_mapping(ColumnNames, _mapping(document, "data", values.get("data", {})), path="data")
+    features = _features(document, values["features"], data)
+    settings = {name: _mapping(document, name, values[name]) for name in SECTIONS if name in values}
+    with document.located("name"):
+        recommender = Recommender(
+            name=values["name"],
+            features=features,
+            data=data,
+            settings={name: each for name, each in settings.items() if each},
+        )
+        check_settings(recommender)
+    return recommender
+
+
+def format_recommender(recommender: Recommender) -> str:
+    """The file that describes `recommender`; settings that are not named in it have their defaults."""
+    features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
+    named = {kind: columns for kind, columns in features.items() if columns}
+    own = non_defaults(recommender.data)
+    data = {"data": own} if own else {}
+    return dump_document(
+        {"format": FORMAT, "name": recommender.name, **data, "features": named, **recommender.settings}
+    )
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each text among plain values, with the path where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _texts(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _texts(each, f"{path}[{number}]")
+
+
+def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
+    """The columns of a kind as a file lists them; with the options of each where one has some."""
+    names = getattr(features, kind)
+    options = getattr(features, FIELDS[kind])
+    if not options:
+        return collapse_names(names)
+    return {name: non_defaults(options[name]) if name in options else {} for name in names}
+
+
+def non_defaults(options: Any) -> dict[str, Any]:
+    """What an object with defaults for all fields says beside them, as a file says it."""
+    values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
+    said = {name: value for name, value in values.items() if value != usual[name]}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+
+
+def _features(document: Document, value: Any, data: ColumnNames) -> Features:
+    kinds = _mapping(document, "features", value, keys=KINDS)
+    taken = dict.fromkeys(OWN_COLUMNS, "which every row has beside its features, expected another name")
+    taken[data.label] = "which is the label, expected what is known before it"
+    if data.weight is not None:
+        taken |= dict.fromkeys((data.weight, WEIGHT), "which is the weight of the rows, expected another name")
+    names: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    options: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
+    for kind, listed in kinds.items():
+        for path, name, found in _columns(document, kind, listed):
+            if name in taken:
+                raise document.refusal(path, f"{path} is {name!r}, {taken[name]}")
+            taken[name] = f"which is in line {document.lines[path]} too, expected each feature once"
+            names[kind].append(name)
+            if found is not None:
+                options[kind][name] = found
+    if not any(names.values()):
+        raise document.refusal("features", "features names no column, expected one or more")
+    with document.located("features"):
+        said: dict[str, Any] = {kind: tuple(each) for kind, each in names.items()}
+        said |= {FIELDS[kind]: each for kind, each in options.items()}
+        return Features(**said)
+
+
+def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each column of a kind: the path where it stands, its name, and its options or None; ranges are expanded."""
+    path = f"features.{kind}"
+    if isinstance(value, dict):
+        entries = [(f"{path}.{name}", name, {} if options is None else options) for name, options in value.items()]
+    elif isinstance(value, list):
+        entries = [(f"{path}[{number}]", name, {}) for number, name in enumerate(value)]
+    else:
+        raise document.refusal(path, f"{path} is {value!r}, expected a list of columns' names, or names with options")
+    total = 0
+    for inner, name, options in entries:
+        if not isinstance(name, str) or not name:
+            raise document.refusal(
+                inner, f"{inner} is {name!r}, expected a column's name; in quotes where it is a number"
+            )
+        found = _options(document, kind, inner, value=options)
+        try:
+            expanded = expand_range(name) if isinstance(name, NameRange) else [name]
+        except ContractError as error:
+            raise document.refusal(inner, f"{inner} is {error}") from error
+        # Counted here, before all are made: a line of a file may stand for thousands.
+        total += len(expanded)
+        if total > MAX_COLUMNS:
+            problem = f"{inner} makes {total:,} columns of {path}, expected at most {MAX_COLUMNS:,}"
+            raise document.refusal(inner, problem)
+        for each in expanded:
+            yield inner, each, found
+
+
+def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
+    """The options of a column at `path` as an object of their class; None where there are none."""
+    said = _mapping(document, path, value)
+    with document.located(path):
+        return read_mapping(OPTIONS[kind], said, path=path) if said else None
+
+
+def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """`value` as a mapping, of these keys where some are given."""
+    if not isinstance(value, dict):
+        found = "empty" if value is None else repr(value)
+        raise document.refusal(path, f"{path or 'the file'} is {found}, expected keys with values")
+    for key in value:
+        if keys and key not in keys:
+            inner = f"{path}.{key}" if path else key
+            raise document.refusal(inner, f"{inner} is no key{nearest(key, keys)}")
+    return value
+
+
+def compare(old: Recommender, new: Recommender) -> list[str]:
+    """Every difference, one line each, in the order of the file's keys; empty where both say the same.
+
+    >>> from evergreen.config.features import Features
+    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+    >>> compare(shop, shop.with_settings({"training.seed": 7}))
+    ['training.seed: not named -> 7']
+    """
+    return [f"{path}: {before} -> {after}" for path, before, after in _differences(old, new)]
+
+
+def _differences(old: Recommender, new: Recommender) -> Iterator[tuple[str, object, object]]:
+    before, after = _values(old), _values(new)
+    for path in [*before, *(path for path in after if path not in before)]:
+        if before.get(path) != after.get(path):
+            yield path, before.get(path, "not named"), after.get(path, "not named")
+    for kind in KINDS:
+        names_before, names_after = getattr(old.features, kind), getattr(new.features, kind)
+        gone = [name for name in names_before if name not in names_after]
+        came = [name for name in names_after if name not in names_before]
+        if gone or came:
+            yield f"features.{kind}", f"without {_listed(gone)}", f"with {_listed(came)}"
+        elif names_before != names_after:
+            yield f"features.{kind}", _listed(names_before), _listed(names_after)
+        for name in names_before:
+            one, other = (_named_options(each.features, kind, name) for each in (old, new))
+            if name in names_after and one != other:
+                yield f"features.{kind}.{name}", one, other
+
+
+def _named_options(features: Features, kind: str, name: str) -> dict[str, object]:
+    found = getattr(features, FIELDS[kind]).get(name)
+    return non_defaults(found) if found else {}
+
+
+def _values(recommender: Recommender) -> dict[str, object]:
+    """What is said beside the features, by path."""
+    parts: dict[str, Mapping[str, object]] = {"data": asdict(recommender.data), **recommender.settings}
+    said = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    return {"name": recommender.name, **said}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(collapse_names(names)) or "none"

@@ -1,0 +1,103 @@
+"""Whether a column's texts are lists, and how their elements are divided."""
+
+import re
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergreen.recommender_file import names
+from evergreen.recommender_file.columns import ELEMENT_END, FLOAT, INTEGER, TEXT, TOLERATED, SampledColumn
+from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
+
+BRACKETS = "[]"
+"""Lists in JSON's or Python's brackets, and those of Parquet: they need no separator."""
+OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
+"""What keeps texts from being learned from."""
+_MOST_LOOKED_AT = 20_000
+_SEPARATED_SHARE = 0.25
+"""Share of a column's distinct texts with a separator inside from which they look like lists."""
+_MIN_REPEATS = 3.0
+"""Texts in which an element occurs, on average, from which texts with a separator are lists, whatever their name."""
+_MOST_LETTERS = 40
+"""Letters of an element; longer ones are sentences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListLooks:
+    """What a column of texts looks like."""
+
+    separator: str | None = None
+    """What stands between the elements, `BRACKETS`, or None if the texts are no lists."""
+    element: str = TEXT
+    """Kind of the elements."""
+    num_elements: int = 0
+    """Number of distinct elements."""
+    longest: int = 1
+    """Most elements of a row."""
+    problem: str | None = None
+    remark: str = ""
+    """What is said of texts that could be lists."""
+
+
+def look_at_lists(column: SampledColumn) -> ListLooks:
+    """Return whether a column's texts, or its lists in Parquet, are lists of what."""
+    texts = column.values.filter(pa.array(column.is_present)).cast(pa.string())
+    if column.is_list:
+        return _looks(texts, ELEMENT_END, shown=BRACKETS)
+    sample = pc.utf8_trim_whitespace(texts.slice(0, _MOST_LOOKED_AT))
+    if _share(sample, r"^\[.*\]$") > 1 - TOLERATED:
+        return _looks(texts, "|", shown=BRACKETS)
+    if _share(sample, r"^\{.*\}$") > 1 - TOLERATED:
+        return ListLooks(problem=OBJECTS)
+    suffix = names.suffix_of(column.name)
+    if suffix in ("token_seq", "float_seq"):
+        return _looks(texts, " ", shown=" ")
+    is_number = _share(sample, r"^[+-]?[0-9]+(,[0-9]+)*(\.[0-9]+)?$") > 1 - TOLERATED and _share(sample, ",") > 0
+    if is_number and _share(sample, ",.*,") < _SEPARATED_SHARE and not names.is_list(column.name):
+        return ListLooks(problem=DECIMAL_COMMA)
+    for separator in "|;, ":
+        pattern = rf"[^{re.escape(separator)}\s]{re.escape(separator)}\s*[^{re.escape(separator)}\s]"
+        if _share(sample, pattern) < _SEPARATED_SHARE:
+            continue
+        if separator == "|" or _is_list(column.name, sample, separator):
+            return _looks(texts, separator, shown=separator)
+        if not (names.is_prose(column.name) or (separator == " " and names.is_id(column.name))):
+            return ListLooks(
+                remark=f"; some have {separator!r} inside: if they are lists, name it under lists with "
+                f"{{separator: {separator!r}}}"
+            )
+    return ListLooks()
+
+
+def _is_list(name: str, texts: pa.Array, separator: str) -> bool:
+    if names.is_prose(name):
+        return False
+    split = pc.split_pattern(texts, separator)
+    elements = pc.utf8_trim_whitespace(split.flatten())
+    elements = elements.filter(pc.not_equal(elements, ""))
+    num_distinct = len(pc.unique(elements))
+    if pc.max(pc.utf8_length(elements)).as_py() > _MOST_LETTERS:
+        return False
+    if separator != " " and pc.any(pc.match_substring_regex(elements, r"\s\S+\s")).as_py():
+        return False  # three words and more are sentences
+    if names.is_list(name):
+        return True
+    return len(texts) >= 20 and len(elements) / max(num_distinct, 1) >= _MIN_REPEATS
+
+
+def _share(texts: pa.Array, pattern: str) -> float:
+    found = pc.sum(pc.match_substring_regex(texts, pattern)).as_py() or 0
+    return float(found) / max(len(texts), 1)
+
+
+def _looks(texts: pa.Array, separator: str, *, shown: str) -> ListLooks:
+    lists = ListRule(WORDS, separator).parse(texts).values
+    elements = pc.unique(lists.flatten().drop_null())
+    element = TEXT
+    for kind, rule in ((INTEGER, CATEGORIES), (FLOAT, NUMBERS)):
+        if len(elements) and rule.parse(elements).values.null_count <= TOLERATED * len(elements):
+            element = kind if kind == INTEGER or _share(elements, r"[.eE]") > TOLERATED else TEXT
+            break
+    longest = pc.max(pc.list_value_length(lists)).as_py() or 1
+    return ListLooks(separator=shown, element=element, num_elements=len(elements), longest=longest)

@@ -1,0 +1,123 @@
+"""The times of a sampled column: in which form they are written, and the days that result."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evergreen.recommender_file.columns import TOLERATED, SampledColumn, counted
+from evergreen.rows.time_forms import EARLIEST, FORMS, USUAL, TimeRule, find_form
+from evergreen.rows.times import DAY_MICROS, to_iso
+from evergreen.runtime.errors import ContractError
+
+_YEAR_9999 = 253_402_300_799_000_000
+_MOST_LOOKED_AT = 10_000
+"""Distinct values by which the form is found, spread over all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaySpan:
+    """The days of some rows."""
+
+    first: int
+    """Time of the oldest row, in microseconds since 1970."""
+    last: int
+    num_rows: int
+    num_days: int
+    """UTC days that have rows."""
+
+    def __str__(self) -> str:
+        first, last = to_iso(self.first)[:10], to_iso(self.last)[:10]
+        days = first if first == last else f"{first} to {last}"
+        return f"{days}, {counted(round(self.num_rows / self.num_days), 'row')} a day"
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether no row lies before 2000."""
+        return self.first >= USUAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What a column is as times."""
+
+    form: str
+    """One of `TIME_FORMATS`."""
+    span: DaySpan
+    num_wrong: int
+    """Rows whose value is no time, or outside 1990 to tomorrow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTimes:
+    """Why a column is not read as times."""
+
+    why: str
+    forms: tuple[str, ...] = ()
+    """Forms that fit, where several do."""
+    span: DaySpan | None = None
+    """The days that result if the values are read as seconds since 1970, or as the type says."""
+
+
+def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
+    """Return the form and the days of a column of times, or why they are not known.
+
+    Args:
+        column: Any column.
+        now: Seconds since 1970; times lie at most a day after.
+    """
+    present = np.flatnonzero(column.is_present & (column.counts > 0))
+    if not len(present) or column.is_list:
+        return NoTimes(why="it holds no values")
+    chosen = present[np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))]
+    try:
+        form = find_form(column.values.take(pa.array(chosen)), now=now, name=column.name)
+    except ContractError:
+        few = replace(column, values=column.values.take(pa.array(chosen)), codes=np.arange(len(chosen), dtype=np.int32))
+        return _no_times(column, few, now=now)
+    times, span = _read(column, form, now=now, earliest=EARLIEST)
+    num_wrong = column.num_present - (0 if span is None else span.num_rows)
+    if span is None or num_wrong > TOLERATED * column.num_rows:
+        outside = _span_of(times, column.counts)
+        said = f" ({outside})" if outside else ""
+        return NoTimes(
+            why=f"{num_wrong:,} of {column.num_rows:,} rows have no time between 1990 and tomorrow{said}", span=outside
+        )
+    return Times(form=form, span=span, num_wrong=num_wrong)
+
+
+def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTimes:
+    """Return why a column, of which `few` holds some values, has no form, or more than one."""
+    spans = {}
+    for form in FORMS:
+        _, fitting = _read(few, form, now=now, earliest=EARLIEST)
+        if fitting is not None and few.num_present - fitting.num_rows <= TOLERATED * few.num_present:
+            _, spans[form] = _read(column, form, now=now, earliest=EARLIEST)
+    if len(spans) > 1:
+        said = " or as ".join(f"{form} ({span})" for form, span in spans.items())
+        return NoTimes(why=f"it can be read as {said}", forms=tuple(spans))
+    seconds = np.where(np.isfinite(column.numbers), column.numbers, 0) * 1e6
+    if not np.isfinite(column.numbers).any() or (np.abs(seconds) > 2**57).any():
+        return NoTimes(why="its values are no times in a known form, such as 2026-01-31T00:00:00Z")
+    span = _span_of(np.where(column.is_present, seconds, -1).astype(np.int64), column.counts)
+    return NoTimes(why=f"its values are no times between 1990 and tomorrow (as seconds since 1970: {span})", span=span)
+
+
+def _read(column: SampledColumn, form: str, *, now: float, earliest: int) -> tuple[Any, DaySpan | None]:
+    """Return the times of `values` in microseconds, -1 for none, and the days of those in range."""
+    found = TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()
+    latest = round(now * 1e6) + DAY_MICROS
+    return found, _span_of(np.where((found >= earliest) & (found <= latest), found, -1), column.counts)
+
+
+def _span_of(times: Any, counts: Any) -> DaySpan | None:
+    known = (times >= 0) & (counts > 0)
+    if not known.any() or times[known].max() > _YEAR_9999:
+        return None
+    return DaySpan(
+        first=int(times[known].min()),
+        last=int(times[known].max()),
+        num_rows=int(counts[known].sum()),
+        num_days=len(np.unique(times[known] // DAY_MICROS)),
+    )

@@ -1,0 +1,367 @@
+"""A file that describes a recommender, tried on rows: what `ingest` would do with them, and what they hold.
+
+The rows are read by the reader of `ingest`, with its rules. All rows are counted; what needs their values (categories,
+repeated rows, leaks) is found in the first `SAMPLE_ROWS` of them. The trial writes nothing.
+"""
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from evergreen.config.data import OWN_COLUMNS
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.config.spec import Recommender
+from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
+from evergreen.recommender_file.columns import (
+    DECIDING_AUC,
+    MAX_BYTES,
+    SAMPLE_ROWS,
+    Coder,
+    RepeatedKeys,
+    SampledColumn,
+    counted,
+    deciding_auc,
+    find_copies,
+)
+from evergreen.rows.forms import FileReader, click_log_files, find_reader, passed_over
+from evergreen.rows.lines import LineCounts
+from evergreen.rows.raw_schema import MalformedRows
+from evergreen.rows.time_forms import USUAL, find_form
+from evergreen.rows.times import DAY_MICROS, to_iso
+from evergreen.runtime.errors import ContractError
+
+NUM_EXAMPLES = 3
+"""Malformed rows that are shown."""
+_NEWEST_SHARE = 0.1
+"""Share of the rows, the newest ones, whose categories are compared with those before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedFeature:
+    """What one feature holds in the sampled rows."""
+
+    name: str
+    kind: str
+    """`numeric`, `categorical` or `lists`."""
+    distinct: int
+    """Distinct values, of a list distinct lists."""
+    missing: float
+    """Share of the rows without a value."""
+    auc: float | None
+    """AUC of the column alone, see `deciding_auc`; None if the rows are too few."""
+    new_share: float | None
+    """Share of the newest tenth of the rows whose category no earlier row has; None of other kinds."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all rows have the same value, or none."""
+        return self.distinct <= 1
+
+    @property
+    def is_leak(self) -> bool:
+        """Whether the column decides the label alone."""
+        return self.auc is not None and self.auc > DECIDING_AUC
+
+
+@dataclass(kw_only=True)
+class TriedFile:
+    """What one file holds."""
+
+    path: Path
+    counts: LineCounts
+    """What its lines are; of Parquet only rows and rejected rows."""
+    time_form: str | None
+    """How its times are read; None if it has none."""
+    is_text: bool
+    refusal: str | None = None
+    """Why `ingest` would stop at the file, or None."""
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """What `ingest` would do with some files."""
+
+    files: list[TriedFile]
+    passed_over: list[str]
+    """Files of the folder that are no click logs, by their names."""
+    rows: int = 0
+    clicks: int = 0
+    malformed: int = 0
+    examples: list[str] = field(default_factory=list)
+    """The first malformed rows, with line and reason."""
+    days: Counter[int] = field(default_factory=Counter)
+    """Rows of each UTC day since 1970."""
+    span: tuple[int, int] | None = None
+    """Times of the oldest and newest row, in microseconds since 1970; None without times."""
+    num_sampled: int = 0
+    """Rows by which the fields below are found."""
+    features: list[TriedFeature] = field(default_factory=list)
+    users: int | None = None
+    """Distinct users; None without `data.user`."""
+    items: int | None = None
+    equal_rows: int = 0
+    """Rows that are equal to an earlier row in everything."""
+    changed_labels: int = 0
+    """Rows without a request id that are equal to an earlier row in all but the label."""
+    copies: RepeatedKeys | None = None
+    """Rows with the key of another one; None if the files have no request id and row."""
+    refusals: list[str] = field(default_factory=list)
+    """Why `ingest` would refuse the files."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether `ingest` would refuse the files."""
+        return bool(self.refusals)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether all files have event times."""
+        return all(file.time_form is not None for file in self.files if file.refusal is None and file.counts.rows)
+
+
+def try_rows(
+    data: Path, recommender: Recommender, *, now: float | None = None, sample_rows: int = SAMPLE_ROWS
+) -> Trial:
+    """Read a file of rows, or a folder of them, as `ingest` would, and return what it holds.
+
+    Args:
+        data: The file or folder.
+        recommender: Whose rows it holds.
+        now: Seconds since 1970, beyond which no row can lie; None = the machine's clock.
+        sample_rows: Most rows whose values are looked at.
+
+    Raises:
+        ContractError: There is no file of rows.
+    """
+    trial = Trial(files=[], passed_over=passed_over(data))
+    taster = _Taster(recommender, trial, sample_rows)
+    limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
+    with tempfile.TemporaryDirectory(prefix="trial.") as folder:
+        kept = Path(folder) / "malformed_rows.jsonl"
+        with MalformedRows(kept, max_fraction=limit) as malformed:
+            for path in click_log_files(data):
+                _try_file(path, taster, malformed, now=time.time() if now is None else now)
+            try:
+                malformed.judge()
+            except ContractError as error:
+                if str(error) not in trial.refusals:
+                    trial.refusals.append(str(error))
+        trial.malformed = malformed.num_rows
+        if trial.malformed:
+            with open(kept, encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in islice(lines, NUM_EXAMPLES)]
+            trial.examples = [f"{Path(row['file']).name}, line {row['line']}: {row['reason']}" for row in rows]
+    if not trial.rows and not trial.refusals:
+        trial.refusals.append(f"{data} holds no row, expected some")
+    taster.finish(limit)
+    return trial
+
+
+def _try_file(path: Path, taster: "_Taster", malformed: MalformedRows, *, now: float) -> None:
+    trial, recommender = taster.trial, taster.recommender
+    file = TriedFile(path=path, counts=LineCounts(), time_form=None, is_text=path.suffix != ".parquet")
+    trial.files.append(file)
+    try:
+        reader = find_reader(path, recommender, now=now)
+        file.counts = reader.counts
+        file.time_form = _time_form(reader, recommender, now=now)
+        for batch in reader.batches(malformed):
+            taster.add(batch)
+    except ContractError as error:
+        file.refusal = str(error)
+        trial.refusals.append(str(error))
+
+
+def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | None:
+    """Return how a reader reads times: as the file says, or as its first rows show."""
+    if not reader.has_times:
+        return None
+    if not isinstance(reader, FileReader):
+        return "iso"
+    if recommender.data.time_format is not None:
+        return recommender.data.time_format
+    name = reader.columns[EVENT_TIME]
+    for chunk in reader.rows.chunks([name]):
+        if chunk.rows.num_rows:
+            return find_form(chunk.rows.column(name), now=now, name=f"{reader.path}: {name}")
+    return "iso"
+
+
+class _Taster:
+    """Collects what the rows hold."""
+
+    def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:
+        self.recommender, self.trial, self._left = recommender, trial, sample_rows
+        self._coders: dict[str, Coder] = {}
+
+    def add(self, batch: Any) -> None:
+        """Add rows in the lake's schema."""
+        trial = self.trial
+        trial.rows += batch.num_rows
+        trial.clicks += pc.sum(batch.column(LABEL)).as_py() or 0
+        times = batch.column(EVENT_TIME).cast(pa.int64()).drop_null()
+        if len(times):
+            micros = times.to_numpy()
+            days, numbers = np.unique(micros // DAY_MICROS, return_counts=True)
+            trial.days.update(dict(zip(days.tolist(), numbers.tolist())))
+            first, last = trial.span or (int(micros.min()), int(micros.max()))
+            trial.span = min(first, int(micros.min())), max(last, int(micros.max()))
+        taken = batch.slice(0, self._left)
+        self._left -= taken.num_rows
+        trial.num_sampled += taken.num_rows
+        for name in taken.schema.names if taken.num_rows else ():
+            self._coders.setdefault(name, Coder()).add(taken.column(name))
+        if sum(coder.num_bytes for coder in self._coders.values()) > MAX_BYTES:
+            self._left = 0
+
+    def finish(self, limit: float) -> None:
+        """Find what needs the rows' values; `limit` is the share of rows that may have another row's key."""
+        trial, features = self.trial, self.recommender.features
+        if not trial.num_sampled:
+            return
+        columns = {name: coder.column(name) for name, coder in self._coders.items()}
+        labels = columns[LABEL].row_values(columns[LABEL].labels, np.int8(-1))
+        is_new = self._newest(columns[EVENT_TIME])
+        for kind in ("numeric", "categorical", "lists"):
+            for name in getattr(features, kind):
+                column = columns[name]
+                trial.features.append(
+                    TriedFeature(
+                        name=name,
+                        kind=kind,
+                        distinct=column.distinct,
+                        missing=column.missing,
+                        auc=deciding_auc(column, labels),
+                        new_share=_new_share(column, is_new) if kind == "categorical" else None,
+                    )
+                )
+        data = self.recommender.data
+        trial.users = None if data.user is None else columns[data.user].distinct
+        trial.items = None if data.item is None else columns[data.item].distinct
+        content = [columns[name] for name in features.names]
+        given = [columns[name] for name in OWN_COLUMNS if name in columns and columns[name].num_present]
+        trial.equal_rows = find_copies([*given, *content], []).num_copies
+        if not columns[REQUEST_ID].num_present:
+            but_label = [column for column in given if column is not columns[LABEL]]
+            trial.changed_labels = find_copies([*but_label, *content], []).num_copies - trial.equal_rows
+        key = [columns[name] for name in (REQUEST_ID, ROW)]
+        if all(column.num_present for column in key):
+            trial.copies = find_copies(key, content)
+            if trial.copies.num_conflicting > limit * trial.num_sampled:
+                trial.refusals.append(
+                    f"{counted(trial.copies.num_conflicting, 'row')} of {trial.num_sampled:,} have the "
+                    f"{data.request_id} and {data.row} of another row, with other features, expected at most "
+                    f"{limit:.2%}"
+                )
+
+    @staticmethod
+    def _newest(times: SampledColumn) -> NDArray[np.bool_]:
+        """Return which rows are the newest tenth, by their times if they have some, else by their order."""
+        place = np.arange(times.num_rows)
+        if times.num_present:
+            micros = times.values.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
+            place = np.argsort(np.argsort(times.row_values(micros, 0), kind="stable"))
+        found: NDArray[np.bool_] = place >= (1 - _NEWEST_SHARE) * times.num_rows
+        return found
+
+
+def _new_share(column: SampledColumn, is_new: NDArray[np.bool_]) -> float:
+    known = np.zeros(len(column.values) + 1, bool)
+    known[column.groups[~is_new] + 1] = True
+    known[0] = True  # a missing value is no category
+    return float((~known[column.groups[is_new] + 1]).mean()) if is_new.any() else 0.0
+
+
+def sentences(trial: Trial) -> Iterator[str]:
+    """Yield what a trial found, a line each, for people."""
+    for file in trial.files:
+        yield from _of_file(file)
+    if trial.passed_over:
+        yield f"passed over, since they are no click logs: {', '.join(trial.passed_over)}"
+    yield f"{counted(trial.rows, 'row')} kept, {trial.malformed:,} malformed{':' if trial.examples else ''}"
+    yield from (f"  {example}" for example in trial.examples)
+    if trial.rows:
+        yield f"{trial.clicks / trial.rows:.2%} clicks ({trial.clicks:,})"
+    yield from _of_times(trial)
+    if trial.num_sampled < trial.rows:
+        yield f"by the first {trial.num_sampled:,} rows:"
+    for number, what in ((trial.users, "user"), (trial.items, "item")):
+        if number is not None:
+            yield counted(number, what)
+    yield from _of_copies(trial)
+    for feature in trial.features:
+        yield _of_feature(feature)
+    if leaks := [feature for feature in trial.features if feature.is_leak]:
+        said = ", ".join(f"{feature.name} (AUC {feature.auc:.3f})" for feature in leaks)
+        yield f"WARNING: decides the label alone, so was it known before the click? {said}"
+    yield from (f"ingest would refuse: {refusal}" for refusal in trial.refusals)
+
+
+def _of_file(file: TriedFile) -> Iterator[str]:
+    counts = file.counts
+    if file.is_text and not (file.refusal and not counts.lines):
+        parts = [f"{counts.rows:,} rows", f"{counts.rejected:,} rejected", f"{counts.blank:,} blank"]
+        parts.append(f"{counts.header:,} header")
+        parts += [f"{counts.comments:,} comments"] if counts.comments else []
+        parts += [f"{counts.continued:,} continued"] if counts.continued else []
+        yield f"{file.path}: {counted(counts.lines, 'line')} = {' + '.join(parts)}"
+    else:
+        yield f"{file.path}: {counted(counts.rows, 'row')}, {counts.rejected:,} rejected"
+    if file.time_form is not None:
+        yield f"  times are read as {file.time_form}"
+
+
+def _of_times(trial: Trial) -> Iterator[str]:
+    if trial.span is None:
+        if trial.rows:
+            yield "no times: `evergreen ingest` needs --last-day and --days, over which the rows are spread"
+        return
+    first, last = (to_iso(micros)[:10] for micros in trial.span)
+    num_rows = sum(trial.days.values())
+    yield (
+        f"{first} to {last}, {counted(len(trial.days), 'day')} with rows, "
+        f"{round(num_rows / len(trial.days)):,} rows a day"
+    )
+    if trial.span[0] < USUAL:
+        yield "WARNING: rows lie before 2000: data.time_format says how times are read if these are wrong"
+    if not trial.has_times:
+        yield "WARNING: some files have times and some have none"
+
+
+def _of_copies(trial: Trial) -> Iterator[str]:
+    if trial.equal_rows:
+        yield f"{counted(trial.equal_rows, 'row')} equal to an earlier one in everything"
+    if trial.changed_labels:
+        yield (
+            f"{counted(trial.changed_labels, 'row')} equal to an earlier one in all but the label: if they are the "
+            "same rows with their clicks, name the columns that identify a row, data.request_id and data.row"
+        )
+    if trial.copies is not None and trial.copies.num_copies:
+        yield (
+            f"{counted(trial.copies.num_copies, 'row')} with the key of another one, {trial.copies.num_conflicting:,} "
+            "of them with other features: the last of such rows counts"
+        )
+
+
+def _of_feature(feature: TriedFeature) -> str:
+    what = {"numeric": "value", "categorical": "category", "lists": "list"}[feature.kind]
+    plural = {"category": "categories"}.get(what, f"{what}s")
+    parts = [f"{feature.distinct:,} {what if feature.distinct == 1 else plural}"]
+    if feature.missing:
+        parts.append(f"{feature.missing:.1%} missing")
+    if feature.new_share:
+        parts.append(f"{feature.new_share:.1%} of the newest tenth of rows have a new one")
+    if feature.is_constant:
+        parts.append("the same in all rows, so nothing can be learned from it")
+    return f"  {feature.name}: {', '.join(parts)}"

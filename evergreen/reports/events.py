@@ -1,0 +1,88 @@
+"""The list of events on a page: one line an event, the date once a day, routine kinds folded."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import ClassVar
+
+from evergreen.reports.rendering import PageBlock
+
+MAX_FOLDED = 50
+"""Lines of one fold; a day of archived files is thousands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownEvent:
+    """Something that happened."""
+
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    text: str
+    times: int = 1
+    """How often in a row, where one line stands for several."""
+    after: str = ""
+    """Time since a beginning, as text."""
+
+    @property
+    def clock(self) -> str:
+        """Time of the day, UTC."""
+        return _moment(self).strftime("%H:%M:%S")
+
+    @property
+    def name(self) -> str:
+        """The kind as words, and how often."""
+        name = self.kind.replace("_", " ")
+        return name if self.times == 1 else f"{name}, {self.times} in a row"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stretch:
+    """Events in a row that are all routine, or all not."""
+
+    is_routine: bool
+    events: Sequence[ShownEvent]
+
+    @property
+    def shown(self) -> Sequence[ShownEvent]:
+        """The first ones, as many as a fold takes."""
+        return self.events[:MAX_FOLDED] if self.is_routine else self.events
+
+    @property
+    def summary(self) -> str:
+        """Times of the oldest and the newest one, and how many there are of each kind."""
+        counts: dict[str, int] = {}
+        for event in self.events:
+            counts[event.kind] = counts.get(event.kind, 0) + event.times
+        named = ", ".join(f"{count} × " * (count > 1) + kind.replace("_", " ") for kind, count in counts.items())
+        first, last = sorted((self.events[0].clock, self.events[-1].clock))
+        return f"{first} {named}" if first == last else f"{first} to {last} {named}"
+
+
+@dataclass(frozen=True)
+class EventList(PageBlock):
+    """The list; `days` are dates with their stretches."""
+
+    TEMPLATE: ClassVar[str] = "events.html.j2"
+    days: Mapping[str, Sequence[_Stretch]]
+
+
+def event_list(events: Iterable[ShownEvent], *, routine: Collection[str]) -> EventList:
+    """Return the list of events in the order given, with `routine` kinds folded.
+
+    Times are UTC.
+    """
+    return EventList(
+        {
+            day: [
+                _Stretch(is_routine=is_routine, events=list(stretch))
+                for is_routine, stretch in groupby(of_day, key=lambda event: event.kind in routine)
+            ]
+            for day, of_day in groupby(events, key=lambda event: _moment(event).strftime("%Y-%m-%d"))
+        }
+    )
+
+
+def _moment(event: ShownEvent) -> datetime:
+    return datetime.fromtimestamp(event.time, timezone.utc)

@@ -1,0 +1,458 @@
+"""The page of a model's card: served, evaluated, trained, descended. What it shows is all in the card."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timezone
+
+from evergreen.contracts.manifests import (
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    AucLead,
+    Model,
+    ModelQuality,
+    RawDataset,
+    ReorderingGain,
+    RowsQuality,
+    ValidationReport,
+    Verdict,
+)
+from evergreen.registry.model_cards import Ancestor, CalibrationBin, ModelCard, SliceQuality
+from evergreen.registry.promotion_journal import CANARY, ROLLBACK, Promotion, moment_of
+from evergreen.reports.formats import ABSENT, number, percent, probability
+from evergreen.reports.page import (
+    Banner,
+    Bullets,
+    CheckRow,
+    Checks,
+    Code,
+    Fold,
+    PageTable,
+    Strong,
+    Text,
+    facts_table,
+    html_page,
+)
+from evergreen.reports.rendering import PageBlock
+from evergreen.reports.svg import Line, line_chart
+
+_THRESHOLDS = {
+    "min_auc": "AUC needed at all",
+    "max_auc_loss": "AUC by which the candidate may trail the champion",
+    "max_slice_loss": "part by which its log loss may exceed the champion's in a slice",
+    "max_calibration_factor": "factor by which expected clicks may be off",
+    "min_class_requests": "requests with a click, and with a row without, needed for an interval",
+}
+_FIRST_SLICES = 8
+"""Slices that are shown without a click."""
+
+
+def card_page(card: ModelCard) -> str:
+    """Return the page, HTML."""
+    verdict = card.verdict
+    return html_page(
+        f"Model card: {card.model_id}",
+        decision=verdict.decision,
+        first=[_state(card), Text(headline(card)), *_decision(card)],
+        sections={
+            "Served": [_served(card), _LATER],
+            "All held-out rows": quality_blocks(verdict, _names(card)),
+            **({"Columns alone": [_columns_alone(verdict.column_aucs)]} if verdict.column_aucs else {}),
+            "Old rows": _old_rows(card),
+            "Explored lists": [_explored_lists(verdict.reordering_gain)],
+            "Calibration": calibration_blocks({"champion": card.champion_calibration, "candidate": card.calibration}),
+            "Slices": [
+                Text(
+                    "Those that speak most against the candidate. p is the probability of such a loss of log loss "
+                    "where the slice loses no more than is allowed; the gate corrects it for the number of slices. "
+                    "Intervals are 95 %, one by one."
+                ),
+                *slices_blocks(card.slices),
+            ],
+            "How it was evaluated": [
+                _settings_table(card),
+                Fold("The gate's verdict in words", [Text(verdict.reason)]),
+            ],
+            "Drift": _drift(card.validation),
+            "Data": _data(card.raw),
+            "Specification": [_specification(card.model)],
+            "Lineage": _lineage(card.model, card.lineage),
+        },
+    )
+
+
+# -- what the gate decided
+
+
+def headline(card: ModelCard) -> str:
+    """Return the verdict in one sentence: the AUC, the lead over the champion, and how many checks passed."""
+    verdict, checks = card.verdict, gate_checks(card)
+    words = f"AUC {_auc(verdict.candidate)}" if verdict.candidate.auc is not None else "AUC unknown"
+    if verdict.difference is not None and verdict.difference.auc is not None:
+        words += f", {verdict.difference.auc:+.4f} against the champion"
+    passed = sum(check.result == PASS for check in checks)
+    return f"{words}; passed {passed} of {len(checks)} checks on {verdict.num_rows:,} held-out rows."
+
+
+def _decision(card: ModelCard) -> list[PageBlock]:
+    verdict = card.verdict
+    answer = "accepted" if verdict.accepted else "refused"
+    found: list[PageBlock] = [Checks(caption=f"The gate {answer} it", rows=gate_checks(card))]
+    found += [Banner(text=f"{each[0].upper()}{each[1:]}.", tone="warn") for each in verdict.warnings]
+    if verdict.advice:
+        found.append(Banner(text="What would make the gate pass such a model", items=verdict.advice))
+    return found
+
+
+def gate_checks(card: ModelCard) -> list[CheckRow]:
+    """Return the gate's checks as rows: values, intervals and limits from the verdict, results from its decision."""
+    verdict, gate = card.verdict, card.gate
+    if few := re.search(r"(clicks|rows without a click) come from (\d+) requests, expected (\d+)", verdict.reason):
+        words, requests, expected = few.groups()
+        name = f"requests with {words}"
+        return [CheckRow(name=name, value=requests, limit=f"at least {expected}", result=INCONCLUSIVE)]
+    quality, lead = verdict.candidate, verdict.difference
+    rows = [
+        _interval_check(
+            "AUC",
+            (quality.auc, quality.auc_low, quality.auc_high),
+            least=gate.get("min_auc"),
+        )
+    ]
+    if lead is not None:
+        loss = gate.get("max_auc_loss")
+        least = None if loss is None else -loss
+        rows.append(_interval_check("AUC against the champion", (lead.auc, lead.low, lead.high), least=least))
+    if slices := re.search(r"(none|\d+) of (\d+) slices", verdict.reason):
+        harmed, tested = slices.groups()
+        name = f"slices with over {percent(gate.get('max_slice_loss'))} more log loss"
+        value, result = (0, PASS) if harmed == "none" else (harmed, FAIL)
+        rows.append(CheckRow(name=name, value=f"{value} of {tested}", limit="none", result=result))
+    if quality.calibration is not None:
+        factor = gate.get("max_calibration_factor")
+        rows.append(
+            CheckRow(
+                name="expected / observed clicks",
+                value=quality.calibration,
+                limit=None if factor is None else f"within a factor of {factor:g}",
+                result=FAIL if "is off by more than a factor" in verdict.reason else PASS,
+            )
+        )
+    return rows
+
+
+def _interval_check(
+    name: str, measured: tuple[float | None, float | None, float | None], *, least: float | None
+) -> CheckRow:
+    """Return a check that passes where the whole interval is at least the limit, and fails where none of it is."""
+    value, low, high = measured
+    limit = None if least is None else f"at least {least:g}"
+    if low is None or high is None or least is None:
+        return CheckRow(name=name, value=value, limit=limit, result=INCONCLUSIVE)
+    result = PASS if low >= least else FAIL if high < least else INCONCLUSIVE
+    return CheckRow(name=name, value=value, interval=(low, high), limit=limit, result=result)
+
+
+# -- what came after the gate
+
+
+def _state(card: ModelCard) -> Banner:
+    """Return whether the model is live, a canary, or was ever, and as of when."""
+    last = card.served[-1] if card.served else None
+    if card.barred is not None:
+        tone, text = "bad", f"Taken back at {_time(card.barred.time)}, and barred until a person promotes it"
+    elif live := next((span.begun for span in card.served if span.is_live), None):
+        tone, text = "good", f"Live as version {live.version} since {_time(live.time)}"
+    elif last is None:
+        tone, text = "", "It has not answered a request"
+    elif last.ended is None:
+        tone, text = "warn", f"Version {last.begun.version} is a {_role(last.begun)} since {_time(last.begun.time)}"
+    else:
+        tone, text = "", f"Not live since {_time(last.ended.time)}"
+    as_of = f", by the promotion journal up to {_time(card.journal_time)}" if card.journal_time else ""
+    return Banner(text=f"{text}{as_of}.", tone=tone)
+
+
+_LATER = Text(
+    "What came later is on the card that the monitor's status page links to, and that ",
+    Code("evergreen model card"),
+    " writes.",
+    soft=True,
+)
+
+
+def _served(card: ModelCard) -> PageBlock:
+    if not card.served:
+        return Text("No version of it is in the promotion journal.")
+    rows = [
+        [
+            f"version {span.begun.version}, {_role(span.begun)}",
+            _time(span.begun.time),
+            _time(span.ended.time) if span.ended else "now",
+            _told(span.begun),
+            _time(span.baked.time) if span.baked else ABSENT,
+            _told(span.ended) if span.ended else ABSENT,
+            span.repository_uri,
+        ]
+        for span in card.served
+    ]
+    head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
+    return PageTable(caption="where it answered, when (UTC), and by whose word", head=head, rows=rows)
+
+
+def _role(line: Promotion) -> str:
+    if line.action != CANARY:
+        return "live"
+    return f"canary at {percent(line.share)}" if line.share else "shadow"
+
+
+def _told(line: Promotion) -> str:
+    action = "rollback to" if line.action == ROLLBACK else f"{line.action.replace('_', ' ')} of"
+    return f"{action} version {line.version} by {line.who or 'unknown'}: {without_verdict(line.reason)}"
+
+
+_VERDICT = re.compile(rf"\b({PASS}|{FAIL}|{INCONCLUSIVE}) over \d+ held-out rows with \d+ clicks: .*", re.DOTALL)
+
+
+def without_verdict(reason: str) -> str:
+    """Return a reason with the gate's decision in place of its sentence, which a page shows as a table of checks.
+
+    >>> without_verdict("planted; the verdict was: pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
+    'planted; the verdict was: pass'
+    """
+    return _VERDICT.sub(r"\1", reason)
+
+
+def _time(text: str) -> str:
+    """Return the time to the second, UTC."""
+    return moment_of(text).astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# -- what the gate measured
+
+
+def _auc(quality: ModelQuality | None) -> str:
+    if quality is None or quality.auc is None:
+        return ABSENT
+    low, high = (ABSENT if end is None else f"{end:.4f}" for end in (quality.auc_low, quality.auc_high))
+    return f"{quality.auc:.4f} [{low}, {high}]"
+
+
+def _difference(value: AucLead | None) -> Strong | str:
+    if value is None or value.auc is None or value.low is None or value.high is None:
+        return ABSENT
+    text = f"{value.auc:+.4f} [{value.low:+.4f}, {value.high:+.4f}]"
+    return Strong(text, "worse" if value.high < 0 else "")
+
+
+def _names(card: ModelCard) -> tuple[str, str]:
+    return f"candidate {card.model_id}", f"champion {card.verdict.champion_model_id}"
+
+
+def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list[PageBlock]:
+    """Return both models on the same rows; `names` are the candidate's and the champion's."""
+    candidate, champion, difference = found.candidate, found.champion, found.difference
+    of_users = candidate.gauc is not None
+
+    def row(name: str, quality: ModelQuality) -> list[str]:
+        others = [quality.log_loss, quality.normalized_entropy, quality.calibration]
+        others += [quality.gauc, quality.user_ndcg] if of_users else []
+        return [name, _auc(quality), *map(number, others)]
+
+    rows = [row(names[0], candidate)]
+    if champion is not None:
+        rows.append(row(names[1], champion))
+    head = ["model", "AUC [95 %]", "log loss", "normalized entropy", "expected / observed clicks"]
+    head += ["AUC within users (GAUC)", "NDCG within users"] if of_users else []
+    table = PageTable(caption="both models on the same rows", head=head, rows=rows, numbers=range(1, len(head)))
+    if difference is None:
+        return [table, Text("There is no champion to compare with.")]
+    p_value = probability(difference.p_value)
+    p_value = p_value if p_value.startswith("<") else f"= {p_value}"
+    words = "AUC difference, candidate minus champion, paired: "
+    return [table, Text(words, _difference(difference), f", p {p_value}.")]
+
+
+def _old_rows(card: ModelCard) -> list[PageBlock]:
+    old = card.verdict.old_distribution
+    if old is None:
+        return [Text("No rows older than the window were held out.")]
+    text = (
+        f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this and never replayed. "
+        "Both models may have learned them when they were new: this shows how well they are remembered. Where the "
+        "world changed in between, a candidate that follows it is wrong about them and scores lower; that is a fault "
+        "only where the old world may return."
+    )
+    return [Text(text), *quality_blocks(old, _names(card))]
+
+
+def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
+    """Return each column's own AUC, which shows the columns that give the label away."""
+    rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
+    return PageTable(caption="each column alone, on the held-out rows", head=["column", "AUC"], rows=rows, numbers=(1,))
+
+
+def _explored_lists(found: ReorderingGain | None) -> Text:
+    if found is None:
+        return Text("No held-out list was explored, so the logs do not tell what another order is worth.")
+    overlap = (
+        f"{found.num_lists} held-out lists were explored. The candidate would order {percent(found.disputed_share)} of "
+        f"the neighbours otherwise, and {found.num_swaps} swaps of such a pair were shown"
+    )
+    if found.gain is None or found.low is None or found.high is None:
+        return Text(f"{overlap}: too few to tell what its order is worth.")
+    return Text(
+        f"{overlap}. Each such swap gains ",
+        Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
+        " clicks on the two rows over the order that was served. The interval, 95 %, holds at every number of lists at "
+        "once. The gate does not judge by it.",
+    )
+
+
+def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
+    """Return both models in parts of the rows, the later ones folded."""
+    head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "difference", "NE", "calibration"]
+    rows = [
+        [
+            part.name,
+            str(part.num_rows),
+            percent(part.click_rate),
+            ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}",
+            probability(part.p_value),
+            _auc(part.candidate),
+            _difference(part.difference),
+            number(part.candidate.normalized_entropy),
+            number(part.candidate.calibration),
+        ]
+        for part in slices
+    ]
+
+    def table(rows: Sequence[Sequence[object]]) -> PageTable:
+        return PageTable(caption="parts of the held-out rows", head=head, rows=rows, numbers=range(1, len(head)))
+
+    rest = rows[_FIRST_SLICES:]
+    return [table(rows[:_FIRST_SLICES]), *([Fold(f"{len(rest)} more slices", [table(rest)])] if rest else [])]
+
+
+def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
+    """Return click rate against mean score of one model, or of two; the last is drawn on top."""
+    colors = ["var(--mark)", "var(--now)"]
+    lines = [
+        Line(label=name, color=color, x=[each.mean_score for each in bins], y=[each.click_rate for each in bins])
+        for (name, bins), color in zip(models.items(), colors)
+        if bins
+    ]
+    ends = [0.0, max((value for line in lines for value in line.x), default=0.0)]
+    lines = [Line(label="calibrated", color="var(--before)", x=ends, y=ends), *lines]
+    chart = line_chart(lines, y_label="click rate", x_unit="", from_zero=True)
+    text = Text("Click rate against mean score, of ten equal shares of the rows.", soft=True)
+    return [text, *([chart] if chart else [])]
+
+
+def _settings_table(card: ModelCard) -> PageTable:
+    rows = {_THRESHOLDS.get(name, name): f"{value:g}" for name, value in card.gate.items()}
+    rows["held-out rows, clicks, each counted once"] = f"{card.verdict.num_rows}, {card.verdict.num_clicks}"
+    rows["scores"] = card.verdict.scores_uri
+    rows["run"] = card.run
+    return facts_table(rows, caption="the gate's settings and what they met")
+
+
+# -- what it learned from, and what it is
+
+
+def _drift(report: ValidationReport | None) -> list[PageBlock]:
+    if report is None:
+        return [Text("Evaluation was not given the validation report.")]
+    found: list[PageBlock] = [Text(f"Validation decided: {report.decision}.")]
+    found += [Bullets(report.reasons)] if report.reasons else []
+    if report.label is not None:
+        label = report.label
+        found.append(
+            Text(
+                f"Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: difference "
+                f"{label['difference']:+.4f} [{label['low']:+.4f}, {label['high']:+.4f}]."
+            )
+        )
+    if not report.drift:
+        return [*found, Text("Nothing to compare the rows with.")]
+    moved = [entry for entry in report.drift if entry["drifted"]]
+    rows = [
+        [
+            entry["feature"],
+            "learned already" if entry["learned"] else ", ".join(entry["changes"]),
+            f"{number(entry['effect'])} [{number(entry['effect_low'])}, {number(entry['effect_high'])}]",
+            number(entry["threshold"]),
+            probability(entry["q_value"]),
+        ]
+        for entry in moved
+    ]
+    found.append(Text(f"{len(moved)} of {len(report.drift)} features drifted against the rows of the parent's line."))
+    head = ["feature", "what changed", "effect [95 %]", "matters from", "q"]
+    table = PageTable(caption="features that drifted", head=head, rows=rows, numbers=range(2, 5))
+    return [*found, *([table] if rows else [])]
+
+
+def _data(raw: RawDataset) -> list[PageBlock]:
+    facts: dict[str, object] = {
+        "source": raw.source_uri,
+        "window": f"{raw.window_start or 'the first row'} to {raw.window_end or 'the last row'}",
+        "rows read of it": f"{raw.first_event_time} to {raw.last_event_time}",
+        "learned up to": raw.last_learned_time,
+        "rows learned, of them late": f"{raw.num_train_rows}, {raw.num_late_rows}",
+        "rows held out": raw.num_holdout_rows,
+        "rows replayed from earlier days, held out of them": f"{raw.num_replay_rows}, {raw.num_replay_holdout_rows}",
+        "malformed, duplicate, quarantined": f"{raw.num_malformed}, {raw.num_duplicates}, {raw.num_quarantined}",
+        "clicks that came late": raw.num_late_clicks,
+        "digest (SHA-256)": raw.digest,
+        "digest of late outcomes": raw.outcomes_digest or ABSENT,
+        "columns left out": ", ".join(raw.excluded_columns) or "none",
+    }
+    days = [
+        [each["day"], str(each["version"]), str(each["num_rows"]), "yes" if each.get("replay") else "", digest]
+        for each in raw.seen_days()
+        for digest in [each.get("digest", ABSENT)]
+    ]
+    head = ["day", "version", "rows", "replayed", "digest (SHA-256)"]
+    table = PageTable(caption="days that were read", head=head, rows=days, numbers=(1, 2))
+    return [facts_table(facts, caption="the rows of its round"), *([table] if days else [])]
+
+
+def _specification(model: Model) -> PageTable:
+    recommender = model.recommender
+    features = recommender.features
+    facts: dict[str, object] = {
+        "recommender": recommender.name,
+        "digest of its description": recommender.digest,
+        "numeric features": ", ".join(features.numeric) or "none",
+        "categorical features": ", ".join(features.categorical) or "none",
+        "features of lists": ", ".join(features.lists) or "none",
+        "engine": model.backend,
+        "network": _named(model.config),
+        **{f"settings of {section}": _named(values) for section, values in recommender.settings.items()},
+        "ids of categories": sum(model.slot_sizes),
+        "seed": model.seed,
+        "rows of its own round": model.num_train_rows,
+        "optimizer steps, over all rounds": model.optimizer_step,
+        "share of rows without a click that was kept": f"{model.negative_rate:g}",
+        **{f"{name} on rows just before they were learned": number(v) for name, v in model.progressive.items()},
+        "made": model.created_at,
+        "folder": model.uri,
+        **{f"SHA-256 of {part}": digest for part, digest in model.sha256.items()},
+    }
+    return facts_table(facts, caption="what the model is")
+
+
+def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> list[PageBlock]:
+    if model.parent_model_id is None:
+        return [Text("It began from scratch.")]
+    rows = [
+        [m.model_id, m.created_at, m.window_start or "the first row", m.last_learned_time, str(m.num_train_rows)]
+        for m in ancestors
+    ]
+    head = ["model", "made", "learned from", "up to", "rows"]
+    table = PageTable(caption="its line, newest first", head=head, rows=rows, numbers=(4,))
+    return [Text(f"It continues model {model.parent_model_id}."), table]
+
+
+def _named(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in values.items())

@@ -1,0 +1,223 @@
+"""Charts as inline SVG, drawn by templates: lines over time with events, and small bars.
+
+Horizontal positions are shares of the width, so a chart fills its pane while its texts keep their size.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from evergreen.reports.rendering import PageBlock
+
+WIDTH, HEIGHT = 920, 300
+"""Size in pixels where nothing else gives one; a page stretches the chart to its own width."""
+LEFT = 50
+RIGHT = 14
+TOP = 42
+BOTTOM = 34
+MARK_ROWS = 3
+"""Rows above the chart for the names of events, which may be close together."""
+STEPS = 1000
+"""Horizontal coordinates of the plot."""
+SERIES = tuple(f"var(--series-{number})" for number in range(1, 9))
+"""Colours of lines, which the style sheet defines for light and dark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a chart; None breaks it. With `low` and `high` (as long as `y`) a band is drawn behind it."""
+
+    label: str
+    color: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = field(default=())
+    high: Sequence[float | None] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A vertical line at an event."""
+
+    x: float
+    text: str
+    color: str = "var(--soft)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tick:
+    """A number on an axis, or a horizontal level."""
+
+    at: float
+    """Pixels from the top, or percent from the left."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DrawnMark:
+    at: float
+    """Percent from the left."""
+    y: int
+    mark: Mark
+
+    @property
+    def anchor(self) -> str:
+        """Side of the line on which the name is; near the right edge it goes to the left."""
+        return "end" if self.at > 80 else "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DrawnLine:
+    color: str
+    band: str
+    """Points of the polygon between `low` and `high`; empty where they do not exist."""
+    parts: Sequence[str]
+    """Points of the line's unbroken parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineChart(PageBlock):
+    """A chart of lines, with its places computed."""
+
+    TEMPLATE: ClassVar[str] = "line_chart.html.j2"
+    WIDTH: ClassVar[int] = WIDTH
+    HEIGHT: ClassVar[int] = HEIGHT
+    LEFT: ClassVar[int] = LEFT
+    RIGHT: ClassVar[int] = RIGHT
+    BOTTOM: ClassVar[int] = BOTTOM
+    STEPS: ClassVar[int] = STEPS
+
+    label: str
+    legend: Sequence[Line]
+    x_ticks: Sequence[_Tick]
+    y_ticks: Sequence[_Tick]
+    levels: Sequence[_Tick]
+    lines: Sequence[_DrawnLine]
+    marks: Sequence[_DrawnMark]
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    y_label: str,
+    marks: Sequence[Mark] = (),
+    levels: Sequence[tuple[float, str]] = (),
+    from_zero: bool = False,
+    x_unit: str = "s",
+) -> LineChart | None:
+    """Return the chart, or None where there is no point to draw.
+
+    `levels` are horizontal lines, (value, label); `x_unit` is written beside the numbers of the horizontal axis.
+    """
+    xs = [x for line in lines for x in line.x]
+    ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]
+    ys += [value for value, _ in levels]
+    if not xs or not ys:
+        return None
+    xs += [mark.x for mark in marks]
+    x_low, x_high = min(xs), max([*xs, min(xs) + 1e-9])
+    pad = (max(ys) - min(ys) or abs(max(ys)) or 1.0) * 0.08
+    y_low, y_high = (0.0 if from_zero else min(ys) - pad), max(ys) + pad
+
+    def percent(x: float) -> float:
+        return (x - x_low) / (x_high - x_low) * 100
+
+    def at_x(x: float) -> float:
+        return (x - x_low) / (x_high - x_low) * STEPS
+
+    def at_y(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+
+    in_order = sorted(marks, key=lambda mark: mark.x)
+    return LineChart(
+        label=y_label,
+        legend=lines,
+        x_ticks=[_Tick(at=percent(x), text=f"{x:g} {x_unit}".rstrip()) for x in ticks(x_low, x_high, 5)],
+        y_ticks=[_Tick(at=at_y(y), text=f"{y:.4g}") for y in ticks(y_low, y_high, 5)],
+        levels=[_Tick(at=at_y(value), text=text) for value, text in levels],
+        lines=[
+            _DrawnLine(color=line.color, band=_band(line, at_x, at_y), parts=_parts(line, at_x, at_y)) for line in lines
+        ],
+        marks=[
+            _DrawnMark(at=percent(mark.x), y=TOP - 4 - 12 * (MARK_ROWS - 1 - number % MARK_ROWS), mark=mark)
+            for number, mark in enumerate(in_order)
+        ],
+    )
+
+
+_Axis = Callable[[float], float]
+
+
+def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
+    """Return the points of the line's unbroken parts."""
+    parts: list[list[str]] = [[]]
+    for x, y in zip(line.x, line.y):
+        if y is None:
+            parts.append([])
+        else:
+            parts[-1].append(f"{at_x(x):.1f},{at_y(y):.1f}")
+    return [" ".join(part) for part in parts if part]
+
+
+def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
+    """Return the points of the polygon between `low` and `high`, where both exist."""
+    both = [(x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None]
+    above = [f"{at_x(x):.1f},{at_y(b):.1f}" for x, _, b in both]
+    below = [f"{at_x(x):.1f},{at_y(a):.1f}" for x, a, _ in reversed(both)]
+    return " ".join(above + below)
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Return round numbers in [low, high], about so many.
+
+    >>> ticks(0.583, 0.882, 5)
+    [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
+    """
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.8)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar in front of another: shares of rows."""
+
+    label: str
+    now: float
+    before: float | None
+    """None = there is nothing to compare with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rectangle:
+    name: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarChart(PageBlock):
+    """Bars side by side, read out as `title`; those of before are wider, so shape tells them apart too."""
+
+    TEMPLATE: ClassVar[str] = "bar_chart.html.j2"
+    WIDTH: ClassVar[int] = 280
+    HEIGHT: ClassVar[int] = 72
+
+    title: str
+    bars: Sequence[Bar]
+
+    def rectangles(self, place: int) -> list[_Rectangle]:
+        """Return the rectangles of one bar, the one behind first."""
+        bar, step = self.bars[place], self.WIDTH / len(self.bars)
+        top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
+        shapes = []
+        for name, margin, share in (("before", 0.05, (bar.before or 0.0) / top), ("now", 0.25, bar.now / top)):
+            height = share * self.HEIGHT
+            x, width = (place + margin) * step, (1 - 2 * margin) * step
+            shapes.append(_Rectangle(name=name, x=x, y=self.HEIGHT - height, width=width, height=height))
+        return shapes

@@ -1,0 +1,114 @@
+"""Criteo's own text files: TSV without header (Criteo 1TB, Kaggle), CSV or TSV with one (its re-issues).
+
+Rows have a label, 13 integers and 26 categories of up to 8 hex digits, and no times. Only a recommender with exactly
+these features reads them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergreen.config.features import Features
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.raw_rows import LABEL
+from evergreen.rows.lines import Dialect
+from evergreen.rows.text import Chunk, Head, TextRows
+from evergreen.rows.values import LABELS, ValueRule, matching
+from evergreen.runtime.errors import ContractError
+
+COLUMNS = (LABEL, *CRITEO.names)
+"""What Criteo publishes, in the order of its files without header."""
+INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
+"""An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
+HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
+"""A category as text."""
+
+
+def are_its(features: Features) -> bool:
+    """Return whether these are Criteo's features, for which alone its forms are read."""
+    return features == CRITEO
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteoRows:
+    """The rows of one of Criteo's files; see `forms.FileRows`."""
+
+    rows: TextRows
+    columns: dict[str, str]
+    """Name in the file of each raw column."""
+
+    @property
+    def path(self) -> Path:
+        """See `forms.FileRows.path`."""
+        return self.rows.path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `forms.FileRows.names`."""
+        return self.rows.names
+
+    def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
+        """See `forms.FileRows.chunks`."""
+        return self.rows.chunks(wanted)
+
+
+def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True) -> CriteoRows:
+    """Return the rows of a text file in one of Criteo's forms.
+
+    Args:
+        path: The file.
+        head: Its first lines.
+        rows: The file as one of text with a header.
+        labelled: Whether rows must have a label; a header may lack it else.
+
+    Raises:
+        ContractError: It has none of the forms, or a header that lacks a Criteo column or names it twice.
+    """
+    names = [name.lower() for name in rows.names]
+    if LABEL in names or (not labelled and COLUMNS[1].lower() in names):
+        wanted = COLUMNS if labelled else COLUMNS[1:]
+        if missing := [name for name in wanted if names.count(name.lower()) != 1]:
+            raise ContractError(
+                f"{path} has a header that names {missing} not exactly once, expected every Criteo column"
+            )
+        known = {name.lower(): name for name in COLUMNS}
+        return CriteoRows(rows=rows, columns={known[n]: own for n, own in zip(names, rows.names) if n in known})
+    if any(line.count("\t") + 1 == len(COLUMNS) for line in head.lines[:20]):
+        dialect = Dialect(delimiter="\t", num_fields=len(COLUMNS), has_quotes=False)
+        return CriteoRows(rows=replace(rows, names=COLUMNS, dialect=dialect), columns={name: name for name in COLUMNS})
+    raise ContractError(
+        f"{path} is no Criteo file: its first line has {head.lines[0].count(chr(9)) + 1} tab-separated and "
+        f"{head.lines[0].count(',') + 1} comma-separated columns, expected {len(COLUMNS)} (label, 13 integers, "
+        "26 categories), or a header with Label"
+    )
+
+
+def parse_hex(texts: Any) -> Any:
+    """Return the int64 values of categories (string array); null where a text is not 1 to 8 hex digits.
+
+    >>> parse_hex(pa.array(["ff", "0x1f", None])).to_pylist()
+    [255, None, None]
+    """
+    return pc.binary_join_element_wise("0x", matching(texts, HEX_PATTERN), "").cast(pa.int64())
+
+
+def _parse_integers(texts: Any) -> Any:
+    return matching(texts, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
+
+
+def _no_typed(column: Any) -> Any:
+    raise pa.ArrowTypeError(f"{column.type} is no text")
+
+
+_INTEGERS = ValueRule(type=pa.float32(), expected="an integer or nothing", of_text=_parse_integers, of_typed=_no_typed)
+_HEX = ValueRule(type=pa.int64(), expected="1 to 8 hex digits or nothing", of_text=parse_hex, of_typed=_no_typed)
+RULES = {
+    LABEL: LABELS,
+    **dict.fromkeys(CRITEO.numeric, _INTEGERS),
+    **dict.fromkeys(CRITEO.categorical, _HEX),
+}
+"""How each column is read."""

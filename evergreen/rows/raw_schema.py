@@ -1,0 +1,657 @@
+"""Raw rows in Parquet: their Arrow types, the columns of a run, malformed rows, and files of bounded size.
+
+Takes its facts from `contracts.raw_rows`. Which columns: a feature that the run excludes is named in
+`RawDataset.excluded_columns`; preprocessing treats it as missing and validation does not judge it. It is not read from
+the lake, and is null in the rows, unless the champion learns from it: the gate scores candidate and champion on the
+same held-out rows, and a champion without one of its features would lose to any candidate.
+
+Rows leave extraction in the raw schema: a feature that became text is cast where possible, and an unknown column is not
+read. The next step cannot see either, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot
+be cast stops this step (`rows.parquet`).
+
+Malformed rows are kept beside their reason, counted, and the step is stopped if a file has too many. A reader adds each
+row that it cannot use and counts all rows that it has read. Each malformed row is a line in a JSONL file: `file`,
+`line` (from 1; the row's number in a Parquet file), `reason`, `text` (the original).
+
+Where rows are written, file order is row order, and folders are published as a whole by the caller.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergreen.config.data import WEIGHT
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.config.features import MAX_CATEGORY, TRUTH_WORDS, Features, category_of
+from evergreen.contracts import raw_rows
+from evergreen.contracts.manifests import Model
+from evergreen.contracts.values import EXACT_BELOW, NoCategory, is_missing_word, word_of
+from evergreen.contracts.workflow import FeatureWorkflow
+from evergreen.registry.models import verified_part
+from evergreen.rows import archived_rows
+from evergreen.rows.archived_rows import arrow_schema, is_list, parquet_file, parquet_writer, reading_parquet
+from evergreen.rows.times import TimeSpan
+from evergreen.rows.unfit import UnfitFiles
+from evergreen.runtime.durable import whole_file
+from evergreen.runtime.errors import ContractError
+
+
+def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
+    """Those of `features` that `columns` does not name, in the order of files.
+
+    Without `columns` none is left out.
+
+    Raises:
+        ContractError: a name is no feature's or there twice, or a list is named without the feature of its table.
+
+    >>> excluded_columns(["item", "price"], Features(numeric=("price", "age"), categorical=("item",)))
+    ['age']
+    """
+    names = list(columns or features.names)
+    if unknown := [name for name in names if name not in features.names]:
+        raise ContractError(f"columns name {unknown}, expected some of {', '.join(features.names)}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ContractError(f"columns name {twice} twice, expected each once")
+    excluded = [name for name in features.names if name not in names]
+    for name in features.lists:
+        if (table := features.list_options_of(name).table) in excluded and name not in excluded:
+            raise ContractError(f"columns name {name} and not its table {table}, expected both or none")
+    return excluded
+
+
+def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
+    """Those of the excluded features that the champion does without, too; without one, all of them.
+
+    Raises:
+        ContractError: the champion's workflow is damaged.
+    """
+    if not excluded or champion is None:
+        return frozenset(excluded)
+    workflow = FeatureWorkflow.load(verified_part(champion, Model.WORKFLOW))
+    return frozenset(excluded) & frozenset(workflow.excluded)
+
+
+class SchemaMismatch(NamedTuple):
+    """One column of one file."""
+
+    column: str
+    arrow_type: str
+    """In the file."""
+    expected: str | None
+    """Type in the raw schema; None for a column that is not in it."""
+    file: str
+    """The first file that has it so."""
+
+
+def find_schema_mismatches(
+    schema: Any, path: Path, features: Features, *, unread: Container[str] = (), weighted: bool = False
+) -> list[SchemaMismatch]:
+    """The foreign columns of a file with that Arrow schema, in its order; features in `unread` are not judged.
+
+    A weight is foreign where rows are not `weighted`.
+
+    Numbers of another width, whole numbers among floats and label as a boolean are what was agreed on.
+    """
+    found = []
+    weight = tuple(raw_rows.WEIGHT_TYPES) if weighted else ()
+    types, known, numbers = (
+        raw_rows.lake_types(features, weighted=weighted),
+        raw_rows.known_columns(features).union(weight),
+        (raw_rows.LABEL, *features.names, *weight),
+    )
+    for each in schema:
+        if each.name not in known:
+            found.append(SchemaMismatch(each.name, str(each.type), None, str(path)))
+        elif each.name in numbers and each.name not in unread:
+            of_values = each.type.value_type if each.name in features.lists and is_list(each.type) else each.type
+            is_fit = _is_number(of_values) or (each.name in features.words and is_text(of_values))
+            if each.name in features.lists and not pa.types.is_null(each.type):
+                is_fit = is_fit and is_list(each.type)
+            if not is_fit:
+                found.append(SchemaMismatch(each.name, str(each.type), types[each.name], str(path)))
+    return found
+
+
+def is_text(found: Any) -> bool:
+    """Whether an Arrow type is one of texts or bytes, also as a dictionary."""
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    types = pa.types
+    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_of(values) for is_of in kinds)
+
+
+def _is_number(found: Any) -> bool:
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    # A column without any value is written as null by pandas: nothing is retyped by it.
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
+    return any(is_of(values) for is_of in kinds)
+
+
+logger = logging.getLogger(__name__)
+
+JUDGED_FROM_ROWS = 10_000
+"""From this many rows on a file is judged while it is read, so that garbage stops early; and always at its end."""
+NUM_EXAMPLES = 3
+Named = Callable[[Path], str]
+"""The name of a file for people."""
+
+
+@dataclass
+class _FileCounts:
+    num_rows: int = 0
+    num_malformed: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+class MalformedRows:
+    """Collects malformed rows into the JSONL file at `path`, which exists only if there is one.
+
+    `path` lies in a folder that is published as a whole, or discarded; `named` is what a file is called there: its
+    path, or what it was copied from. With `collects_unfit` an unfit file is reported by `judge`, together with all
+    others; without it the first one ends the reading.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_fraction: float = ExtractionSettings.max_malformed_fraction,
+        named: Named = str,
+        collects_unfit: bool = False,
+    ) -> None:
+        self.path = path
+        self.num_rows = 0
+        """Malformed rows so far, over all files."""
+        self._max_fraction, self._named = max_fraction, named
+        self.collects_unfit = collects_unfit
+        """Whether an unfit file is reported at the end, together with all others."""
+        self._unfit: dict[Path, str] = {}
+        self._counts: dict[Path, _FileCounts] = {}
+        self._mismatches: dict[str, SchemaMismatch] = {}
+        self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
+        """The begin of each file's day, and the features that it lacks."""
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> "MalformedRows":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def of_part(self, number: int) -> "MalformedRows":
+        """A collection for a part of the rows that another process may read, to be merged into this one."""
+        path = self.path.with_name(f"{self.path.name}.{number}")
+        return MalformedRows(
+            path, max_fraction=self._max_fraction, named=self._named, collects_unfit=self.collects_unfit
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For merging alone: no open file, and no lake's names."""
+        return {**self.__dict__, "_file": None, "_named": str}
+
+    def merge(self, part: "MalformedRows") -> None:
+        """Adds what a part collected, which is closed; its file is gone then."""
+        if part.num_rows:
+            self._opened().write(part.path.read_text(encoding="utf-8"))
+            part.path.unlink()
+        self.num_rows += part.num_rows
+        for path, each in part._counts.items():
+            counts = self._counts.setdefault(path, _FileCounts())
+            counts.num_rows += each.num_rows
+            counts.num_malformed += each.num_malformed
+            counts.examples = [*counts.examples, *each.examples][:NUM_EXAMPLES]
+        self.add_mismatches(part._mismatches.values())
+        self._absent |= part._absent
+        self._unfit |= part._unfit
+
+    def _opened(self) -> IO[str]:
+        if self._file is None:
+            self._file = self.path.open("w", encoding="utf-8")
+        return self._file
+
+    def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
+        """Records one malformed row; `count` must count it as well."""
+        described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
+        self._opened().write(json.dumps(described) + "\n")
+        self.num_rows += 1
+        counts = self._counts.setdefault(path, _FileCounts())
+        counts.num_malformed += 1
+        if len(counts.examples) < NUM_EXAMPLES:
+            counts.examples.append(f"line {line}: {reason}")
+
+    def add_unfit(self, path: Path, error: ContractError) -> None:
+        """Record a file whose rows cannot be read.
+
+        Raises:
+            ContractError: `error`, if unfit files are not collected.
+        """
+        if not self.collects_unfit:
+            raise error
+        self._unfit.setdefault(path, str(error))
+
+    def add_unfit_of(self, other: "MalformedRows") -> None:
+        """Record the unfit files of another collection."""
+        self._unfit |= other._unfit
+
+    def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
+        """Records schema mismatches of a file, the first of each column."""
+        for each in columns:
+            self._mismatches.setdefault(each.column, each)
+
+    def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
+        """Records the features that a file of that day lacks; they count as missing in its rows."""
+        self._absent[path] = (day.start or 0, frozenset(features))
+
+    @property
+    def schema_mismatches(self) -> list[dict[str, Any]]:
+        """See `RawDataset.schema_mismatches`."""
+        return [each._replace(file=self._named(Path(each.file)))._asdict() for each in self._mismatches.values()]
+
+    def count(self, path: Path, num_rows: int) -> None:
+        """Counts rows of `path`, malformed ones included, and judges the file once it has shown enough of them.
+
+        Raises:
+            ContractError: too many of the file's rows so far are malformed.
+        """
+        counts = self._counts.setdefault(path, _FileCounts())
+        counts.num_rows += num_rows
+        if counts.num_rows >= JUDGED_FROM_ROWS:
+            self._judge_file(path, counts)
+
+    def judge(self) -> None:
+        """Judges every file read.
+
+        A feature that a recommender got later is absent from the files of the days before. So it may be absent from a
+        file where no file of an earlier day has it, and some other file does.
+
+        Raises:
+            ContractError: too many of a file's rows are malformed; names the file, the counts and the first examples.
+                Or a file lacks a feature that it should have.
+            UnfitFiles: such files, if unfit files are collected.
+        """
+        for path, counts in self._counts.items():
+            try:
+                self._judge_file(path, counts)
+            except ContractError as error:
+                self.add_unfit(path, error)
+            if counts.num_malformed:
+                logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
+        self.report_unfit()
+        for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
+            self._judge_absence(feature)
+        self.report_unfit()
+
+    def report_unfit(self) -> None:
+        """Report the unfit files that were collected.
+
+        Raises:
+            UnfitFiles: there are some.
+        """
+        if self._unfit:
+            raise UnfitFiles(self._unfit)
+
+    def _judge_absence(self, feature: str) -> None:
+        without = {path: day for path, (day, absent) in self._absent.items() if feature in absent}
+        with_it = [day for path, (day, _) in self._absent.items() if path not in without]
+        last = max(without, key=lambda path: without[path])
+        if not with_it:
+            others = f" and {len(without) - 1} other files" if len(without) > 1 else ""
+            raise ContractError(
+                f"{self._named(last)}{others} lack the column {feature}, expected it in one file of the window at "
+                "least: ingest rows that have it, or remove it from the recommender's features and accept that"
+            )
+        if without[last] > min(with_it):
+            for path in [path for path, day in without.items() if day > min(with_it)]:
+                lacks = f"{self._named(path)} lacks the column {feature}, which a file of an earlier day has; expected"
+                self.add_unfit(path, ContractError(f"{lacks} it in the files of all later days"))
+            return
+        logger.warning("%d of %d files lack the column %s", len(without), len(self._absent), feature)
+
+    def _judge_file(self, path: Path, counts: _FileCounts) -> None:
+        if counts.num_malformed > self._max_fraction * counts.num_rows:
+            share = counts.num_malformed / max(counts.num_rows, 1)
+            raise ContractError(
+                f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
+                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}; correct them, or allow more by "
+                "extraction.max_malformed_fraction"
+            )
+
+
+BATCH_ROWS = 65_536
+"""Rows of a batch in memory and of a row group on disk."""
+
+
+KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
+TIME_TYPE = pa.timestamp("us", tz="UTC")
+"""Of `event_time`."""
+EXPECTED_WEIGHT = "a finite number of at least 0"
+"""What a sample weight is, for people."""
+BYTES = (pa.types.is_binary, pa.types.is_large_binary)
+"""Arrow types by which some writers keep texts."""
+
+
+def raw_schema(features: Features, *, weighted: bool = False) -> Any:
+    """The raw schema of rows with these features."""
+    return arrow_schema(raw_rows.raw_types(features, weighted=weighted))
+
+
+def lake_schema(features: Features, *, weighted: bool = False) -> Any:
+    """The schema of rows that a person's files bring to a lake."""
+    return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
+
+
+def click_columns(features: Features, *, weighted: bool = False) -> list[str]:
+    """What a row says by itself; the other columns of the raw schema say where it came from."""
+    return [raw_rows.LABEL, *features.names, *(raw_rows.WEIGHT_TYPES if weighted else ())]
+
+
+def open_parquet(path: Path) -> Any:
+    """The Parquet file at `path`, footer read.
+
+    Raises:
+        ContractError: not a whole Parquet file, or not one of rows (`archived_rows.open_parquet`).
+    """
+    with reading_parquet(path):
+        return archived_rows.open_parquet(path)
+
+
+def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
+    """A record batch in the raw schema `schema` from some of its columns; the others are null."""
+    num_rows = len(next(iter(columns.values())))
+    arrays = [columns.get(f.name) for f in schema]
+    return pa.record_batch(
+        [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, schema)], schema=schema
+    )
+
+
+def texts(values: Any, *, holds_words: bool = True) -> Any:
+    """Return the words (Arrow string) of a column's values, as `contracts.values.word_of` spells each.
+
+    Args:
+        values: Arrow array of texts, bytes, truth values or whole numbers.
+        holds_words: Whether the feature's type is `string`.
+
+    Raises:
+        pa.ArrowException: A value is no category, or bytes are no UTF-8.
+    """
+    kind = values.type
+    if is_text(kind):
+        return _of_distinct(values, lambda word: word, pa.string(), holds_words=holds_words)
+    if pa.types.is_floating(kind):
+        values = exact_whole(values)
+    elif pa.types.is_decimal(kind):
+        values = values.cast(pa.decimal128(38, 0))
+    return values.cast(pa.string())
+
+
+def categories(values: Any, *, holds_words: bool = True) -> Any:
+    """Return the categories (Arrow int64) that values stand for; each distinct one is hashed once.
+
+    Raises:
+        pa.ArrowException: As `texts`.
+    """
+    if pa.types.is_floating(values.type):
+        values = exact_whole(values)
+    if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
+        signed = values.cast(pa.int64(), safe=False)  # what only 64 unsigned bits hold becomes negative
+        is_own = pc.and_(pc.greater_equal(signed, 0), pc.less_equal(signed, MAX_CATEGORY))
+        if pc.all(is_own).as_py() is not False:
+            return signed
+    if not is_text(values.type):
+        values = texts(values)
+    return _of_distinct(values, category_of, pa.int64(), holds_words=holds_words)
+
+
+def whole_numbers(values: Any) -> Any:
+    """Return the values of a feature of the type `int64` as a lake keeps them (Arrow int64).
+
+    A truth value, and a number that only 64 unsigned bits hold, is kept as its category, which names itself.
+
+    Raises:
+        pa.ArrowException: As `texts`.
+    """
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return exact_whole(values)
+    if pa.types.is_boolean(kind):
+        return categories(values)
+    if pa.types.is_uint64(kind) or pa.types.is_decimal(kind):
+        values = texts(values)
+    if is_text(values.type):
+        return _of_distinct(values, _number_or_category, pa.int64(), holds_words=False)
+    return values.cast(pa.int64())
+
+
+def _number_or_category(word: str) -> int:
+    if word in TRUTH_WORDS or int(word) >= 2**63:
+        return category_of(word)
+    return int(word)
+
+
+def exact_whole(values: Any) -> Any:
+    """Return floats (Arrow) that are certainly whole numbers as int64; NaN becomes null.
+
+    Raises:
+        pa.ArrowException: A value is not whole, or so large that its neighbour has the same float.
+    """
+    exact_below = EXACT_BELOW[str(values.type)]
+    values = nan_to_null(values.cast(pa.float64()))
+    is_large = pc.greater_equal(pc.abs(values), float(exact_below))
+    if pc.any(is_large).as_py():
+        try:
+            word_of(values.filter(is_large)[0].as_py(), holds_words=False, exact_below=exact_below)
+        except NoCategory as error:
+            raise pa.ArrowInvalid(str(error)) from error
+    return values.cast(pa.int64())
+
+
+def _of_distinct(values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool) -> Any:
+    """Return what `convert` makes of the word of each text, in the Arrow type `kind`; missing texts become null."""
+    encoded = values.cast(pa.string()).dictionary_encode()
+    found: list[Any] = []
+    for text in encoded.dictionary.to_pylist():
+        try:
+            word = word_of(text, holds_words=holds_words)
+        except NoCategory as error:
+            raise pa.ArrowInvalid(str(error)) from error
+        found.append(None if word is None else convert(word))
+    return pa.array(found, kind).take(encoded.indices)
+
+
+def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
+    """The lists (Arrow) with their elements, all at once, as `convert` makes them: without nulls, and null where empty.
+
+    Raises:
+        pa.ArrowException: the values are no lists, or as `convert`.
+    """
+    if pa.types.is_null(values.type):
+        values = values.cast(pa.list_(pa.int64()))
+    if pa.types.is_fixed_size_list(values.type):
+        values = values.cast(pa.list_(values.type.value_type))
+    if not is_list(values.type):
+        raise pa.ArrowTypeError("they are no lists")
+    elements = convert(values.flatten())
+    list_of = np.repeat(np.arange(len(values)), raw_rows.list_lengths(values))
+    is_there = elements.is_valid().to_numpy(zero_copy_only=False)
+    lengths = np.bincount(list_of[is_there], minlength=len(values))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets, mask=np.append(lengths == 0, False)), elements.drop_null())
+
+
+def nan_to_null(values: Any) -> Any:
+    """`values` (floating) with NaN, the tensors' missing value, as null."""
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+
+
+def without_missing_words(values: Any) -> Any:
+    """Return texts (Arrow) of a numeric column with null for those that mean no value."""
+    encoded = values.dictionary_encode()
+    is_missing = pa.array([is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_())
+    return pc.if_else(is_missing.take(encoded.indices), pa.scalar(None, values.type), values)
+
+
+def find_malformed(
+    batch: Any, features: Features, *, keys: Collection[str] = (), names: Mapping[str, str] | None = None
+) -> dict[int, str]:
+    """Why rows of a raw batch break the contract, by row position; the first reason of each.
+
+    A weight is judged where there is the column. `keys` are those of `KEY_COLUMNS` that must have a value as well;
+    `names` is what the file calls columns, where it calls them otherwise.
+    """
+    reasons: dict[int, str] = {}
+
+    def note(wrong: Any, name: str, expected: str) -> None:
+        # Null means missing, which only the required columns forbid; their `wrong` is never null.
+        if pc.any(wrong).as_py():
+            for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
+                value = batch.column(name)[int(at)].as_py()
+                reasons.setdefault(int(at), f"{(names or {}).get(name, name)} is {value!r}, expected {expected}")
+
+    label = batch.column(raw_rows.LABEL)
+    note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
+    for name in features.numeric:
+        numbers = batch.column(name).to_numpy(zero_copy_only=False)
+        note(pa.array(raw_rows.is_infinite(numbers)), name, raw_rows.FINITE)
+    if WEIGHT in batch.schema.names:
+        weight = batch.column(WEIGHT)
+        is_weight = pc.and_(pc.is_finite(weight), pc.greater_equal(weight, 0))
+        note(pc.invert(is_weight.fill_null(False)), WEIGHT, EXPECTED_WEIGHT)
+    for name in keys:
+        note(pc.is_null(batch.column(name)), name, "a value")
+    return reasons
+
+
+def record_malformed(
+    batch: Any, reasons: dict[int, str], *, path: Path, numbers: Sequence[int], malformed: MalformedRows
+) -> None:
+    """Records the rows of `batch` that `reasons` names as malformed; `numbers` are those of its rows in `path`."""
+    for at, reason in sorted(reasons.items()):
+        row = {name: plain_value(batch.column(name)[at]) for name in batch.schema.names}
+        text = json.dumps(row, default=str)
+        malformed.add(path, numbers[at], reason, text=text)
+
+
+def plain_value(value: Any) -> Any:
+    """An Arrow scalar as a Python value; a time of a year that Python's dates do not have as text."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return f"{value.value} of {value.type}"
+
+
+def without_rows(batch: Any, positions: Iterable[int]) -> Any:
+    """`batch` without the rows at `positions`."""
+    sound = np.ones(batch.num_rows, dtype=bool)
+    sound[list(positions)] = False
+    return batch if sound.all() else batch.filter(pa.array(sound))
+
+
+FILE_ROWS = 4 * BATCH_ROWS
+"""262,144 rows: about 40 MB, so that later steps can stream and share files out. A multiple: full groups."""
+_DICTIONARY_BYTES = 128 << 10
+"""Of a column in a row group: 16,384 categories. A column of more distinct values is written plainly from there on, at
+a sixth less of processor time and in as many bytes; pyarrow's 1 MiB is never reached by a row group's 65,536 rows."""
+
+
+class PartFile(NamedTuple):
+    """One file written."""
+
+    path: Path
+    num_rows: int
+
+
+class PartWriter:
+    """Writes raw rows as `<prefix>-00000.parquet` ... into `folder`, in full row groups but for the last.
+
+    The folder is created where it is absent.
+    """
+
+    def __init__(self, folder: Path, *, prefix: str = "part", first_number: int = 0) -> None:
+        self.parts: list[PartFile] = []
+        self._folder, self._prefix, self._number = folder, prefix, first_number
+        self._pending: list[Any] = []
+        self._num_pending = 0
+        self._open_file = ExitStack()
+        self._writer: Any = None
+        self._num_written = 0
+
+    def __enter__(self) -> "PartWriter":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None and self._num_pending:
+            self._write_group(self._num_pending)
+        self._open_file.__exit__(kind, error, at)
+
+    def write(self, table: Any) -> None:
+        """Adds the rows of a table or record batch in the raw schema."""
+        self._pending.extend(table.to_batches() if isinstance(table, pa.Table) else [table])
+        self._num_pending += table.num_rows
+        while self._num_pending >= (size := min(BATCH_ROWS, FILE_ROWS - self._num_written)):
+            self._write_group(size)
+
+    def _write_group(self, num_rows: int) -> None:
+        pending = pa.Table.from_batches(self._pending)
+        if self._writer is None:
+            path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
+            # Whole or absent: a worker that was given up for lost may still write the same rows.
+            file = self._open_file.enter_context(whole_file(path))
+            options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
+            self._writer = self._open_file.enter_context(parquet_writer(file, pending.schema, **options))
+            self.parts.append(PartFile(path, 0))
+            self._number += 1
+        self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
+        self._pending = pending.slice(num_rows).to_batches()
+        self._num_pending -= num_rows
+        self._num_written += num_rows
+        self.parts[-1] = PartFile(self.parts[-1].path, self._num_written)
+        if self._num_written == FILE_ROWS:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        self._open_file.close()
+        self._writer, self._num_written = None, 0
+
+
+def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
+    """Moves the rows of `parts` into the folders `older` and `newest`; the last `num_newest` rows are the newest.
+
+    Files that lie on one side are renamed; the one that the cut goes through is rewritten as two.
+    """
+    num_older = sum(part.num_rows for part in parts) - num_newest
+    assert num_older >= 0
+    older.mkdir()
+    newest.mkdir()
+    number, begin = {older: 0, newest: 0}, 0
+    for part in parts:
+        here = min(max(num_older - begin, 0), part.num_rows)
+        begin += part.num_rows
+        if 0 < here < part.num_rows:
+            _rewrite(part, here, older=older, newest=newest, number=number[older])
+            number[newest] = 1
+            continue
+        folder = older if here else newest
+        part.path.rename(folder / f"part-{number[folder]:05d}.parquet")
+        number[folder] += 1
+
+
+def _rewrite(part: PartFile, num_older: int, *, older: Path, newest: Path, number: int) -> None:
+    with PartWriter(older, first_number=number) as first, PartWriter(newest) as second:
+        row = 0
+        for batch in parquet_file(part.path).iter_batches(batch_size=BATCH_ROWS):
+            here = min(max(num_older - row, 0), batch.num_rows)
+            first.write(batch.slice(0, here))
+            second.write(batch.slice(here))
+            row += batch.num_rows
+    part.path.unlink()

@@ -1,0 +1,276 @@
+"""How files write times, and which of these forms a column has.
+
+A number alone does not say what it counts: 26030100 is an hour of 2026 or a second of 1970. So the form is found over
+many values of a column: it is the one in which all of them are times between `EARLIEST` and a day after now. Where two
+forms fit, or none does, people are asked (`data.time_format`).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergreen.contracts.values import is_missing_word
+from evergreen.rows.raw_schema import TIME_TYPE
+from evergreen.rows.times import DAY_MICROS, to_iso, to_micros
+from evergreen.rows.values import Parsed, is_text, matching, missing_texts, plain
+from evergreen.runtime.errors import ContractError
+
+_END_OF_TIME = to_micros(datetime(9999, 12, 31))
+EARLIEST = to_micros(datetime(1990, 1, 1))
+"""Microseconds since the epoch: logs of clicks are not older, small numbers are no times."""
+USUAL = to_micros(datetime(2000, 1, 1))
+"""Times before are read, and said."""
+_SURE_HUNDREDS = 24
+"""Different values of a column, its last two digits aside, from which valid digits are no chance."""
+FITTING_SHARE = 0.9
+"""Share of a column's distinct values that a form must read; the others are malformed."""
+_ISO = re.compile(
+    r"(\d{4})[-/](\d{2})[-/](\d{2})(?:[T ]+(\d{2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?"
+    r" ?(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?",
+    re.ASCII,
+)
+_COMPACT = re.compile(r"(\d{4})(\d{2})(\d{2})T(\d{2})(\d{2})(\d{2})()(Z|[+-]\d{2}:?\d{2})?", re.ASCII)
+_NUMBER = re.compile(r"(\d{1,19})(?:\.(\d*))?", re.ASCII)
+_SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
+
+
+def iso_micros(text: str) -> int | None:
+    """Return the microseconds since the epoch of an ISO 8601 date or time, or None if it is none; without zone UTC.
+
+    >>> iso_micros("1970-01-01 00:00:01.5 UTC"), iso_micros("1970-01-02"), iso_micros("1970-13-01")
+    (1500000, 86400000000, None)
+    """
+    found = _ISO.fullmatch(text) or _COMPACT.fullmatch(text)
+    if not found:
+        return None
+    year, month, day, hour, minute, second, fraction, zone = found.groups()
+    micros = _calendar(year, month, day, hour or "0", minute or "0", second or "0")
+    if micros is None:
+        return None
+    micros += int((fraction or "").ljust(9, "0")[:9] or 0) // 1000
+    if zone and zone[0] in "+-":
+        digits = zone[1:].replace(":", "").ljust(4, "0")
+        if int(digits[:2]) > 23 or int(digits[2:]) > 59:
+            return None
+        minutes = int(digits[:2]) * 60 + int(digits[2:])
+        micros -= (1 if zone[0] == "+" else -1) * minutes * 60_000_000
+    return micros
+
+
+def _calendar(*parts: str) -> int | None:
+    try:
+        return to_micros(datetime(*map(int, parts), tzinfo=timezone.utc))  # type: ignore[arg-type,misc]
+    except (ValueError, OverflowError):
+        return None
+
+
+def _counted(per_second: int) -> Callable[[int, float], int | None]:
+    def micros(whole: int, fraction: float) -> int | None:
+        found = whole * 1_000_000 // per_second + round(fraction * 1_000_000 / per_second)
+        return found if found < _END_OF_TIME else None
+
+    return micros
+
+
+def _digits(pattern: str) -> Callable[[int, float], int | None]:
+    """Read a number as the digits of a calendar time, such as YYYYMMDD."""
+    widths = [len(part) for part in re.findall(r"Y+|M+|D+|h+|m+|s+", pattern)]
+    length = sum(widths)
+
+    def micros(whole: int, fraction: float) -> int | None:
+        text = str(whole)
+        # A year of two digits may have lost its zero, and nothing more.
+        if fraction or not length - (widths[0] == 2) <= len(text) <= length:
+            return None
+        text = text.zfill(length)
+        parts, at = [], 0
+        for width in widths:
+            parts.append(text[at : at + width])
+            at += width
+        if widths[0] == 2:
+            parts[0] = f"20{parts[0]}"
+        return _calendar(*parts)
+
+    return micros
+
+
+ISO = "iso"
+FORMS: dict[str, Callable[[int, float], int | None]] = {
+    "YYYYMMDD": _digits("YYYYMMDD"),
+    "YYMMDDhh": _digits("YYMMDDhh"),
+    "YYYYMMDDhh": _digits("YYYYMMDDhh"),
+    "YYMMDDhhmm": _digits("YYMMDDhhmm"),
+    "YYYYMMDDhhmm": _digits("YYYYMMDDhhmm"),
+    "YYYYMMDDhhmmss": _digits("YYYYMMDDhhmmss"),
+    "seconds": _counted(1),
+    "milliseconds": _counted(1_000),
+    "microseconds": _counted(1_000_000),
+    "nanoseconds": _counted(1_000_000_000),
+}
+"""Forms of numbers, by their names in a recommender's file; the counts are since 1970. Calendar digits come first:
+few numbers are valid in them by chance."""
+NAMES = (ISO, *FORMS)
+"""What `data.time_format` may say."""
+
+
+def find_form(column: Any, *, now: float, name: str) -> str:
+    """Return the form in which the values of a column are times.
+
+    Args:
+        column: Arrow array of any type, of a whole file or its first part.
+        now: Seconds since the epoch; no time is later than a day after.
+        name: The column's name, for messages.
+
+    Raises:
+        ContractError: No form fits nearly all values, or two do and none is likelier.
+    """
+    column = plain(column)
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) or pa.types.is_null(column.type):
+        return ISO
+    if pa.types.is_nested(column.type):
+        raise ContractError(f"{name} is of type {column.type}, expected times")
+    distinct = pc.unique(column.drop_null())
+    values = [value for value in distinct.to_pylist() if not is_missing_word(str(value))]
+    if not values:
+        return ISO
+    texts = [_plain_text(value) for value in values]
+    if sum(iso_micros(text) is not None for text in texts) >= FITTING_SHARE * len(texts):
+        return ISO
+    latest = round(now * 1e6) + DAY_MICROS
+    numbers = [_number(text) for text in texts]
+    num_fitting = {}
+    for form, read in FORMS.items():
+        times = [None if number is None else read(*number) for number in numbers]
+        num_fitting[form] = sum(time is not None and EARLIEST <= time <= latest for time in times)
+    most = max(num_fitting.values())
+    fitting = [form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)]
+    digits = [form for form in fitting if form.startswith("Y")]
+    # Counts are valid digits by chance: one time in two of a minute's, hardly ever of a day's.
+    is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
+    if len(digits) == 1 and (is_sure or len(fitting) == 1):
+        return digits[0]
+    if len(fitting) == 1:
+        return fitting[0]
+    example = f"{name} is {values[0]!r}"
+    if fitting:
+        raise ContractError(f"{example}, which can be {' or '.join(fitting)}: say which by data.time_format")
+    spans = _spans_of(texts, numbers)
+    raise ContractError(
+        f"{example}, which is no time between 1990 and tomorrow{spans}; expected ISO 8601 such as "
+        f"2026-01-31T00:00:00Z, or one of {', '.join(FORMS)}, by data.time_format where the times are meant so"
+    )
+
+
+def _spans_of(texts: Sequence[str], numbers: Sequence[tuple[int, float] | None]) -> str:
+    times = [iso_micros(text) for text in texts]
+    if all(time is None for time in times):
+        times = [None if number is None else FORMS["seconds"](*number) for number in numbers]
+    known = [time for time in times if time is not None and time < 250_000_000_000_000_000]
+    return f" (read as seconds since 1970: {to_iso(min(known))[:10]} to {to_iso(max(known))[:10]})" if known else ""
+
+
+def _plain_text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _number(text: str) -> tuple[int, float] | None:
+    if _SCIENTIFIC.fullmatch(text):
+        digits, number = text.lower().partition("e")[0].replace(".", ""), Decimal(text)
+        # A spreadsheet that shows fewer digits than the number has, has rounded it.
+        return (int(number), 0.0) if number == int(number) and len(digits) >= len(str(int(number))) else None
+    if not (found := _NUMBER.fullmatch(text)):
+        return None
+    whole, fraction = found.groups()
+    return int(whole), float(f"0.{fraction}") if fraction else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeRule:
+    """How the times of a column are read; see `values.ValueRule`."""
+
+    form: str
+    type = TIME_TYPE
+    is_required = True
+
+    @cached_property
+    def expected(self) -> str:
+        """See `ValueRule.expected`."""
+        return "an ISO 8601 time" if self.form == ISO else f"a time as {self.form}"
+
+    def parse(self, column: Any) -> Parsed:
+        """Read a column of any Arrow type."""
+        column = plain(column)
+        if pa.types.is_null(column.type):
+            missing = np.ones(len(column), bool)
+            return Parsed(pa.nulls(len(column), TIME_TYPE), pa.array(missing), pa.array(~missing))
+        if pa.types.is_nested(column.type) or str(column.type) in ("float", "halffloat"):
+            return Parsed(pa.nulls(len(column), TIME_TYPE), column.is_null(), column.is_valid())  # not exact
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            found = _in_micros(column)
+            return Parsed(found, column.is_null(), pc.and_not(found.is_null(), column.is_null()))
+        encoded = column.dictionary_encode()
+        words = encoded.dictionary
+        times, missing = pa.nulls(len(words), TIME_TYPE), pc.is_nan(words) if _is_floating(words) else words.is_null()
+        if is_text(words.type):
+            missing = missing_texts(words)
+            times = _usual_times(words) if self.form == ISO else times
+        at = np.flatnonzero(pc.and_not(times.is_null(), missing).to_numpy(zero_copy_only=False))
+        others = pa.array([self._micros(word) for word in words.take(pa.array(at)).to_pylist()], pa.int64())
+        mask = np.isin(np.arange(len(words)), at)
+        found = pc.replace_with_mask(times, pa.array(mask), others.cast(TIME_TYPE)).take(encoded.indices)
+        missing = pc.fill_null(missing.take(encoded.indices), True)
+        return Parsed(found, missing, pc.and_not(found.is_null(), missing))
+
+    def _micros(self, value: object) -> int | None:
+        if value is None or isinstance(value, bool):
+            return None
+        text = _plain_text(value)
+        if self.form == ISO:
+            return iso_micros(text)
+        number = _number(text)
+        return None if number is None else FORMS[self.form](*number)
+
+
+def _is_floating(column: Any) -> bool:
+    return bool(pa.types.is_floating(column.type))
+
+
+_USUAL = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?$"
+
+
+def _usual_times(texts: Any) -> Any:
+    """Return the times of texts in the commonest form, all at once; null elsewhere."""
+    usual = matching(texts, _USUAL)
+    has_zone = pc.match_substring_regex(usual, r"(Z|[+-][0-9]{2}:[0-9]{2})$")
+    usual = pc.if_else(has_zone, usual, pc.binary_join_element_wise(usual, "Z", ""))
+    try:
+        return usual.cast(pa.timestamp("ns", tz="UTC")).cast(TIME_TYPE, safe=False)
+    except pa.ArrowInvalid:  # one is none, such as the 31st of February
+        return pa.nulls(len(texts), TIME_TYPE)
+
+
+def _in_micros(column: Any) -> Any:
+    """Return timestamps or dates in microseconds; null where they do not hold the time."""
+    if pa.types.is_date(column.type):
+        column = column.cast(pa.timestamp("ms"))
+    try:
+        return column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(TIME_TYPE)
+    except pa.ArrowException:
+        return pa.concat_arrays([_one(column.slice(i, 1)) for i in range(len(column))])
+
+
+def _one(value: Any) -> Any:
+    try:
+        return value.cast(pa.timestamp("us", tz=value.type.tz), safe=False).cast(TIME_TYPE)
+    except pa.ArrowException:
+        return pa.nulls(1, TIME_TYPE)

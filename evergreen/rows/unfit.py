@@ -1,0 +1,85 @@
+"""Files of a lake whose rows cannot be read, and which a run leaves out after naming them.
+
+A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed rows. Whoever reads
+several files reports all unfit ones at once, so that few passes over the others are needed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from evergreen.rows.archived_rows import open_parquet, reading_parquet
+from evergreen.runtime.errors import ContractError
+
+T = TypeVar("T")
+NUM_NAMED = 5
+"""Unfit files that an error names."""
+
+
+class UnfitFiles(ContractError):
+    """Files whose rows cannot be read, each with the reason."""
+
+    def __init__(self, reasons: Mapping[Path, str]) -> None:
+        first = next(iter(reasons.values()))
+        super().__init__(f"{first}; {len(reasons) - 1} more files are unfit" if len(reasons) > 1 else first)
+        self.reasons = dict(reasons)
+        """What is wrong, by path."""
+
+
+class QuarantinedFile(NamedTuple):
+    """A file that a run left out."""
+
+    file: str
+    """Relative to the lake."""
+    num_rows: int | None
+    """By its footer; None = the footer is not readable."""
+    reason: str
+
+    @classmethod
+    def of(cls, path: Path, name: str, reason: str) -> "QuarantinedFile":
+        """Return the record of the file at `path`, which the lake calls `name`."""
+        try:
+            with reading_parquet(path):
+                num_rows = open_parquet(path).metadata.num_rows
+        except (ContractError, OSError):
+            num_rows = None
+        return cls(name, num_rows, reason)
+
+
+def expect_few(unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max_fraction: float) -> None:
+    """Check that few files are unfit.
+
+    Args:
+        unfit: Those that are.
+        num_fit: How many others there are of the same kind.
+        what: The kind, for the message.
+        max_fraction: Share of all that may be unfit, in [0, 1].
+
+    Raises:
+        ContractError: more are unfit. The message names the first of them.
+    """
+    num_files = len(unfit) + num_fit
+    if len(unfit) > max_fraction * num_files:
+        raise ContractError(
+            f"{len(unfit)} of {num_files} files {what} are unfit to read ({len(unfit) / num_files:.2%}), expected at "
+            f"most {max_fraction:.2%} (extraction.max_quarantined_file_fraction); the first: {unfit[0].reason}; mend "
+            "them, remove them, or allow more"
+        )
+
+
+def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
+    """Return what `read` gives for each file, in order.
+
+    Raises:
+        UnfitFiles: `read` raised a `ContractError` for some of them. All of these are named.
+    """
+    found: list[T] = []
+    unfit: dict[Path, str] = {}
+    for path in paths:
+        try:
+            found.append(read(path))
+        except ContractError as error:
+            unfit[path] = str(error)
+    if unfit:
+        raise UnfitFiles(unfit)
+    return found

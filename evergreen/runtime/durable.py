@@ -1,0 +1,280 @@
+"""Atomic, durable writes of files and folders, and the hashes that verify them.
+
+A write goes to a temporary file, is flushed, renamed, and the folder is flushed. A reader therefore
+never sees half a file or half a folder. The module that owns a format defines what the bytes mean.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from glob import escape
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from uuid import uuid4
+
+from evergreen.runtime.errors import ContractError, TemporaryError
+
+T = TypeVar("T")
+
+UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
+"""Marker in the name of an unfinished file or folder. A killed write leaves it behind."""
+
+
+def no_checkpoint(name: str) -> None:
+    """Do nothing. Tests replace this to crash at each named step of a write protocol."""
+
+
+PRIVATE = 0o027
+"""Mode bits that are removed from files of the model registry and of a run: all bits of others, and
+writing by the group."""
+READABLE = 0o022
+"""Mode bits that are removed from files that another user's program reads, for example a model
+repository's."""
+
+
+def own_umask(mask: int = PRIVATE) -> int:
+    """Set the umask of this process and its children, and return the previous one.
+
+    Argo's executor starts every step with umask 0, which would make the step's files writable for
+    everybody.
+    """
+    return os.umask(mask)
+
+
+def fsync_path(path: Path) -> None:
+    """Flush the entry of a file or folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write `content` to `path` atomically, and replace an existing file.
+
+    The parent folder is created. Text is encoded as UTF-8.
+
+    Raises:
+        OSError: the file cannot be written. The error names the file, which the system's error for
+            a full disk does not.
+    """
+    with _named_errors(path), whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Add `path` to an OSError that names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file that becomes `path` on success and is removed on error.
+
+    The parent folder is created. An existing file is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with flushed_to_disk(open(aside, "wb")) as file:
+            yield file
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    fsync_path(path.parent)
+
+
+@contextmanager
+def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Flush and close `file` after the body. An error of the body is raised unchanged."""
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    except BaseException:
+        # Closing the file tries the failed write again. Its error must not hide the first one.
+        with suppress(OSError):
+            file.close()
+        raise
+    file.close()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line to `path` and flush it to disk. `line` must not contain a newline.
+
+    A line that a crash cut in the middle is removed first. It was never reported as written, and it
+    would corrupt the next line. Writers in several processes exclude each other by a lock.
+
+    Raises:
+        OSError: the line cannot be written. The error names the file.
+    """
+    assert "\n" not in line
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _named_errors(path), open(path, "ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(_end_of_last_line(file))
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_path(path.parent)
+
+
+def append_record(path: Path, record: Any) -> None:
+    """Append the dataclass `record` to `path` as one line of JSON with its checksum, and flush it to disk."""
+    append_line(path, _with_checksum(json.dumps(asdict(record))))
+
+
+def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
+    """Return the records that `append_record` wrote, or an empty list without a file.
+
+    A last line without a newline is an interrupted append and is ignored. A line that a person
+    wrote may lack the checksum.
+
+    Args:
+        path: The file.
+        kind: Dataclass of the records.
+        name: Name of a record in error messages.
+
+    Raises:
+        ContractError: the file cannot be read, or a complete line is not a record or differs from
+            its checksum. The message names file and line.
+    """
+    records = []
+    try:
+        *lines, torn = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read: {error.strerror}") from error
+    # A line whose newline was corrupted is not an interrupted append, so it must not be ignored.
+    if _has_checksum(torn[:-1]):
+        lines.append(torn)
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(kind(**json.loads(_without_checksum(line))))
+        except (ValueError, TypeError) as error:
+            raise ContractError(f"{path} line {number} is not {name}: {error}") from error
+    return records
+
+
+_CHECKSUM, _END = b', "crc32": "', b"}"
+"""End of a line with a checksum: the key with eight hexadecimal digits, and the closing brace."""
+
+
+def _with_checksum(document: str) -> str:
+    """Return an object in JSON with the CRC-32 of its text as its last key."""
+    head = document.encode().removesuffix(_END)
+    return (head + _CHECKSUM + _digits(head) + b'"}').decode()
+
+
+def _has_checksum(line: bytes) -> bool:
+    head, mark, tail = line.rpartition(_CHECKSUM)
+    return bool(mark) and tail == _digits(head) + b'"}'
+
+
+def _without_checksum(line: bytes) -> bytes:
+    """Return the object that was given to `_with_checksum`.
+
+    A line without a checksum is returned unchanged.
+
+    Raises:
+        ValueError: the line differs from its checksum.
+    """
+    head, mark, tail = line.rpartition(_CHECKSUM)
+    if not mark:
+        return line
+    if not _has_checksum(line):
+        raise ValueError(
+            f"its crc32 is {_digits(head).decode()}, expected {tail[:8].decode(errors='replace')}: the line was "
+            "damaged, or edited without removing its key crc32"
+        )
+    return head + _END
+
+
+def _digits(head: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(head + _END)
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - 4096)
+        file.seek(start)
+        if (newline := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+@contextmanager
+def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary folder that becomes `final` on success and is removed on error.
+
+    Args:
+        final: The folder to create, by one rename.
+        replace: Whether to remove `final` and the temporary folder of an earlier, killed try first.
+            Use this only for a folder that no other process reads at the time. If two processes
+            write it, one of them wins and the work of the other is lost.
+
+    Raises:
+        FileExistsError: `final` exists and `replace` is not set, because a published folder never
+            changes.
+        TemporaryError: another process created `final` meanwhile, or removed this temporary folder.
+    """
+    if replace:
+        for left_over in [final, *final.parent.glob(f".{escape(final.name)}.{'[0-9a-f]' * 32}")]:
+            if left_over.exists():
+                shutil.rmtree(left_over)
+    if final.exists():
+        raise FileExistsError(f"{final} exists already, expected a new folder")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    aside = final.with_name(f".{final.name}.{uuid4().hex}")
+    aside.mkdir()
+    try:
+        yield aside
+        for folder, _, names in os.walk(aside):
+            for name in names:
+                fsync_path(Path(folder) / name)
+            fsync_path(Path(folder))
+        os.rename(aside, final)
+    except Exception as error:
+        if replace and (final.exists() or not aside.exists()):
+            raise TemporaryError(f"another process makes {final} too, so this one's work is lost: {error}") from error
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    fsync_path(final.parent)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes as 64 hex digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_tree(folder: Path) -> str:
+    """Return the SHA-256 over relative names and contents of all files below `folder`.
+
+    Files are hashed in name order.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()

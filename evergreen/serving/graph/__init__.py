@@ -1,0 +1,1 @@
+"""Export the ONNX graph from raw features to probability, and check its parity with training."""

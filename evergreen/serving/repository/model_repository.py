@@ -1,0 +1,552 @@
+"""Manage one recommender's part of Triton's model repository, in a folder or a bucket.
+
+The part contains versions, a configuration, a traffic plan and a lock. The layout for a recommender
+called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data], golden.npz[,
+model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A version is first staged under
+another model's name (`shop_candidate`), where servers can load it for a rehearsal. The staged
+version is compared with its source byte by byte, and moved to its final folder, which no server
+reads yet. **The version is published by one atomic write of config.pbtxt**, which names it. A
+server that starts during a release therefore loads the last published version. No configuration
+names an interrupted copy. The number of an interrupted copy is not reused, and the next deployment
+removes the copy. Recommenders in the same repository share no files.
+
+Changes need `locked()`. A folder uses the kernel's flock, which ends with a killed process and must
+be supported by the filesystem. A bucket uses a lease, which expires. The configuration is written
+conditionally on the generation that the lock holder read first. The write therefore fails for a
+holder whose lease has expired unnoticed. `switch` notifies the servers.
+
+`version.json` lists every file of its version with size and SHA-256. A folder without it, or with a
+file that is absent or has another size, is an interrupted copy and not a version. `VersionFolders`
+reads the versions below one model's name.
+"""
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from evergreen.contracts.manifests import Manifest
+from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, PYTHON, ServedNames, named_inputs, versions_of
+from evergreen.registry.models import DATA_FILE, GRAPH_FILE, graph_sha256
+from evergreen.registry.traffic_plan import TrafficPlan, traffic_file
+from evergreen.runtime.durable import READABLE, own_umask, sha256_file, whole_file
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.serving.parity import GoldenRows
+from evergreen.serving.repository.triton_config import (
+    ServingOptions,
+    WarmupRow,
+    read_options,
+    triton_config,
+    warmup_files_of,
+)
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.lease import Lease
+from evergreen.storage.objects import ABSENT, Changed, Objects, download
+
+logger = logging.getLogger(__name__)
+
+WARMUP_FOLDER = "warmup"
+LEASE_SECONDS = 60.0
+GOLDEN_FILE = "golden.npz"
+RECORD_FILE = "version.json"
+_SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """Name, size and hash of one file of a version."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionRecord(Manifest):
+    """Content of `version.json`."""
+
+    version: int
+    graph_sha256: str
+    """Hash of the graph, see `registry.models.graph_sha256`."""
+    options: ServingOptions
+    """Serving options at the time of staging."""
+    files: list[FileRecord]
+    """Every file except the record itself."""
+
+    def __post_init__(self) -> None:
+        if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
+            raise ContractError(f"names {sorted(names)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them")
+
+    def is_whole(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether `sizes` (bytes by name) contains every file with its recorded size."""
+        return all(sizes.get(file.name) == file.bytes for file in self.files)
+
+
+def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
+    """Return the files of a version by name, from a folder with a graph and golden rows.
+
+    The record is the last file. Without it the version does not exist.
+    """
+    files = {name: folder / name for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE) if (folder / name).exists()}
+    if options.server == PYTHON:
+        # Triton's loader hangs forever on a version without its code.
+        files[CODE_FILE] = _SERVED_MODEL
+    record = VersionRecord(
+        version=version,
+        graph_sha256=graph_sha256(folder),
+        options=options,
+        files=[
+            FileRecord(name=name, bytes=path.stat().st_size, sha256=sha256_file(path)) for name, path in files.items()
+        ],
+    )
+    return {**files, RECORD_FILE: record.dumps()}
+
+
+def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
+    """Return the first golden rows as Triton's warm-up, and the content of each file it names.
+
+    File names are hashes of the content. A restored configuration therefore finds its own rows.
+    """
+    rows: list[WarmupRow] = []
+    contents: dict[str, bytes] = {}
+    for at in range(min(num_rows, len(golden))):
+        row = {}
+        for tensor, values in named_inputs(golden.dense[at : at + 1], golden.categorical[at : at + 1]).items():
+            content = values.astype(values.dtype.newbyteorder("<")).tobytes()
+            row[tensor] = f"{tensor}-{hashlib.sha256(content).hexdigest()[:16]}"
+            contents[row[tensor]] = content
+        rows.append(row)
+    return rows, contents
+
+
+class VersionFolders:
+    """Version folders `<name>/<version>/` in `objects`."""
+
+    def __init__(self, objects: Objects, name: str) -> None:
+        self._objects = objects
+        self._name = name
+        self.uri = f"{objects.uri}/{name}"
+
+    def sizes(self) -> dict[int, dict[str, int]]:
+        """Return the size in bytes of every file, by version and file name.
+
+        Interrupted copies are included.
+        """
+        found: dict[int, dict[str, int]] = {}
+        for each in self._objects.list(f"{self._name}/"):
+            _, folder, *rest = each.name.split("/")
+            if rest and folder.isascii() and folder.isdigit() and folder == str(int(folder)):
+                found.setdefault(int(folder), {})["/".join(rest)] = each.size
+        return found
+
+    def whole(self) -> list[int]:
+        """Return the complete versions in ascending order.
+
+        A version is complete if every file has its recorded size.
+        """
+        whole = []
+        for version, sizes in self.sizes().items():
+            try:
+                if RECORD_FILE in sizes and self.record(version).is_whole(sizes):
+                    whole.append(version)
+            except ContractError as error:
+                logger.warning("version skipped: %s", error)
+        return sorted(whole)
+
+    def record(self, version: int) -> VersionRecord:
+        """Read the version's record.
+
+        Raises:
+            ContractError: the version does not exist, or its record is corrupt or belongs to
+                another version.
+        """
+        path = f"{self._name}/{version}/{RECORD_FILE}"
+        stored = self._objects.read(path)
+        if stored is None:
+            raise ContractError(f"{self._objects.uri}/{path} is absent, expected in every version")
+        record = VersionRecord.loads(stored.content, source=f"{self._objects.uri}/{path}")
+        if record.version != version:
+            raise ContractError(f"{self._objects.uri}/{path} is about version {record.version}, expected {version}")
+        return record
+
+    def golden_rows(self, version: int) -> GoldenRows:
+        """Read the version's golden rows.
+
+        Raises:
+            ContractError: the rows are absent or corrupt.
+        """
+        [expected] = [file for file in self.record(version).files if file.name == GOLDEN_FILE]
+        with TemporaryDirectory(prefix="evergreen-golden-") as scratch:
+            return GoldenRows.load(self._checked_file(version, expected, Path(scratch)))
+
+    def hashes(self, version: int) -> dict[str, str]:
+        """Return the SHA-256 of each stored file of the version, by file name."""
+        found = {}
+        for name in self.sizes().get(version, {}):
+            with TemporaryDirectory(prefix="evergreen-check-") as scratch:
+                found[name] = sha256_file(self._local_file(version, name, Path(scratch)))
+        return found
+
+    def fetch(self, version: int, file: str, target: Path) -> None:
+        """Copy a file of the version to the local path `target`."""
+        with TemporaryDirectory(prefix="evergreen-fetch-") as scratch:
+            source = self._local_file(version, file, Path(scratch))
+            with open(source, "rb") as content, whole_file(target) as copy:
+                shutil.copyfileobj(content, copy)
+
+    def replace(self, version: int, file: str, content: bytes | Path) -> None:
+        """Replace a file of the version atomically."""
+        self._objects.write(f"{self._name}/{version}/{file}", content)
+
+    def check(self, version: int) -> None:
+        """Check every file against the hash in the record.
+
+        Raises:
+            ContractError: a file is corrupt or absent. The message names it and both hashes.
+        """
+        for file in self.record(version).files:
+            with TemporaryDirectory(prefix="evergreen-check-") as scratch:
+                self._checked_file(version, file, Path(scratch))
+
+    def _checked_file(self, version: int, file: FileRecord, folder: Path) -> Path:
+        path = self._local_file(version, file.name, folder)
+        if (found := sha256_file(path)) != file.sha256:
+            raise ContractError(f"{self.uri}/{version}/{file.name} has sha256 {found}, expected {file.sha256}")
+        return path
+
+    def _local_file(self, version: int, file: str, folder: Path) -> Path:
+        """Return the local path of a file, or of a copy in `folder` if it is not local."""
+        path = f"{self._name}/{version}/{file}"
+        local = self._objects.local(path)
+        if local is not None and local.is_file():
+            return local
+        download(self._objects, path, folder / file)
+        return folder / file
+
+
+class ModelRepository:
+    """Repository in `objects`, which is created at the first write.
+
+    Args:
+        objects: Folder or bucket.
+        names: Names of the recommender's models.
+        holder: Description of this deployment for the error messages of others. The default is this
+            process.
+        lease_seconds: Time after which a bucket's lock of a killed holder expires.
+        clock: Wall clock in seconds since the epoch.
+        monotonic: Monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        names: ServedNames,
+        *,
+        holder: str | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.objects = objects
+        self.names = names
+        self.uri = objects.uri
+        self.published = VersionFolders(objects, names.model)
+        """Versions of the served model, whether the configuration names them or not."""
+        self.staged = VersionFolders(objects, names.candidate)
+        self.canary = VersionFolders(objects, names.canary)
+        """Versions under the canary's name, at most one."""
+        self._holder = holder or f"process {os.getpid()} on {socket.gethostname()}"
+        self._lease_seconds, self._clock, self._monotonic = lease_seconds, clock, monotonic
+        self._check_lock: Callable[[], None] | None = None
+        self._config_generation = ABSENT
+        self._config = f"{names.model}/{CONFIG_FILE}"
+        self._plan = traffic_file(names.model)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock out the recommender's other deployments, and check that the repository is writable.
+
+        Raises:
+            ContractError: the folder is not writable. The message names the path.
+            TemporaryError: another deployment holds the lock. The message names it.
+        """
+        lock = self._flock(self.objects.root) if isinstance(self.objects, FolderObjects) else self._lease()
+        with lock as check:
+            config = self.objects.read(self._config)
+            self._config_generation = ABSENT if config is None else config.generation
+            self._check_lock = check
+            try:
+                yield
+            finally:
+                self._check_lock = None
+
+    @contextmanager
+    def _lease(self) -> Iterator[Callable[[], None]]:
+        lease = Lease(
+            self.objects,
+            f"{self.names.model}.lease",
+            holder=self._holder,
+            seconds=self._lease_seconds,
+            clock=self._clock,
+            monotonic=self._monotonic,
+        )
+        try:
+            lease.acquire()
+        except TemporaryError as error:
+            raise TemporaryError(
+                f"another deployment is running in model repository {self.published.uri}: {error}"
+            ) from error
+        with lease.kept():
+            yield lease.check
+
+    @contextmanager
+    def _flock(self, folder: Path) -> Iterator[Callable[[], None]]:
+        before = own_umask(READABLE)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            descriptor = os.open(folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ContractError(f"model repository {folder} is not writable: {error.strerror}") from error
+        finally:
+            own_umask(before)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                other = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
+                raise TemporaryError(
+                    f"another deployment is running in model repository {self.published.uri}: it is held by {other}"
+                ) from error
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{self._holder}\n".encode(), 0)
+            yield lambda: None
+        finally:
+            os.close(descriptor)
+
+    def check_held(self) -> None:
+        """Check that the lock is still held.
+
+        Raises:
+            TemporaryError: a bucket's lease expired, or another deployment took it over.
+        """
+        assert self._check_lock is not None, "the model repository is changed without its lock"
+        self._check_lock()
+
+    def versions(self) -> list[int]:
+        """Return the complete versions in ascending order.
+
+        The configuration need not name them.
+        """
+        return self.published.whole()
+
+    def taken_numbers(self) -> list[int]:
+        """Return every version number with any file, in ascending order.
+
+        Interrupted copies are included.
+        """
+        return sorted(self.published.sizes())
+
+    def stage(self, version: int, folder: Path, options: ServingOptions) -> None:
+        """Copy a version from `folder` to the candidate's name, and verify the written files.
+
+        Raises:
+            PermanentError: a written file differs from its source, or the disk is full.
+        """
+        self.check_held()
+        self._remove_interrupted()
+        self.discard_candidate()
+        for name, content in assemble(version, folder, options).items():
+            self.objects.write(f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT)
+        # Triton's response cache identifies a model by name and number, so a rehearsal could get a
+        # predecessor's response. One instance is enough to test the load, and every instance takes
+        # processor time from the live version.
+        rehearsed = replace(options, response_cache=False, instances=1)
+        golden = GoldenRows.load(folder / GOLDEN_FILE)
+        self._write_loadable(self.names.candidate, version, golden=golden, options=rehearsed)
+        try:
+            self.staged.check(version)
+        except ContractError as error:
+            raise PermanentError(f"staged files changed after they were written: {error}") from error
+
+    def publish(self, version: int) -> None:
+        """Move the staged version to its final folder, which no server reads yet.
+
+        Raises:
+            ContractError: the staged version is incomplete, or its number is taken.
+        """
+        self.check_held()
+        record = self.staged.record(version)
+        prefix = f"{self.names.candidate}/{version}/"
+        for each in self.objects.list(prefix):
+            # Python leaves cache files after a rehearsal.
+            if each.name.removeprefix(prefix) not in {RECORD_FILE, *(file.name for file in record.files)}:
+                self.objects.delete(each.name)
+        self.objects.move(f"{self.names.candidate}/{version}", f"{self.names.model}/{version}")
+        if version not in self.versions():
+            raise PermanentError(f"version {version} is incomplete in {self.published.uri} after the move")
+        self.discard_candidate()
+
+    def discard_candidate(self) -> None:
+        """Remove the staged version, if there is one."""
+        self._remove_model(self.names.candidate)
+
+    def withdraw(self, version: int) -> None:
+        """Remove a version. From the first deletion on it counts as interrupted.
+
+        Raises:
+            ContractError: the configuration names the version.
+        """
+        self.check_held()
+        if version in self._named():
+            raise ContractError(f"version {version} is served by {self.uri}/{self._config}, expected an unserved one")
+        self._remove(f"{self.names.model}/{version}/{RECORD_FILE}")
+        self._remove(f"{self.names.model}/{version}/")
+
+    def prune(self, keep: set[int], *, num_kept: int) -> list[int]:
+        """Remove the oldest versions beyond `num_kept`, and return their numbers.
+
+        Versions in `keep` and versions that the configuration names are never removed. Interrupted
+        copies and unused warm-up rows are removed too.
+        """
+        self.check_held()
+        self._remove_interrupted()
+        versions = self.versions()
+        kept = keep | self._named() | set(versions[-num_kept:])
+        removed = [version for version in versions if version not in kept]
+        for version in removed:
+            self.withdraw(version)
+        needed = warmup_files_of(self.read_config() or "")
+        prefix = f"{self.names.model}/{WARMUP_FOLDER}/"
+        for each in self.objects.list(prefix):
+            if each.name.removeprefix(prefix) not in needed:
+                self.objects.delete(each.name)
+        return removed
+
+    def read_config(self) -> str | None:
+        """Return the configuration, or None if it is absent."""
+        stored = self.objects.read(self._config)
+        # A corrupt byte must not prevent a rollback from replacing the text.
+        return None if stored is None else stored.content.decode(errors="replace")
+
+    def write_config(self, text: str | None) -> None:
+        """Replace the configuration atomically, which publishes the versions that it names.
+
+        `text` None removes the configuration.
+
+        Raises:
+            Changed: another deployment has written it since this lock was taken.
+        """
+        self.check_held()
+        try:
+            if text is None:
+                self.objects.delete(self._config, if_generation=self._config_generation)
+                self._config_generation = ABSENT
+            else:
+                self._config_generation = self.objects.write(
+                    self._config, text.encode(), if_generation=self._config_generation
+                )
+        except Changed as error:
+            raise Changed(f"another deployment changed {self.uri}/{self._config} since this one began") from error
+
+    def options_for(self, version: int) -> ServingOptions:
+        """Return the current serving options, with the backend for which `version` was staged."""
+        config = self.read_config()
+        own = self.published.record(version).options if version in self.versions() else None
+        try:
+            options = read_options(config) if config is not None else own or ServingOptions()
+        except ContractError as error:
+            logger.warning("%s/%s: %s; the options from staging are used", self.uri, self._config, error)
+            options = own or ServingOptions()
+        return replace(options, server=own.server) if own else options
+
+    def config_for(self, version: int, options: ServingOptions) -> str:
+        """Return the configuration that serves `version`, warmed up with its golden rows.
+
+        The warm-up rows are written first, because Triton loads no model whose warm-up files are
+        absent.
+        """
+        self.check_held()
+        golden = self.published.golden_rows(version)
+        return self._write_warmup(self.names.model, version, golden=golden, options=options)
+
+    def place_canary(self, version: int, options: ServingOptions) -> None:
+        """Copy a published version to the canary's name, and replace any other canary."""
+        self.remove_canary()
+        for name in (*(file.name for file in self.published.record(version).files), RECORD_FILE):
+            self.objects.copy(f"{self.names.model}/{version}/{name}", f"{self.names.canary}/{version}/{name}")
+        self._write_loadable(self.names.canary, version, golden=self.published.golden_rows(version), options=options)
+
+    def remove_canary(self) -> None:
+        """Remove the version under the canary's name."""
+        self._remove_model(self.names.canary)
+
+    def read_plan(self) -> TrafficPlan | None:
+        """Return the traffic plan, or None if it is absent."""
+        stored = self.objects.read(self._plan)
+        return None if stored is None else TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
+
+    def write_plan(self, plan: TrafficPlan) -> None:
+        """Write the traffic plan atomically.
+
+        Raises:
+            ContractError: its sequence is not one more than that of the replaced plan (1 for the
+                first plan).
+            Changed: another deployment wrote a plan meanwhile.
+        """
+        self.check_held()
+        stored = self.objects.read(self._plan)
+        generation, sequence = ABSENT, 0
+        if stored is not None:
+            generation = stored.generation
+            sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}").sequence
+        if plan.sequence != sequence + 1:
+            raise ContractError(f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}")
+        self.objects.write(self._plan, plan.dumps(), if_generation=generation)
+
+    def _named(self) -> set[int]:
+        config = self.read_config()
+        try:
+            return set() if config is None else set(versions_of(config))
+        except ContractError as error:
+            logger.error("%s/%s is corrupt: %s", self.uri, self._config, error)
+            return set(self.taken_numbers())  # each of them may be the served version
+
+    def _write_loadable(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> None:
+        """Make the version loadable under `name`. Its configuration is written last."""
+        config = self._write_warmup(name, version, golden=golden, options=options)
+        self.objects.write(f"{name}/{CONFIG_FILE}", config.encode())
+
+    def _write_warmup(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> str:
+        """Write the warm-up rows, and return the configuration that names them."""
+        rows, contents = warmup_files(golden, options.warmup_rows)
+        for file, content in contents.items():
+            self.objects.write(f"{name}/{WARMUP_FOLDER}/{file}", content)
+        return triton_config(name, options, [version], features=golden.features, warmup=rows)
+
+    def _remove_interrupted(self) -> None:
+        """Remove interrupted copies of versions. A copy that the configuration names stays."""
+        interrupted = set(self.taken_numbers()) - set(self.versions())
+        for version in sorted(interrupted - self._named()):
+            logger.warning("the copy of version %d to %s was interrupted, removing it", version, self.uri)
+            self.withdraw(version)
+
+    def _remove_model(self, name: str) -> None:
+        self.check_held()
+        # Remove the configuration first, so that no server loads incomplete files.
+        self._remove(f"{name}/{CONFIG_FILE}")
+        self._remove(f"{name}/")
+
+    def _remove(self, prefix: str) -> None:
+        for each in self.objects.list(prefix):
+            self.objects.delete(each.name)

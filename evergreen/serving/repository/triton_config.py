@@ -1,0 +1,160 @@
+"""Generate `config.pbtxt`, Triton's configuration of the served model, from the contracts.
+
+There are two backends. `python` is used by a laptop's tritonserver, whose python backend runs
+`served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose ONNX Runtime
+backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks that backend,
+so here its text is checked only against the format. The configuration names no execution
+accelerator. The graph's lookups are integer operations, which TensorRT would pass back to the
+default provider.
+
+Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. The server bounds
+its queue instead. A request that exceeds the queue's size or its time limit is rejected as
+UNAVAILABLE.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from evergreen.config.features import Features
+from evergreen.config.release import ServingSettings
+from evergreen.contracts.serving import COLUMNS, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
+from evergreen.runtime.errors import ContractError, expect, first_line
+
+ONNXRUNTIME = "onnxruntime"
+SERVERS = (PYTHON, ONNXRUNTIME)
+CPU = "cpu"
+GPU = "gpu"
+DEVICES = (CPU, GPU)
+WARMUP_BATCH = 64
+"""Rows of the one multi-row warm-up request, which allocates the buffers for batches before the
+first client."""
+
+_KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions(ServingSettings):
+    """Serving options of a model: the settings of its recommender, the backend and the device.
+
+    Raises:
+        ContractError: a value is outside the range that servers accept.
+    """
+
+    server: str = PYTHON
+    """Backend, `python` or `onnxruntime`."""
+    device: str = CPU
+    """`cpu` or `gpu`. A MIG slice is a GPU. The python backend runs the model on the CPU only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, f"one of {', '.join(SERVERS)}", lambda value: value in SERVERS, "server")
+        expect(self, f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES, "device")
+        if self.server == PYTHON and self.device == GPU:
+            raise ContractError(f"device is {GPU!r} with server {PYTHON!r}, expected server {ONNXRUNTIME!r} for a GPU")
+
+
+WarmupRow: TypeAlias = Mapping[str, str]
+"""Map from input name to a file with one row in the model's folder `warmup`. Triton reads it as raw
+little-endian values."""
+
+
+def triton_config(
+    name: str,
+    options: ServingOptions,
+    versions: Iterable[int],
+    *,
+    features: Features,
+    warmup: Sequence[WarmupRow] = (),
+) -> str:
+    """Return the text of `config.pbtxt` for the model `name`, which serves exactly `versions`.
+
+    The highest of `versions` answers requests without a version. Every version must score the rows
+    of `warmup` before it is ready.
+
+    Raises:
+        ContractError: `versions` is empty or contains a number below 1.
+    """
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc import model_config_pb2
+
+    wanted = sorted(set(versions))
+    if not wanted or wanted[0] < 1:
+        raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
+    # A warm-up sample of batch size n is n requests with the same row, run as one batch.
+    inputs = input_tensors(features)
+    samples = [_sample(f"row {at}", row, inputs, batch_size=1) for at, row in enumerate(warmup)]
+    if warmup:
+        samples.append(_sample("batch", warmup[0], inputs, batch_size=WARMUP_BATCH))
+    threads = ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
+    document = {
+        "name": name,
+        "backend": options.server,
+        "max_batch_size": MAX_BATCH_ROWS,
+        "input": [{"name": tensor.name, **_shape(tensor)} for tensor in inputs],
+        "output": [{"name": PROBABILITY_OUTPUT.name, **_shape(PROBABILITY_OUTPUT)}],
+        "instance_group": [{"count": options.instances, "kind": _KINDS[options.device]}],
+        "dynamic_batching": {
+            "max_queue_delay_microseconds": options.max_queue_delay_microseconds,
+            "default_queue_policy": {
+                "timeout_action": "REJECT",
+                "default_timeout_microseconds": options.queue_timeout_microseconds,
+                "allow_timeout_override": False,
+                "max_queue_size": options.max_queued_requests,
+            },
+        },
+        "response_cache": {"enable": options.response_cache},
+        "version_policy": {"specific": {"versions": wanted}},
+        "parameters": {
+            COLUMNS: {"string_value": json.dumps(features.columns)},
+            **{each: {"string_value": "1"} for each in threads},
+        },
+        "model_warmup": samples,
+    }
+    config = json_format.ParseDict(document, model_config_pb2.ModelConfig())
+    header = "# Written by components.deployment at each release; edits are overwritten.\n"
+    return header + str(text_format.MessageToString(config))
+
+
+def _shape(tensor: Tensor) -> dict[str, Any]:
+    return {"data_type": f"TYPE_{tensor.datatype}", "dims": [tensor.width]}
+
+
+def _sample(name: str, row: WarmupRow, inputs: Iterable[Tensor], *, batch_size: int) -> dict[str, Any]:
+    files = {tensor.name: {**_shape(tensor), "input_data_file": row[tensor.name]} for tensor in inputs}
+    return {"name": name, "batch_size": batch_size, "inputs": files}
+
+
+def warmup_files_of(text: str) -> set[str]:
+    """Return the names of the warm-up files that a configuration needs, relative to `warmup`."""
+    return set(re.findall(r'input_data_file: "([^"]+)"', text))
+
+
+def read_options(text: str) -> ServingOptions:
+    """Return the serving options in the text of a configuration.
+
+    Raises:
+        ContractError: `text` is not a Triton configuration, or was not written by `triton_config`.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+        group = config.instance_group[0]
+        policy = config.dynamic_batching.default_queue_policy
+        kind = model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind)
+        return ServingOptions(
+            server=config.backend,
+            instances=group.count,
+            device=next((device for device, name in _KINDS.items() if name == kind), kind),
+            response_cache=config.response_cache.enable,
+            warmup_rows=sum(1 for sample in config.model_warmup if sample.batch_size == 1),
+            max_queued_requests=policy.max_queue_size,
+            queue_timeout_microseconds=policy.default_timeout_microseconds,
+            max_queue_delay_microseconds=config.dynamic_batching.max_queue_delay_microseconds,
+        )
+    except (text_format.ParseError, IndexError) as error:
+        raise ContractError(f"configuration cannot be read: {first_line(error)}") from error

@@ -1,0 +1,533 @@
+"""Connect to the running Triton servers, load models on them, and check their answers.
+
+Triton's readiness is not sufficient: with a dead Python stub it still reports ready. Servers are
+therefore probed with golden rows. `switch` decides what servers load.
+
+Servers are listed one by one, or by a name that resolves to several addresses.
+`dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
+needs `publishNotReadyAddresses: true`. Otherwise a pod that reads the old configuration while it
+starts is not listed until it is ready. The pod is then never notified and keeps serving the old
+version. Pods that a resolver's cache still hides at the end of a switch are left to the watchdog,
+which compares every replica with the journal.
+
+No other module of this package calls tritonclient. Exceptions of tritonclient become
+`TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
+crash when gRPC calls are cancelled.
+"""
+
+import argparse
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.config.reader import make_settings, read_environment, read_flags
+from evergreen.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, PROBABILITY_OUTPUT, named_inputs
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
+from evergreen.serving.parity import GoldenRows, check_scores
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DNS = "dns:///"
+CALL_SECONDS = 30.0
+LOAD_SECONDS = 120.0
+"""Timeout of a load in seconds. Loading a model of 700 MB takes 3 s and 5 GB of memory."""
+
+_TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
+
+
+class NotListening(TemporaryError):
+    """The server's port is closed: its process has not started to listen yet, or has ended."""
+
+
+ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
+"""Prefixes of the flags and variables that hold a `TritonAccess`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonAccess:
+    """Options for TLS and a token. Without any of them the connection is plain text.
+
+    Raises:
+        ContractError: a file is absent, or an option has no effect without another one.
+    """
+
+    ca: str = ""
+    """PEM file of the CA certificates that sign the servers' certificates. Turns TLS on."""
+    certificate: str = ""
+    """PEM file of this client's certificate, for mutual TLS."""
+    key: str = ""
+    """PEM file of the client certificate's private key."""
+    name: str = ""
+    """Host name in the servers' certificates. It is needed because replicas of a headless Service
+    are called by IP address."""
+    token_file: str = ""
+    """File with the token that is sent as `authorization: Bearer`. The file is read before each
+    call, because tokens rotate."""
+
+    def __post_init__(self) -> None:
+        for path in filter(None, (self.ca, self.certificate, self.key, self.token_file)):
+            if not Path(path).is_file():
+                raise ContractError(f"{path} is not a file, expected a PEM or token file for Triton")
+        if (self.certificate or self.key or self.name) and not self.ca:
+            raise ContractError("a certificate, a key or a name for Triton is given without a CA, expected it too")
+        if bool(self.certificate) != bool(self.key):
+            raise ContractError("a certificate or a key for Triton is given alone, expected both or neither")
+
+    def credentials(self) -> Any:
+        """Return the gRPC channel credentials, or None for plain text."""
+        if not self.ca:
+            return None
+        import grpc
+
+        files = (self.ca, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*(Path(path).read_bytes() if path else None for path in files))
+
+    def show_token(self, request: Any) -> None:
+        """Add the token to a call of tritonclient.
+
+        Raises:
+            TemporaryError: the token file cannot be read now.
+        """
+        try:
+            token = Path(self.token_file).read_text().strip()
+        except (OSError, ValueError) as error:
+            raise TemporaryError(f"token file {self.token_file} cannot be read: {first_line(error)}") from error
+        request.headers = {**(request.headers or {}), "authorization": f"Bearer {token}"}
+
+
+def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
+    """Return what the flags of `site.add_site_flags` say, else `EVERGREEN_TRITON_CA` and its like.
+
+    A step of the pipeline has no such flags.
+
+    Raises:
+        ContractError: See `TritonAccess`.
+    """
+    # Kubernetes makes variables of the same prefix for a service of this name.
+    values = read_environment(TritonAccess, os.environ, prefix=ACCESS_VARIABLES, is_strict=False)
+    if arguments is not None:
+        values |= read_flags(TritonAccess, arguments, prefix=ACCESS_FLAGS)
+    return make_settings(TritonAccess, **values)
+
+
+class Triton:
+    """gRPC connection to a Triton in explicit model control mode.
+
+    Args:
+        url: host:port.
+        access: TLS and token options. None = the options in the environment.
+    """
+
+    def __init__(self, url: str, access: TritonAccess | None = None) -> None:
+        import tritonclient.grpc as grpc_client
+
+        self.url = url
+        self._grpc = grpc_client
+        access = access or read_access()
+        name = (("grpc.ssl_target_name_override", access.name),) if access.name else ()
+        with self._translated("connect"):
+            self._client = grpc_client.InferenceServerClient(
+                url, creds=access.credentials(), channel_args=[*GRPC_OPTIONS, *name]
+            )
+            if access.token_file:
+                shows = {"__call__": lambda _, request: access.show_token(request)}
+                self._client.register_plugin(type("ShowsToken", (grpc_client.InferenceServerClientPlugin,), shows)())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def check_live(self) -> None:
+        """Check that the server is live.
+
+        Raises:
+            NotListening: its port is closed.
+            TemporaryError: the server does not answer, or reports that it is not live.
+        """
+        try:
+            with self._translated("liveness"):
+                if not self._client.is_server_live(client_timeout=CALL_SECONDS):
+                    raise TemporaryError(f"triton {self.url} is not live")
+        except TemporaryError as error:
+            # gRPC reports a closed port only in the text of its message.
+            if "Connection refused" in str(error):
+                raise NotListening(str(error)) from error
+            raise
+
+    def load(self, name: str) -> None:
+        """Load or reload the model from its folder.
+
+        Versions that remain keep answering meanwhile.
+        """
+        with self._translated(f"load of {name}"):
+            self._client.load_model(name, client_timeout=LOAD_SECONDS)
+
+    def unload(self, name: str) -> None:
+        """Unload every version of the model."""
+        with self._translated(f"unload of {name}"):
+            self._client.unload_model(name, client_timeout=CALL_SECONDS)
+
+    def is_ready(self, name: str, version: int) -> bool:
+        """Return whether the server reports the version as ready."""
+        with self._translated(f"readiness of {name}"):
+            return bool(self._client.is_model_ready(name, str(version), client_timeout=CALL_SECONDS))
+
+    def infer(
+        self, name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, version: int | None = None
+    ) -> tuple[NDArray[np.float32], int]:
+        """Score rows, and return the probabilities [n] and the version that computed them.
+
+        Args:
+            name: Name of the model.
+            dense: Dense features [n, features].
+            categorical: Categorical ids [n, features].
+            version: Version to call. None = the version that Triton chooses.
+        """
+        inputs = []
+        for tensor, rows in named_inputs(dense, categorical).items():
+            inputs.append(self._grpc.InferInput(tensor, list(rows.shape), INPUT_TYPES[tensor]))
+            inputs[-1].set_data_from_numpy(np.ascontiguousarray(rows))
+        with self._translated(f"inference on {name}"):
+            answer: Any = self._client.infer(
+                name, inputs, model_version="" if version is None else str(version), client_timeout=CALL_SECONDS
+            )
+            return self._read_reply(name, answer)
+
+    def _read_reply(self, name: str, answer: Any) -> tuple[NDArray[np.float32], int]:
+        """Return the probabilities [n] and the version of a reply."""
+        reply, wanted = answer.get_response(), PROBABILITY_OUTPUT
+        if reply.model_name != name:
+            raise self._odd(name, f"as model {reply.model_name!r}")
+        # int() also accepts "+1" and 5,000 digits, which Triton never sends as a version.
+        if not re.fullmatch("[1-9][0-9]{0,18}", reply.model_version, re.ASCII):
+            raise self._odd(name, f"from version {reply.model_version[:40]!r}")
+        found = [(output.name, output.datatype) for output in reply.outputs]
+        if found.count((wanted.name, wanted.datatype)) != 1 or len(dict(found)) != len(found):
+            raise self._odd(name, f"with outputs {found[:8]}")
+        scores = answer.as_numpy(wanted.name)
+        if scores.dtype != np.float32:
+            raise self._odd(name, f"with {wanted.name} of type {scores.dtype}")
+        return scores.ravel(), int(reply.model_version)
+
+    def _odd(self, name: str, how: str) -> PermanentError:
+        wanted = PROBABILITY_OUTPUT
+        return PermanentError(
+            f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type {wanted.datatype} "
+            f"from a version of {name}"
+        )
+
+    @contextmanager
+    def _translated(self, call: str) -> Iterator[None]:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            yield
+        except (TemporaryError, PermanentError):
+            raise
+        except InferenceServerException as error:
+            status = str(error.status() or "")
+            message = f"triton {self.url}: {call} failed: {error.message()}"
+            if any(name in status for name in _TEMPORARY):
+                raise TemporaryError(message) from error
+            raise PermanentError(message) from error
+        except Exception as error:  # tritonclient raises various exception types for a malformed reply
+            found = f"{type(error).__name__}: {first_line(error)}"
+            raise PermanentError(f"triton {self.url}: {call} got a malformed reply: {found}") from error
+
+
+Connect = Callable[[str], Triton]
+"""Opens a connection to host:port."""
+Resolve = Callable[[str, int], list[str]]
+"""Returns the current addresses (host:port) of a name and a port, or an empty list if it has
+none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Timeouts of a deployment, with the clock that measures them."""
+
+    lock_seconds: float = 10.0
+    """Seconds to wait for the lock of another deployment or of a repairing watchdog. 0 = do not
+    wait."""
+    ready_seconds: float = 60.0
+    """Seconds to wait for a loaded version to become ready, or for a starting replica to listen."""
+    leave_seconds: float = 20.0
+    """Seconds to wait until a name stops listing a replica that no longer answers. A stopping
+    replica rejects calls for 4 s (Triton 2.51), and a cluster's DNS cache may be 5 to 10 s old."""
+    poll_seconds: float = 0.05
+    """Seconds between two attempts."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def until(self, answer: Callable[[], T], seconds: float) -> T:
+        """Call `answer` until it is true or `seconds` have passed, and return its last value."""
+        deadline = self.clock() + seconds
+        while not (given := answer()) and self.clock() < deadline:
+            self.sleep(self.poll_seconds)
+        return given
+
+    def until_done(self, act: Callable[[], T], seconds: float, *, but: type[TemporaryError] | tuple[()] = ()) -> T:
+        """Call `act` until it succeeds, and return its value.
+
+        Args:
+            act: Function that is called again after a TemporaryError.
+            seconds: Time after which the last TemporaryError is raised.
+            but: Errors that are raised at once.
+        """
+        deadline = self.clock() + seconds
+        while True:
+            try:
+                return act()
+            except TemporaryError as error:
+                if isinstance(error, but) or self.clock() >= deadline:
+                    raise
+            self.sleep(self.poll_seconds)
+
+
+def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patience) -> None:
+    """Wait until the server reports the version as ready.
+
+    Raises:
+        TemporaryError: the version is not ready after `patience.ready_seconds`.
+    """
+    if not patience.until(lambda: server.is_ready(name, version), patience.ready_seconds):
+        raise TemporaryError(
+            f"version {version} of {name} on triton {server.url} is not ready after {patience.ready_seconds} s"
+        )
+
+
+def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience) -> None:
+    """Load the model on the server, wait until the version is ready, and probe it with golden rows.
+
+    Raises:
+        TemporaryError, PermanentError: the load fails, or `wait_until_ready` or `probe` raises.
+    """
+    server.load(name)
+    wait_until_ready(server, name, version, patience=patience)
+    probe(server, name, version=version, golden=golden)
+
+
+def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
+    """Check that the server returns the expected scores for the golden rows.
+
+    Args:
+        server: Server to probe.
+        name: Name of the model.
+        version: Version that must answer.
+        golden: Rows with their expected scores.
+        named: Whether to request that version. If False, Triton chooses one, as it does for
+            clients.
+
+    Raises:
+        PermanentError: another version answered, or a score differs by more than the tolerance.
+    """
+    # Shuffle the rows, so that the model answers: a response cache recognizes requests by their
+    # bytes.
+    rows = golden.take(np.random.default_rng().permutation(len(golden)))
+    scores, answered = server.infer(name, rows.dense, rows.categorical, version=version if named else None)
+    if answered != version:
+        raise PermanentError(f"triton {server.url} answered {name} from version {answered}, expected {version}")
+    try:
+        check_scores(scores, rows, source=f"version {version} of {name} on {server.url}")
+    except ContractError as error:
+        raise PermanentError(str(error)) from error
+
+
+def resolve(name: str, port: int) -> list[str]:
+    """Resolve a name by the system's resolver, see `Resolve`.
+
+    Raises:
+        TemporaryError: the resolver does not answer.
+    """
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+            return []
+        raise TemporaryError(f"name {name} cannot be resolved: {error.strerror}") from error
+    hosts = dict.fromkeys(str(address[0]) for *_, address in found)
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+
+
+def parse_urls(text: str) -> tuple[str, ...]:
+    """Split a comma-separated list of servers, each host:port or dns:///name:port.
+
+    An empty text has no servers.
+
+    Raises:
+        ContractError: an entry has neither form.
+
+    >>> parse_urls("triton-0:8001, dns:///triton:8001"), parse_urls("")
+    (('triton-0:8001', 'dns:///triton:8001'), ())
+    """
+    urls = tuple(part.strip() for part in text.split(",") if part.strip())
+    for url in urls:
+        host, _, port = url.removeprefix(DNS).rpartition(":")
+        if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ContractError(f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port")
+    return urls
+
+
+def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
+    """Return the current addresses (host:port) of all `urls`, without duplicates.
+
+    Raises:
+        TemporaryError: a name has no address. A change that reaches no server must not count as a
+            success.
+    """
+    found: list[str] = []
+    for url in urls:
+        if not (here := addresses_of(url, resolve)):
+            raise TemporaryError(f"{url} resolves to no address, expected at least one server")
+        found += here
+    return tuple(dict.fromkeys(found))
+
+
+def addresses_of(url: str, resolve: Resolve) -> list[str]:
+    """Return the current addresses (host:port) of `url`, or an empty list if its name has none."""
+    host, _, port = url.removeprefix(DNS).rpartition(":")
+    return resolve(host, int(port)) if url.startswith(DNS) else [url]
+
+
+class Fleet:
+    """Open connections to all servers of `urls`. Close it after use.
+
+    A new replica is added when its name lists it. A replica that stops answering is an error only
+    while its name still lists it. A replica whose port is closed is not an error either: a pod has
+    its address minutes before its image is pulled, and must not delay a release or a rollback. The
+    fleet waits for such a replica last, when all others serve, and then skips it. The skipped
+    replica reads the published configuration when it starts.
+
+    Raises:
+        TemporaryError: a server does not answer, or a name has no address.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], connect: Connect, *, patience: Patience, resolve: Resolve = resolve
+    ) -> None:
+        self._urls, self._connect, self._patience, self._resolve = list(urls), connect, patience, resolve
+        self._servers: dict[str, Triton] = {}
+        try:
+            addresses(self._urls, resolve)
+            if self._urls and not patience.until(self._connect_to_listed, patience.ready_seconds):
+                raise TemporaryError(f"no server of {', '.join(self._urls)} listens")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def servers(self) -> list[Triton]:
+        """Connections that are open now."""
+        return list(self._servers.values())
+
+    def for_each(self, act: Callable[[Triton], object], servers: Sequence[Triton] | None = None) -> None:
+        """Call `act` on one server after another, and skip replicas that have left.
+
+        The calls are sequential, because a load occupies a replica's cores. With three servers on
+        two cores, parallel loads took about half the time, but requests had two to three times the
+        p99 meanwhile. A version that fails only in a running server also fails on the first one,
+        before the others are changed.
+
+        Args:
+            act: Function to call with each server.
+            servers: Servers to call it on. None = all.
+
+        Raises:
+            TemporaryError, PermanentError: `act` failed on a server that is still listed. Later
+                servers were not reached.
+        """
+        for address, server in list(self._servers.items()):
+            if servers is not None and server not in servers:
+                continue
+            try:
+                act(server)
+            except (TemporaryError, PermanentError) as error:
+                if not self._has_left(address):
+                    raise
+                logger.info("triton %s has left: %s", address, error)
+                self._disconnect(address)
+
+    def for_all(self, act: Callable[[Triton], object]) -> None:
+        """Call `act` on every server, and on new servers until no further one is listed.
+
+        Servers that do not listen yet come last.
+        """
+        self.for_each(act)
+        while newcomers := self._newcomers():
+            self.for_each(act, newcomers)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for address in list(self._servers):
+            self._disconnect(address)
+
+    def _listed(self) -> dict[str, str]:
+        """Map each address that is listed now to its url."""
+        return {address: url for url in self._urls for address in addresses_of(url, self._resolve)}
+
+    def _connect_to_listed(self) -> list[Triton]:
+        found = (self._connect_to(address, url) for address, url in self._listed().items())
+        return [server for server in found if server is not None]
+
+    def _connect_to(self, address: str, url: str) -> Triton | None:
+        """Connect to a server, unless it is connected already, has left, or does not listen yet.
+
+        Returns None in these cases.
+        """
+        if address in self._servers:
+            return None
+        server = self._servers[address] = self._connect(address)
+        try:
+            seconds = self._patience.ready_seconds if url.startswith(DNS) else 0.0
+            self._patience.until_done(server.check_live, seconds, but=NotListening)
+        except TemporaryError as error:
+            is_starting = url.startswith(DNS) and isinstance(error, NotListening)
+            if not is_starting and not self._has_left(address):
+                raise
+            self._disconnect(address)
+            return None
+        return server
+
+    def _newcomers(self) -> list[Triton]:
+        """Connect to listed servers that are not connected yet, as soon as one listens.
+
+        Returns an empty list if all are connected, or if no other server listens within
+        `ready_seconds`.
+
+        Raises:
+            TemporaryError: a server listens but does not answer, or no server is left.
+        """
+        deadline = self._patience.clock() + self._patience.ready_seconds
+        while True:
+            found = self._connect_to_listed()
+            if self._urls and not self._servers:
+                raise TemporaryError(f"no server is left of {', '.join(self._urls)}")
+            starting = self._listed().keys() - self._servers.keys()
+            if found or not starting:
+                return found
+            if self._patience.clock() >= deadline:
+                logger.warning("skipped, because nothing listens there: %s", ", ".join(sorted(starting)))
+                return []
+            self._patience.sleep(self._patience.poll_seconds)
+
+    def _has_left(self, address: str) -> bool:
+        """Return whether no name lists `address` any more, after at most `leave_seconds`."""
+        if address in self._urls:
+            return False
+        return self._patience.until(lambda: address not in self._listed(), self._patience.leave_seconds)
+
+    def _disconnect(self, address: str) -> None:
+        with suppress(TemporaryError, PermanentError):
+            self._servers.pop(address).close()

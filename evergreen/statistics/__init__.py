@@ -1,0 +1,1 @@
+"""Column profiles, and the comparison of two of them: tests, effect sizes, intervals, rows that are not independent."""

@@ -1,0 +1,581 @@
+"""Compares two table profiles column by column: effects with intervals, p-values, and what counts as drift.
+
+Joins validation, which compares a run's rows with those that the champion's lineage learned, to the monitor, which
+compares served rows with those that the model learned. Each column of both is tested by its values, its missing share,
+its mean and its outliers, the latter two where the caller asks for them. The p-values of 'nothing changed' are
+corrected for rows of a request that are not independent. The effects have 95 % intervals.
+
+All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure: at most
+`false_discovery_rate` of the columns called drifted are so by chance, and if nothing moved that is the probability of
+any. A column drifted if a test is significant and its effect reaches the setting. Significance keeps small samples from
+alarming on noise, the effect keeps large ones from alarming on nothing. What a sample is too small to show is stated
+with every column as `detectable`.
+
+The cells to compare are chosen by both samples' rows together, or by rows that are in neither (`reference`). If one
+sample chose them, its luck would look like a change of the other. Means are of bucket numbers: like the value up to 10,
+like its logarithm beyond, so that no tail outweighs the rest. Rows of one user in several requests, of one hour or of
+one day count as independent. If they are not, false alarms are more frequent than the rate says.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from evergreen.contracts.words import ShownValues
+from evergreen.statistics.column_profile import ColumnProfile, Ints, RowTotal, TableProfile, find_sums
+from evergreen.statistics.two_sample import (
+    MIN_EXPECTED,
+    Clustered,
+    Effect,
+    adjusted,
+    comparison_design,
+    correlations,
+    detectable_mean,
+    detectable_share,
+    divergence,
+    divergence_of_shift,
+    homogeneity,
+    mean_design,
+    own_designs,
+    proportion,
+    share_change,
+    with_few,
+)
+
+LEAST_SHARE_CHANGE = 0.002
+"""Least change of one category's share that counts, however rare the category was."""
+KNOWN_FACTOR = 4
+"""A value has its own cell if its rows are this many times what the profiles may lack of it."""
+CERTAIN_ROWS = 10
+"""Expected independent rows from which on absence is no accident (e^-10)."""
+OTHERS = "other values"
+"""How all values together are shown that have no cell of their own."""
+VALUES, MEAN, MISSING, OUTLIERS = "values", "mean", "missing", "outliers"
+"""The tests."""
+_LEAST_FLOOR = 1e-12
+"""A setting of 0 lets any significant change count."""
+
+Floats = NDArray[np.float64]
+
+
+class DriftThresholds(Protocol):
+    """How large an effect must be to matter: validation's and the monitor's settings have these under one name."""
+
+    @property
+    def categorical_drift(self) -> float:
+        """Change of one category's share that matters."""
+
+    @property
+    def categorical_drift_relative(self) -> float:
+        """The same relative to the share that the category had; the smaller of the two applies."""
+
+    @property
+    def numeric_drift(self) -> float:
+        """Jensen-Shannon divergence in bits, beyond what chance adds, that matters."""
+
+    @property
+    def missing_drift(self) -> float:
+        """Change of a column's share of missing values that matters."""
+
+    @property
+    def false_discovery_rate(self) -> float:
+        """Share of the columns called drifted that may be so by chance."""
+
+
+class Outliers(NamedTuple):
+    """Where the outliers of numeric columns begin; they are tested apart, and are no part of a column's values."""
+
+    bounds: Mapping[str, tuple[int, int]]
+    """By column: first bucket without outliers, and the first after it that holds some again."""
+    floor: float
+    """Least rise of their share that matters."""
+
+
+# -- what is found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedValue:
+    """The category whose share changed most, relative to its floor."""
+
+    value: str | None
+    """As people are shown it (`ShownValues.text`); None of a column of users."""
+    share_before: float
+    share_now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnDrift:
+    """One column's change. A number that is undefined is None."""
+
+    feature: str
+    """A feature, the number of a list's elements (`features.LENGTH`), or the score."""
+    drifted: bool
+    """A test of values, mean or missing share is significant, its effect matters, and it was not learned already."""
+    outlying: bool
+    """Outliers rose: a unit, a sensor or a join is broken, rather than the world changed."""
+    learned: bool = False
+    """The changes are those of the champion's newest window too."""
+    changes: tuple[str, ...]
+    """Tests (`values`, `mean`, `missing`, `outliers`) that are significant and whose effect matters."""
+    effect: float | None
+    """Change of the share that changed most relative to its threshold, or, of a numeric column, Jensen-Shannon
+    divergence in bits less what chance adds."""
+    effect_low: float | None
+    effect_high: float | None
+    """95 % interval."""
+    threshold: float | None
+    """Effect from which on it matters."""
+    detectable: float | None
+    """Smallest effect that these rows would probably have shown."""
+    design_effect: float | None
+    """Rows that are worth one independent row."""
+    excess: float
+    """How many times the least change that matters the largest of `changes` is; 0 without one. Orders columns."""
+    p_value: float | None
+    q_value: float | None
+    """Of the decisive test; adjusted for all tests of the comparison."""
+    divergence: float | None
+    mean_shift: float | None
+    """In standard deviations; None where no mean is compared."""
+    moved_value: MovedValue | None
+    new_value_share: float | None
+    """Share of the rows with a value whose category is certainly new; None for a numeric column."""
+    missing_now: float | None
+    missing_before: float | None
+    outliers_now: float | None
+    """Share of the values; None where outliers are not set apart, and of categories."""
+    outliers_before: float | None
+    num_rows_now: int
+    num_rows_before: int
+    """Rows that have a value; of the elements of a list, elements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnTest:
+    """One test of one column."""
+
+    name: str
+    p_value: float | None
+    """None if a side lacks the rows that it needs."""
+    effect: Effect
+    """Of `values` of a category: the absolute change of the share that changed most relative to its floor; of `values`
+    of a numeric column: Jensen-Shannon divergence in bits; of `mean`: its shift in standard deviations; of `missing`
+    and `outliers`: the change of the share."""
+    floor: float
+    """Least size of the effect that matters."""
+    matters: bool
+    """Whether the effect has that size."""
+    detectable: float
+    """Smallest effect that would probably have been found (`two_sample.POWER`)."""
+    design: float
+    """Design effect of the comparison: rows that are worth one independent row."""
+
+
+class ColumnTests(NamedTuple):
+    """All tests of one column."""
+
+    tests: tuple[ColumnTest, ...]
+    divergence: float | None = None
+    """Jensen-Shannon divergence in bits less what chance adds; None if a side has no values."""
+    moved: MovedValue | None = None
+    new_share: float | None = None
+    outliers: tuple[float, float] | None = None
+    """Their shares of the values now and before."""
+
+    def find(self, name: str) -> ColumnTest | None:
+        """Return the test of that name; None if it was not made."""
+        return next((test for test in self.tests if test.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedColumn:
+    """One column of two tables, with its tests' adjusted p-values."""
+
+    now: ColumnProfile
+    before: ColumnProfile
+    tests: ColumnTests
+    q_values: dict[str, float]
+    """By test; those that could be made."""
+    changes: tuple[str, ...]
+    """Tests that are significant and whose effect matters."""
+
+    def learned_by(self, newest: "ComparedColumn") -> bool:
+        """Return whether the newest window would have shown every change, and shows none."""
+        if not self.changes or newest.changes:
+            return False
+        pairs = [(self.tests.find(name), newest.tests.find(name)) for name in self.changes]
+        return all(change and new and new.detectable <= abs(change.effect.value) for change, new in pairs)
+
+    def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
+        """Return what was found of the column, which is called `name`."""
+        found = {test.name: test for test in self.tests.tests}
+        # Adjusted p-values tie, mostly at 1; then the smaller unadjusted one says more.
+        decisive = min(
+            self.changes or self.q_values, key=lambda test: (self.q_values[test], found[test].p_value), default=None
+        )
+        values, mean, (outliers_now, outliers_before) = found.get(VALUES), found.get(MEAN), self.tests.outliers or _NONE
+        excesses = [abs(found[each].effect.value) / max(found[each].floor, _LEAST_FLOOR) for each in self.changes]
+        now, before = self.now, self.before
+        return ColumnDrift(
+            feature=name,
+            drifted=bool(set(self.changes) - {OUTLIERS}) and not learned,
+            outlying=OUTLIERS in self.changes,
+            learned=learned,
+            changes=self.changes,
+            effect=values.effect.value if values else None,
+            effect_low=values.effect.low if values else None,
+            effect_high=values.effect.high if values else None,
+            threshold=values.floor if values else None,
+            detectable=values.detectable if values else None,
+            design_effect=values.design if values else None,
+            # Between two columns of one value each there are no standard deviations.
+            excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
+            p_value=found[decisive].p_value if decisive else None,
+            q_value=self.q_values[decisive] if decisive else None,
+            divergence=self.tests.divergence,
+            mean_shift=mean.effect.value if mean and math.isfinite(mean.effect.value) else None,
+            moved_value=self.tests.moved,
+            new_value_share=self.tests.new_share,
+            missing_now=now.missing.rows / now.rows if now.rows else None,
+            missing_before=before.missing.rows / before.rows if before.rows else None,
+            outliers_now=outliers_now,
+            outliers_before=outliers_before,
+            num_rows_now=now.present,
+            num_rows_before=before.present,
+        )
+
+
+_NONE = (None, None)
+_NO_EFFECT = Effect(0.0, 0.0, 0.0)
+
+
+# -- comparing
+
+
+def compare_tables(
+    now: TableProfile,
+    before: TableProfile,
+    thresholds: DriftThresholds,
+    *,
+    mean_drift: float | None = None,
+    outliers: Outliers | None = None,
+    shown: ShownValues | None = None,
+) -> dict[str, ComparedColumn]:
+    """Compare the columns that both tables have, in the order of `now`.
+
+    Args:
+        now: The rows in question.
+        before: The rows that they are compared with.
+        thresholds: The least effects that matter, and the false discovery rate.
+        mean_drift: Least shift of a numeric column's mean that matters, in standard deviations; None tests no mean.
+        outliers: Where outliers begin; None sets none apart.
+        shown: How people are shown a category; None names no value.
+    """
+    names, rate = [name for name in now.columns if name in before.columns], thresholds.false_discovery_rate
+    more = (mean_drift is not None) + (outliers is not None)
+    num_tests = sum(2 if now.columns[name].values is not None else 2 + more for name in names)
+    tests = {
+        name: _Comparison(
+            now=now.columns[name],
+            before=before.columns[name],
+            tables=(now, before),
+            thresholds=thresholds,
+            # What is detectable assumes that nothing else changed: then the first rejection needs Bonferroni's level.
+            level=rate / max(num_tests, 1),
+            mean_drift=mean_drift,
+            bounds=outliers.bounds.get(name) if outliers else None,
+            outlier_floor=outliers.floor if outliers else 0.0,
+            text_of=partial(shown.text, name) if shown else _hide,
+        ).compare()
+        for name in names
+    }
+    p_values = {(name, test.name): test.p_value for name in names for test in tests[name].tests}
+    made = {key: p_value for key, p_value in p_values.items() if p_value is not None}
+    q_values: dict[str, dict[str, float]] = {name: {} for name in names}
+    for (name, test_name), q_value in zip(made, adjusted(list(made.values()))):
+        q_values[name][test_name] = q_value
+    return {
+        name: ComparedColumn(
+            now=now.columns[name],
+            before=before.columns[name],
+            tests=tests[name],
+            q_values=q_values[name],
+            changes=tuple(t.name for t in tests[name].tests if t.matters and q_values[name].get(t.name, 1.0) <= rate),
+        )
+        for name in names
+    }
+
+
+def _hide(value: int) -> None:
+    """Show no category."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """One column in two tables, and how it is compared."""
+
+    now: ColumnProfile
+    before: ColumnProfile
+    tables: tuple[TableProfile, TableProfile]
+    thresholds: DriftThresholds
+    level: float
+    """p-value below which a change counts, for what is detectable."""
+    mean_drift: float | None
+    bounds: tuple[int, int] | None
+    outlier_floor: float
+    text_of: Callable[[int], str | None]
+
+    def compare(self) -> ColumnTests:
+        """Make all tests that can be made."""
+        if not self.now.present or not self.before.present:
+            return ColumnTests((self._test_missing(),))
+        if self.now.values is not None and self.before.values is not None:
+            return self._test_categories()
+        samples = (_cells_of(self.now, self.now.sums), _cells_of(self.before, self.before.sums))
+        designs, mean = _cell_designs(*samples)
+        inner = slice(*self.bounds) if self.bounds else slice(None)
+        values = self._test_buckets(inner, designs, mean)
+        tests = [values, self._test_missing()]
+        shares = None
+        if self.mean_drift is not None:
+            tests.insert(1, self._test_mean(self.mean_drift, samples))
+        if self.bounds:
+            test, shares = self._test_outliers(inner, designs, mean)
+            tests.append(test)
+        return ColumnTests(tuple(tests), values.effect.value, outliers=shares)
+
+    def _make_test(
+        self,
+        name: str,
+        p_value: float | None,
+        effect: Effect,
+        *,
+        floor: float,
+        detectable: float,
+        design: float,
+    ) -> ColumnTest:
+        """Return a test whose variance was estimated from the independent rows of the smaller sample, less one."""
+        n, m = (column.rows if name == MISSING else column.present for column in (self.now, self.before))
+        # Outliers that became fewer are no fault.
+        size = effect.value if name == OUTLIERS else abs(effect.value)
+        return ColumnTest(
+            name=name,
+            p_value=with_few(p_value, min(n, m) / design - 1),
+            effect=effect,
+            floor=floor,
+            matters=size >= max(floor, _LEAST_FLOOR),
+            detectable=detectable,
+            design=design,
+        )
+
+    def _test_missing(self) -> ColumnTest:
+        parts = (_part_with_column(self.now, self.tables[0]), _part_with_column(self.before, self.tables[1]))
+        n, m = parts[0].rows, parts[1].rows
+        a, b = self.now.missing.rows, self.before.missing.rows
+        design = design_of_totals(self.now.missing, self.before.missing, parts)
+        share, least = (a + b) / max(n + m, 1), max(n, 1)
+        return self._make_test(
+            MISSING,
+            proportion(a, n, b=b, m=m, design=design),
+            share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
+            floor=self.thresholds.missing_drift,
+            detectable=detectable_share(share, n=least, m=max(m, 1), design=design, level=self.level),
+            design=design,
+        )
+
+    # -- numeric columns
+
+    def _test_buckets(self, inner: slice, designs: Floats, mean: float) -> ColumnTest:
+        a, b = self.now.counts[inner], self.before.counts[inner]
+        n, m = max(int(a.sum()), 1), max(int(b.sum()), 1)
+        return self._make_test(
+            VALUES,
+            homogeneity(a, b, designs[inner]),
+            divergence(a, b, designs[inner]) or _NO_EFFECT,
+            floor=self.thresholds.numeric_drift,
+            detectable=divergence_of_shift(detectable_mean(n, m, design=mean, level=self.level)),
+            design=mean,
+        )
+
+    def _test_outliers(self, inner: slice, designs: Floats, mean: float) -> tuple[ColumnTest, tuple[float, float]]:
+        """Test the share of values outside the inner buckets; they may be as alike as those of any bucket there."""
+        n, m = self.now.present, self.before.present
+        a, b = n - int(self.now.counts[inner].sum()), m - int(self.before.counts[inner].sum())
+        outside = self.now.counts + self.before.counts > 0
+        outside[inner] = False
+        design = float(designs[outside].max()) if outside.any() else mean
+        share = (a + b) / (n + m)
+        test = self._make_test(
+            OUTLIERS,
+            proportion(a, n, b=b, m=m, design=design),
+            share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
+            floor=self.outlier_floor,
+            detectable=detectable_share(share, n=n, m=m, design=design, level=self.level),
+            design=design,
+        )
+        return test, (a / n, b / m)
+
+    def _test_mean(self, floor: float, samples: tuple[Clustered, Clustered]) -> ColumnTest:
+        places = np.arange(len(self.now.counts))
+        beyond = possible = weighed = 0.0
+        means = []
+        for column in (self.now, self.before):
+            mean = float(column.counts @ places) / column.present
+            variance = max(float(column.counts @ places**2) / column.present - mean**2, 0.0)
+            means.append(mean)
+            weighed += variance * column.present
+            if column.present_requests >= 2:
+                squares = column.place_squares - 2 * mean * column.place_products + mean**2 * column.present_sizes
+                squares *= column.present_requests / (column.present_requests - 1)
+                beyond += squares - variance * column.present
+                possible += variance * (column.present_sizes - column.present)
+        n, m = self.now.present, self.before.present
+        deviation = math.sqrt(weighed / (n + m))
+        correlation = np.array([min(max(beyond / possible, 0.0), 1.0) if possible > 0 else 1.0])
+        design = float(comparison_design(correlation, *samples)[0])
+        error = math.sqrt(design * (1 / n + 1 / m))
+        shift = (means[0] - means[1]) / deviation if deviation else (0.0 if means[0] == means[1] else math.inf)
+        return self._make_test(
+            MEAN,
+            float(special.chdtrc(1, min((shift / error) ** 2, 1e6))),
+            Effect(shift, shift - 1.96 * error, shift + 1.96 * error),
+            floor=floor,
+            detectable=detectable_mean(n, m, design=design, level=self.level),
+            design=design,
+        )
+
+    # -- categorical columns
+
+    def _test_categories(self) -> ColumnTests:
+        values, samples, own = _choose_cells(self.now, self.before)
+        designs, mean = _cell_designs(*samples)
+        a, b = samples[0].counts, samples[1].counts
+        n, m = self.now.present, self.before.present
+        difference = (divergence(a, b, designs) or _NO_EFFECT).value
+        share_now, share_before = a / n, b / m
+        relative = np.maximum(self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE)
+        floors = np.minimum(self.thresholds.categorical_drift, relative)
+        # The last cell holds the others, of which none has doubled where they have together.
+        floors[-1] = self.thresholds.categorical_drift
+        floors = np.maximum(floors, _LEAST_FLOOR)
+        ratios = np.where(np.append(own, a[-1] + b[-1] > 0), np.abs(share_now - share_before) / floors, -1.0)
+        worst = int(ratios.argmax())
+        change, floor, moved, reach = _NO_EFFECT, self.thresholds.categorical_drift, None, 1.0
+        if ratios[worst] >= 0:
+            design, floor = float(designs[worst]), float(floors[worst])
+            change = _without_sign(share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=design) or _NO_EFFECT)
+            moved = MovedValue(
+                value=OTHERS if worst == len(values) else self.text_of(int(values[worst])),
+                share_before=float(share_before[worst]),
+                share_now=float(share_now[worst]),
+            )
+            share = float((a + b)[worst] / (n + m))
+            reach = detectable_share(share, n=n, m=m, design=design, level=self.level)
+        test = self._make_test(VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean)
+        if difference >= max(self.thresholds.numeric_drift, _LEAST_FLOOR):
+            test = replace(test, matters=True)
+        new = _count_new(a[:-1], b[:-1], designs[:-1], ratio=n / m, floor=self.before.floor)
+        return ColumnTests((test, self._test_missing()), difference, moved, new / n)
+
+
+def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
+    """Return the part of the table that has the column, assuming that all its parts' requests are alike."""
+    if column.rows == table.rows:
+        return table
+    share = column.rows / max(table.rows, 1)
+    requests, sizes = math.ceil(table.requests * share), math.ceil(table.sizes * share)
+    return replace(table, rows=column.rows, requests=requests, sizes=sizes)
+
+
+def design_of_totals(now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]) -> float:
+    """Return the design effect of the difference of two shares of all rows."""
+    samples = [
+        Clustered(
+            counts=np.array([total.rows]),
+            squares=np.array([float(total.squares)]),
+            products=np.array([float(total.products)]),
+            rows=table.rows,
+            sizes=table.sizes,
+            requests=table.requests,
+        )
+        for total, table in zip((now, before), tables)
+    ]
+    # Shares of 0 and 1 say nothing about their correlation: the worst is assumed, whole requests.
+    correlation, _ = correlations((samples[0], samples[1]))
+    return float(comparison_design(correlation, samples[0], samples[1])[0])
+
+
+def _choose_cells(
+    now: ColumnProfile, before: ColumnProfile
+) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
+    """Return the values that are known well enough, both samples in their cells, and which values are frequent.
+
+    Both samples have a last cell for the other values.
+
+    Frequent ones come first, most frequent first; the rare ones, which the tests take together, in the order of their
+    values. In the order of their rows they would come sample by sample: if a value was in one request alone, its rows
+    are that request's, and requests of the two samples may differ in size (measured: requests of 64 rows against
+    requests of 40 to 64 were called drift in six columns of a world that stood still).
+    """
+    assert now.values is not None
+    assert before.values is not None
+    values = np.union1d(now.values, before.values)
+    sums = [find_sums(values, now.values, now.sums), find_sums(values, before.values, before.sums)]
+    known = sums[0][:, 0] + sums[1][:, 0] >= KNOWN_FACTOR * (now.floor + before.floor)
+    values, sums = values[known], [each[known] for each in sums]
+    frequent, expected = _are_frequent(_cells_of(now, sums[0]), _cells_of(before, sums[1]))
+    order = np.lexsort((values, np.where(frequent, -expected, 0.0)))
+    samples = (_cells_of(now, sums[0][order], others=1), _cells_of(before, sums[1][order], others=1))
+    return values[order], samples, frequent[order]
+
+
+def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
+    """Return which cells expect `MIN_EXPECTED` independent rows in the smaller sample, and how many each expects."""
+    correlation, _ = correlations((now, before))
+    own = own_designs(correlation, now, before)
+    sizes = (now.rows / own[0], before.rows / own[1])
+    rows = now.counts / own[0] + before.counts / own[1]
+    expected = rows * np.minimum(*sizes) / (sizes[0] + sizes[1])
+    return expected >= MIN_EXPECTED, expected
+
+
+def _without_sign(effect: Effect) -> Effect:
+    if effect.value < 0:
+        effect = Effect(-effect.value, -effect.high, -effect.low)
+    return Effect(effect.value, max(effect.low, 0.0), effect.high)
+
+
+def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
+    """Count rows of categories absent before although their rows now, less 4 errors, promised 10 rows there."""
+    needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
+    certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
+    return float(now[certain].sum())
+
+
+def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustered:
+    """Return the column's rows in cells of `sums` [k, 3], with as many more cells for the rest (0 or 1)."""
+    rest = np.full(others, column.present - int(sums[:, 0].sum()))
+    unknown = np.full(others, np.nan)
+    return Clustered(
+        counts=np.concatenate([sums[:, 0], rest]),
+        squares=np.concatenate([sums[:, 1].astype(np.float64), unknown]),
+        products=np.concatenate([sums[:, 2].astype(np.float64), unknown]),
+        rows=column.present,
+        sizes=column.present_sizes,
+        requests=column.present_requests,
+    )
+
+
+def _cell_designs(now: Clustered, before: Clustered) -> tuple[Floats, float]:
+    """Return the design effect of each cell, and their mean."""
+    correlation, _ = correlations((now, before))
+    designs = comparison_design(correlation, now, before)
+    both = now.counts + before.counts
+    return designs, mean_design(both, designs)[0] if len(designs) > 1 and both.max() < both.sum() else float(designs[0])

@@ -1,0 +1,358 @@
+"""Counts a table's rows, batch by batch, into its profile and into the reference of the model that learns them.
+
+Counters of parts merge by addition, without rows. Categories are counted exactly up to a bound. Beyond it the rarest
+are dropped as a Misra-Gries summary drops them (Agarwal et al., Mergeable summaries, 2013), which costs any count at
+most a 131,072nd of the rows. TFDV's own counts do not suffice: of a column with more than 1024 distinct values it keeps
+a sketch of 1024 counters, whose counts may lack a 1024th of all rows, more than the drift tests call drift.
+
+Rows are counted in two halves, block by block (`reference` says why). A request that a batch or a block of rows cuts
+counts as two, which lowers the measured correlation a little (measured: 2 % of requests of 64 rows lie across blocks).
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from evergreen.config.features import LENGTH, MISSING_CATEGORY, Features
+from evergreen.contracts import raw_rows
+from evergreen.runtime.errors import ContractError, first_line
+from evergreen.statistics.column_profile import (
+    DENSE_EDGES,
+    LISTED,
+    NUM_BUCKETS,
+    ColumnProfile,
+    Ints,
+    RowTotal,
+    TableProfile,
+    bucket_of,
+    cell_sums,
+    find_sums,
+    most_frequent,
+    request_totals,
+)
+from evergreen.statistics.reference import LISTED_VALUES, TrainingReference, inner_buckets
+
+BLOCK_ROWS = 1024
+"""Consecutive rows that fall into one half."""
+MAX_DISTINCT = 131_072
+"""Categories per column and half whose counts are held, 32 bytes each."""
+CHOOSING, FAIR = 0, 1
+"""The halves: one chooses the cells, the other is a fair sample of them."""
+
+
+class ValueCounts:
+    """Sums per value of one column, exact up to `capacity` distinct values.
+
+    >>> counts = ValueCounts(2)
+    >>> counts.add_sums(np.array([5, 7, 9]), np.array([[2, 2, 2], [3, 3, 3], [1, 1, 1]]))
+    >>> counts.values.tolist(), counts.counts.tolist(), counts.lost
+    ([5, 7], [1, 2], 1)
+    """
+
+    def __init__(self, capacity: int = MAX_DISTINCT) -> None:
+        self._capacity = capacity
+        self.values: Ints = np.zeros(0, np.int64)
+        """[k] ascending."""
+        self.sums: Ints = np.zeros((0, 3), np.int64)
+        """[k, 3] as `ColumnProfile.sums`. The rows are too low by at most `lost`; the other two are exact."""
+        self.lost = 0
+        """At most the rows added divided by `capacity` + 1; also the most that a value that is not held may have."""
+
+    @property
+    def counts(self) -> Ints:
+        """[k] rows of each value."""
+        return self.sums[:, 0]
+
+    def add_sums(self, values: Ints, sums: Ints) -> None:
+        """Add sums [n, 3], none negative, of distinct ascending values [n]."""
+        # Both sides are sorted: inserting what is new takes a third of the time of sorting all again.
+        places = np.searchsorted(self.values, values)
+        known = np.zeros(len(values), np.bool_)
+        inside = places < len(self.values)
+        known[inside] = self.values[places[inside]] == values[inside]
+        self.sums[places[known]] += sums[known]
+        if not known.all():
+            self.values = np.insert(self.values, places[~known], values[~known])
+            self.sums = np.insert(self.sums, places[~known], sums[~known], axis=0)
+        if len(self.values) > self._capacity:
+            self._drop_rarest()
+
+    def _drop_rarest(self) -> None:
+        """Drop the rarest values beyond the capacity, and their rows from every count."""
+        least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
+        held = self.counts > least
+        self.values, self.sums = self.values[held], self.sums[held]
+        self.sums[:, 0] -= least
+        self.lost += int(least)
+
+    def merge(self, other: "ValueCounts") -> None:
+        """Add the counts of other rows."""
+        self.lost += other.lost
+        self.add_sums(other.values, other.sums)
+
+
+class BatchRequests:
+    """The rows of one batch by half, block and request."""
+
+    def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
+        """Sort the rows of a batch, at least one, whose first has the number `first_row` in the table."""
+        column = batch.column(raw_rows.REQUEST_ID)
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
+        # All blocks of the half that chooses come first.
+        ranks = blocks // 2 + blocks % 2 * (int(blocks[-1]) + 1)
+        keys = ranks * len(encoded.dictionary) + encoded.indices.to_numpy()
+        self.order: Ints = np.argsort(keys, kind="stable")
+        """[n] rows by half, block and request."""
+        self.starts = _run_starts(keys[self.order])
+        """[g] first row of each request, in that order."""
+        self.sizes = np.diff(np.append(self.starts, batch.num_rows))
+        """[g] rows of each."""
+        self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        """[n] request of each row, ascending."""
+        second = int((blocks[self.order[self.starts]] % 2 == CHOOSING).sum())
+        self.halves = (slice(0, second), slice(second, len(self.sizes)))
+        """The requests of each half."""
+
+    def sums(self, rows: NDArray[Any]) -> Ints:
+        """Return sums [g, ...] over each request of `rows` [n, ...], which are in `order`."""
+        return np.add.reduceat(rows, self.starts, axis=0, dtype=np.int64)
+
+
+class ProfileCounter:
+    """Counts batches of rows with label, features and request ids."""
+
+    def __init__(self, features: Features, excluded: Sequence[str] = ()) -> None:
+        """Count no rows yet; those of `features` that are `excluded` are neither read nor counted."""
+        self.features = features
+        self._excluded = tuple(name for name in features.names if name in excluded)
+        self._numeric, self._plain, self._lists = (
+            tuple(name for name in names if name not in excluded)
+            for names in (features.numeric, features.categorical, features.lists)
+        )
+        self._dense = self._numeric + tuple(LENGTH.format(name=name) for name in self._lists)
+        self._categorical = self._plain + self._lists
+        self._names = self._dense + self._categorical
+        columns, num_dense = len(self._names), len(self._dense)
+        self._column_of = np.repeat(np.arange(num_dense), NUM_BUCKETS)
+        # All by half.
+        self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
+        self._sums = {
+            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows over requests
+            "clicks": np.zeros((2, 1, 3), np.int64),
+            "present": np.zeros((2, columns, 3), np.int64),  # rows, squared over requests, requests
+            "missing": np.zeros((2, columns, 3), np.int64),
+            "buckets": np.zeros((2, num_dense * NUM_BUCKETS, 3), np.int64),
+            "places": np.zeros((2, num_dense, 3), np.int64),
+        }
+
+    @property
+    def rows(self) -> int:
+        """Rows counted in."""
+        return int(self._sums["rows"][:, 0].sum())
+
+    def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
+        """Count a batch; null and NaN are missing, as in a log record.
+
+        Args:
+            batch: Rows with the columns of the features, label and request id.
+            first_row: Number of its first row in the table; None = its rows follow those counted before.
+        """
+        if not batch.num_rows:
+            return
+        # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
+        requests = BatchRequests(batch, self.rows if first_row is None else first_row)
+        numeric = raw_rows.feature_matrix(batch, self._numeric, "float32", missing=np.nan)
+        plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[requests.order]
+        options = map(self.features.list_options_of, self._lists)
+        matrices = [raw_rows.list_matrix(batch.column(name), each) for name, each in zip(self._lists, options)]
+        lists = [each[requests.order] for each in matrices]
+        lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
+        dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
+        categorical = [*plain.T, *lists]
+        # A row has as many values of a list as elements, and where it has none, none is missing.
+        num_values = np.concatenate([~np.isnan(dense), plain != MISSING_CATEGORY, *lengths], axis=1)
+        misses = num_values == 0
+        misses[:, len(self._dense) + len(self._plain) :] = False
+        with_value = requests.sums(num_values)
+        label = batch.column(raw_rows.LABEL).fill_null(0).to_numpy(zero_copy_only=False)
+        clicks = requests.sums(label[requests.order] == 1)[:, None]
+        self._add_rows(requests, with_value=with_value, without=requests.sums(misses), clicks=clicks)
+        self._add_dense(dense, requests, with_value[:, : len(self._dense)])
+        for i, name in enumerate(self._categorical):
+            column = len(self._dense) + i
+            values = categorical[i][categorical[i] != MISSING_CATEGORY]
+            of_value = np.repeat(requests.of_row, num_values[:, column])
+            self._add_values(name, values, of_value, with_value=with_value[:, column], halves=requests.halves)
+
+    def _add_rows(self, requests: BatchRequests, *, with_value: Ints, without: Ints, clicks: Ints) -> None:
+        for half, part in enumerate(requests.halves):
+            sizes, found = requests.sizes[part, None], with_value[part]
+            self._sums["rows"][half] += [sizes.sum(), len(sizes), (sizes**2).sum()]
+            self._sums["clicks"][half] += request_totals(clicks[part], sizes)
+            self._sums["missing"][half] += request_totals(without[part], sizes)
+            self._sums["present"][half] += np.stack(
+                [found.sum(axis=0), (found**2).sum(axis=0), (found > 0).sum(axis=0)], axis=1
+            )
+
+    def _add_dense(self, dense: NDArray[np.float32], requests: BatchRequests, with_value: Ints) -> None:
+        present, buckets = ~np.isnan(dense), bucket_of(DENSE_EDGES, dense)
+        places = requests.sums(np.where(present, buckets, 0))
+        cells = buckets + np.arange(len(self._dense)) * NUM_BUCKETS
+        for half, part in enumerate(requests.halves):
+            self._sums["places"][half] += request_totals(places[part], with_value[part])
+            rows = slice(*np.searchsorted(requests.of_row, [part.start, part.stop]))
+            of_value = np.broadcast_to(requests.of_row[rows, None] - part.start, cells[rows].shape)
+            self._sums["buckets"][half] += cell_sums(
+                cells[rows][present[rows]],
+                of_value[present[rows]],
+                totals=with_value[part],
+                column_of=self._column_of,
+            )
+
+    def _add_values(
+        self, name: str, values: Ints, requests: Ints, *, with_value: Ints, halves: tuple[slice, slice]
+    ) -> None:
+        """Count a column's values [n] in requests [n]."""
+        if not len(values):
+            return
+        bits = len(with_value).bit_length()
+        distinct = None
+        if int(values.max()).bit_length() + bits > 63:  # of hashes: their places among the distinct ones are shorter
+            distinct, values = np.unique(values, return_inverse=True)
+        # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
+        keys = np.sort((values << bits) | requests)
+        starts = _run_starts(keys)
+        runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
+        of_request = runs & ((1 << bits) - 1)
+        is_fair = of_request >= halves[FAIR].start
+        run_values = runs >> bits
+        groups = _run_starts(run_values * 2 + is_fair)
+        parts = (rows, rows * rows, rows * with_value[of_request])
+        sums = np.stack([np.add.reduceat(part, groups) for part in parts], axis=1)
+        found, in_fair = run_values[groups], is_fair[groups]
+        found = found if distinct is None else distinct[found]
+        for counts, chosen in zip(self._values[name], (~in_fair, in_fair)):
+            counts.add_sums(found[chosen], sums[chosen])
+
+    def merge(self, other: "ProfileCounter") -> None:
+        """Add the counts of other rows of the table."""
+        for name, sums in self._sums.items():
+            sums += other._sums[name]
+        for name, halves in self._values.items():
+            for mine, theirs in zip(halves, other._values[name]):
+                mine.merge(theirs)
+
+    def dumps(self) -> bytes:
+        """Return the counts as NumPy's .npz, which holds numbers alone: reading it runs no code."""
+        content = io.BytesIO()
+        np.savez(content, **self._arrays())
+        return content.getvalue()
+
+    def merge_dumped(self, content: bytes) -> None:
+        """Add the counts that `dumps` of a counter of the same columns wrote.
+
+        Raises:
+            ContractError: The content is no such counts.
+        """
+        other = ProfileCounter(self.features, self._excluded)
+        expected = other._arrays()
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in expected}
+        except Exception as error:  # A damaged archive fails as NumPy, zipfile or zlib find it, in a dozen types.
+            raise ContractError(f"counts of a worker cannot be read: {first_line(error)}") from error
+        for name, sums in other._sums.items():
+            sums += _counts_like(found[name], name, sums.shape)
+        for i, name in enumerate(self._categorical):
+            for half, counts in enumerate(other._values[name]):
+                values = _counts_like(found[f"values {i} {half}"], name, (None,))
+                counts.values, counts.lost = values, int(_counts_like(found[f"lost {i} {half}"], name, ()))
+                counts.sums = _counts_like(found[f"sums {i} {half}"], name, (len(values), 3))
+        self.merge(other)
+
+    def _arrays(self) -> dict[str, Any]:
+        arrays: dict[str, Any] = dict(self._sums)
+        for i, name in enumerate(self._categorical):
+            for half, counts in enumerate(self._values[name]):
+                arrays[f"values {i} {half}"], arrays[f"sums {i} {half}"] = counts.values, counts.sums
+                arrays[f"lost {i} {half}"] = np.int64(counts.lost)
+        return arrays
+
+    # -- what was counted
+
+    def profile(self, *, digest: str = "", first_event_time: str = "", last_event_time: str = "") -> TableProfile:
+        """Return the profile of all rows; the arguments are those of the rows' `RawDataset`."""
+        listed = {}
+        for name, halves in self._values.items():
+            both = ValueCounts()
+            for half in halves:
+                both.merge(half)
+            values, sums, dropped = most_frequent(both.values, both.sums, LISTED)
+            listed[name] = (values, sums, dropped + both.lost)
+        found = self._profile(slice(None), listed)
+        return replace(found, digest=digest, first_event_time=first_event_time, last_event_time=last_event_time)
+
+    def reference(self) -> TrainingReference:
+        """Return what served rows are compared with: the fair half in the cells that the other half chose."""
+        listed = {}
+        for name, (choosing, fair) in self._values.items():
+            values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
+            listed[name] = (values, find_sums(values, fair.values, fair.sums), fair.lost)
+        choosing_buckets = self._sums["buckets"][CHOOSING, :, 0].reshape(-1, NUM_BUCKETS)
+        return TrainingReference(
+            rows=self.rows,
+            profile=self._profile(slice(FAIR, FAIR + 1), listed),
+            bounds={name: inner_buckets(buckets) for name, buckets in zip(self._dense, choosing_buckets)},
+            numeric=self.features.numeric,
+            categorical=self.features.categorical,
+            lists={name: self.features.list_options_of(name).max for name in self.features.lists},
+        )
+
+    def _profile(self, halves: slice, listed: dict[str, tuple[Ints, Ints, int]]) -> TableProfile:
+        """Return the profile of the rows of some halves; `listed` has each column's values, their sums and floor."""
+        sums = {name: found[halves].sum(axis=0) for name, found in self._sums.items()}
+        columns = {}
+        for i, name in enumerate(self._names):
+            values, cells, floor = listed.get(name, (None, None, 0))
+            places = (0, 0)
+            if cells is None:
+                cells = sums["buckets"].reshape(-1, NUM_BUCKETS, 3)[i]
+                places = sums["places"][i, 1:].tolist()
+            present, sizes, requests = sums["present"][i].tolist()
+            columns[name] = ColumnProfile(
+                values=values,
+                sums=cells,
+                present=present,
+                present_sizes=sizes,
+                present_requests=requests,
+                missing=RowTotal(*sums["missing"][i].tolist()),
+                place_squares=places[0],
+                place_products=places[1],
+                floor=floor,
+            )
+        rows, requests, sizes = sums["rows"].tolist()
+        clicks = RowTotal(*sums["clicks"][0].tolist())
+        return TableProfile(rows=rows, requests=requests, sizes=sizes, clicks=clicks, columns=columns)
+
+
+def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> Ints:
+    """Return the array if it holds whole numbers in this shape; None stands for any length.
+
+    Raises:
+        ContractError: It does not.
+    """
+    fits = len(found.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, found.shape))
+    if found.dtype != np.int64 or not fits:
+        raise ContractError(f"counts of {name} are {found.dtype} {found.shape}, expected int64 {shape}")
+    return found
+
+
+def _run_starts(ascending: Ints) -> Ints:
+    """Return where each distinct number of `ascending` [n > 0] begins."""
+    return np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))

@@ -1,0 +1,282 @@
+"""The interface of a folder and a bucket: named objects whose generation changes at every write.
+
+The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both pass the same
+conformance suite. A write is atomic: a reader gets the complete object from before it or from after
+it. `if_generation` makes a write conditional, like the generation preconditions of Cloud Storage,
+so that two writers notice each other.
+
+One object, or several in parallel, can be downloaded to local files. `Objects.fetch` describes how
+bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
+"""
+
+import base64
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, NamedTuple, Protocol
+
+from evergreen.runtime.durable import fsync_path
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+
+ABSENT = 0
+"""Generation of an object that does not exist, as in Cloud Storage."""
+MAX_NAME_BYTES = 900
+"""Longest name in UTF-8 bytes. Cloud Storage allows 1024 including the prefix."""
+MAX_PART_BYTES = 200
+"""Longest part between two slashes in bytes. A file system allows 255, and a temporary file adds a
+suffix."""
+
+_BUFFER_BYTES = 1 << 20
+
+
+class Changed(TemporaryError):
+    """The object is no longer at the expected generation, because another writer came first."""
+
+
+class Differs(PermanentError):
+    """The object exists with other bytes than those to upload."""
+
+
+class ObjectInfo(NamedTuple):
+    """One entry of a listing."""
+
+    name: str
+    """Name relative to the root, with parts separated by `/`."""
+    size: int
+    """Size in bytes."""
+    generation: int
+    """Generation. It changes with every write and is never `ABSENT`."""
+    crc32c: str | None = None
+    """CRC32C of the content in base64, as Cloud Storage writes it. None for a folder, which stores
+    no checksum."""
+    written_at: float = 0.0
+    """Time of the write in seconds since the epoch."""
+
+
+class Stored(NamedTuple):
+    """Content of an object, and the generation that was read."""
+
+    content: bytes
+    generation: int
+
+
+def file_crc32c(file: BinaryIO) -> str:
+    """Return the CRC32C of a whole file in base64, as Cloud Storage writes it.
+
+    The file is left at its end.
+
+    >>> file_crc32c(BytesIO(b"rows"))
+    'r5sJTQ=='
+    """
+    import google_crc32c  # not installed where no step reads buckets
+
+    file.seek(0)
+    checksum = google_crc32c.Checksum()
+    while content := file.read(_BUFFER_BYTES):
+        checksum.update(content)
+    return base64.b64encode(checksum.digest()).decode()
+
+
+class Objects(Protocol):
+    """Objects below one root.
+
+    Every method raises TemporaryError if a retry may help. It raises PermanentError if a retry
+    cannot help (no permission, no bucket, disk full). It raises ContractError for a name that
+    `check_name` refuses.
+    """
+
+    uri: str
+    """`file:///...` or `gs://bucket/prefix`, without a trailing slash."""
+
+    def read(self, name: str) -> Stored | None:
+        """Return a small object, or None if it is absent.
+
+        Its checksum is verified if it has one.
+        """
+
+    def fetch(self, wanted: ObjectInfo, part: Path) -> None:
+        """Download the bytes of one write of an object to the local file `part`.
+
+        The bytes are verified and flushed to disk. A bucket resumes an earlier call after a lost
+        connection or a kill. The content of `part` counts as the first bytes of the object, and
+        only the rest is requested. The complete file is compared with the CRC32C of the listing.
+        After a mismatch the object is downloaded again from its start, a few times. On error `part`
+        keeps the bytes that have arrived. Only one call at a time may use a `part`.
+
+        Args:
+            wanted: The object's entry in `list`.
+            part: Local file, which is created if it is absent.
+
+        Raises:
+            Changed: the object is no longer at that generation.
+            TemporaryError: no byte arrived within the retry time of a call, or the bytes stay
+                corrupt.
+            PermanentError: also if the local disk fails.
+        """
+
+    def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
+        """Write the complete object and return its new generation.
+
+        Args:
+            name: Name of the object.
+            content: Its bytes, or the local file to copy.
+            if_generation: Write only over this generation. `ABSENT` writes only if there is no
+                object, and None writes in any case.
+
+        Raises:
+            Changed: the object is at another generation.
+        """
+
+    def upload(self, name: str, path: Path) -> bool:
+        """Upload the local file `path` as `name` unless that object exists.
+
+        The local file may be deleted afterwards. The stored object is compared with it, byte for
+        byte in a folder, by size and the service's CRC32C in a bucket, and it is flushed. An
+        existing object of the same bytes counts as success, whoever wrote it. The call may
+        therefore be repeated, even by two processes at once. Returns True if this call wrote the
+        object, and False if it existed.
+
+        Raises:
+            Differs: the object exists with other bytes. It is left unchanged.
+            TemporaryError: the bytes that arrived differ from those sent. No object was created.
+        """
+
+    def copy(self, source: str, target: str) -> int:
+        """Copy `source` to the new object `target` within the storage, and return its generation.
+
+        Raises:
+            ContractError: there is no `source`.
+            Changed: `target` exists.
+        """
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Return all objects whose names start with `prefix`, ordered by name."""
+
+    def delete(self, name: str, *, if_generation: int | None = None) -> None:
+        """Delete the object. An absent object is not an error, with or without a condition.
+
+        Raises:
+            Changed: the object exists at another generation.
+        """
+
+    def move(self, source: str, target: str) -> None:
+        """Rename every object `source/...` to `target/...`.
+
+        A folder needs one rename. A bucket moves object by object, so do not publish `target`
+        before this method returns.
+
+        Raises:
+            ContractError: there is nothing at `source`, or something at `target`.
+        """
+
+    def local(self, name: str) -> Path | None:
+        """Return the local file of the object if the root is a folder, or None for a bucket."""
+
+
+@contextmanager
+def opened(content: bytes | Path) -> Iterator[BinaryIO]:
+    """Yield the content to write as a file at its start."""
+    if isinstance(content, bytes):
+        yield BytesIO(content)
+    else:
+        with open(content, "rb") as file:
+            yield file
+
+
+def check_name(name: str, uri: str) -> str:
+    r"""Return `name` if a folder and a bucket both allow it below `uri`.
+
+    Raises:
+        ContractError: the name leaves the root, has an empty part, a part that starts with a dot
+            (reserved for unfinished files and locks), or a control character, or it is too long.
+
+    >>> check_name("click_model/1/model.onnx", "file:///models")
+    'click_model/1/model.onnx'
+    """
+    parts = name.split("/")
+    if any(not part or part.startswith(".") for part in parts):
+        raise ContractError(f"object is {name!r}, expected a name below {uri} without empty or hidden parts")
+    if any(ord(character) < 32 or ord(character) == 127 for character in name):
+        raise ContractError(f"object is {name!r}, expected a name without control characters")
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError as error:
+        raise ContractError(f"object is {name!r}, expected a name that UTF-8 can write") from error
+    if max(sizes) > MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > MAX_NAME_BYTES:
+        raise ContractError(
+            f"object is {name!r}, expected at most {MAX_NAME_BYTES} bytes, {MAX_PART_BYTES} between two slashes"
+        )
+    return name
+
+
+NUM_TRANSFERS = 8
+"""Parallel transfers. Google's client keeps ten connections."""
+
+
+class Download(NamedTuple):
+    """One object to download."""
+
+    wanted: ObjectInfo
+    part: Path
+    """Local file of the bytes that have arrived. No reader opens it."""
+    path: Path
+    """Final local file of the complete object."""
+
+
+def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
+    """Download every object to its path, largest first, so that no large one is left for the end.
+
+    After the first failure no new transfer starts. Bytes that have arrived stay for the next try.
+    All paths must differ.
+
+    Raises:
+        Changed, TemporaryError, PermanentError: the first error of `Objects.fetch`, once every
+            running transfer has stopped.
+    """
+
+    def bring(download: Download) -> None:
+        objects.fetch(download.wanted, download.part)
+        os.replace(download.part, download.path)
+        fsync_path(download.path.parent)
+
+    with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="download") as threads:
+        ordered = sorted(downloads, key=lambda download: -download.wanted.size)
+        try:
+            for done in as_completed([threads.submit(bring, download) for download in ordered]):
+                done.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+def download(objects: Objects, name: str, path: Path) -> None:
+    """Download the complete object to `path`, or leave `path` unchanged.
+
+    Raises:
+        ContractError: there is no such object.
+        TemporaryError, PermanentError: the download failed.
+    """
+    found = [each for each in objects.list(name) if each.name == name]
+    if not found:
+        raise ContractError(f"{objects.uri}/{name} is absent, expected an object")
+    download_all(objects, [Download(found[0], path.with_name(f".{path.name}.part"), path)])
+
+
+@contextmanager
+def local_copy(objects: Objects, name: str) -> Iterator[Path]:
+    """Yield a local file of the object. For a bucket it is a temporary copy.
+
+    Raises:
+        ContractError: the bucket has no such object.
+        TemporaryError, PermanentError: the download failed.
+    """
+    if (local := objects.local(name)) is not None:
+        yield local
+        return
+    with TemporaryDirectory(prefix="evergreen-object-") as folder:
+        path = Path(folder) / "content"
+        download(objects, name, path)
+        yield path

@@ -1,0 +1,50 @@
+"""Copies of manifests that a later step reads without being handed them, each proven by its SHA-256.
+
+Joins a step to those before the one that it takes its input from. A manifest carries a `Reference` to them, so one edge
+between two steps suffices in the pipeline's graph. What the manifests say is `evergreen.contracts.manifests`'.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TypeVar
+
+from evergreen.contracts.manifests import Manifest, Reference, read_content
+from evergreen.runtime.errors import ContractError
+from evergreen.storage.uris import local_path
+
+M = TypeVar("M", bound=Manifest)
+
+
+def keep(manifest: Manifest, path: Path) -> Reference:
+    """Write the manifest to `path`, where later steps find it, and return the reference to it."""
+    manifest.write(path)
+    return refer(path)
+
+
+def refer(path: Path) -> Reference:
+    """Return the reference to the file that is there.
+
+    Raises:
+        ContractError: The file cannot be read.
+    """
+    return Reference(uri=path.absolute().as_uri(), sha256=hashlib.sha256(read_content(path)).hexdigest())
+
+
+def read_reference(reference: Reference | None, kind: type[M], *, source: str) -> M:
+    """Return the manifest that a reference names.
+
+    Args:
+        reference: None in a manifest that no step of the pipeline made.
+        kind: Class of the manifest.
+        source: What carries the reference, for errors.
+
+    Raises:
+        ContractError: There is no reference, or the file is absent, changed, or no manifest of that kind.
+    """
+    if reference is None:
+        raise ContractError(f"{source} names no {kind.__name__} manifest, expected the one of its run")
+    path = local_path(reference.uri)
+    content = read_content(path)
+    if (found := hashlib.sha256(content).hexdigest()) != reference.sha256:
+        raise ContractError(f"{path} has sha256 {found}, expected {reference.sha256} as {source} says: it was changed")
+    return kind.loads(content, source=str(path))

@@ -1,1 +1,0 @@
-"""Deployment on Kubernetes: manifests, which `kubectl kustomize` renders, and `scaling`, the autoscaler simulated."""

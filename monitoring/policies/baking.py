@@ -1,0 +1,192 @@
+"""Whether a new version is as good on live traffic as promised, judged from its release on until it is baked.
+
+In: matured rows of the serving version, what the gate measured of it, what was measured of its predecessor before. Out:
+a decision, `ROLLBACK` where the version must be taken back. Five tests share `bake_alpha` equally; four of outcomes:
+
+- AUC: the bets of `monitoring.policies.betting`, against the lower of two lower ends of 95 % intervals, the gate's and
+  that of the predecessor's last window, less `max_auc_loss`. The predecessor counts, because going back to a version
+  that is no better helps nobody: after a change of the world both are below what the gate promised.
+- Calibration, both ways, and the click rate: a sum over requests of what exceeds the limit, such as clicks - limit *
+  predicted, judged by `mixture_evidence` as often as one likes. Rows of one request are one term of the sum.
+
+The fifth is of scores that are no numbers, before any label is known (`monitoring.retraining.new_versions`). A version
+that gives every row the same score is taken back without a test.
+
+Whoever takes the version back, and when its baking ends, is `controller.baking`'s. Drift of features takes
+nothing back: it says nothing of the version.
+"""
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from evergreen.config.release import BakingSettings
+from evergreen.contracts.baking import BAD, BAKES, WELL
+from monitoring.policies.betting import EProcess
+from monitoring.policies.policy import Action, Decision, Evidence, MaturedRows, PolicyMemory, without_oldest
+
+BAKING = "baking"
+"""Name of the policy."""
+NUM_TESTS = 5
+"""Among which `bake_alpha` is divided: four of outcomes and one of scores."""
+MIN_CLICKED_REQUESTS = 50
+"""Requests with a click, or as many expected, below which no sum is judged: it is not yet anything like normal."""
+STUCK_ROWS = 1_000
+"""Rows of one and the same score that show that the model does not look at its input."""
+SUSPICION = 3.0
+"""Evidence of a test from which on a version is not called well: it goes on baking until there is less or enough. That
+of a version within its limits begins at 1 and falls."""
+TUNED_SQUARES = 50.0
+"""Sum of squares at which `mixture_evidence` is sharpest: about as many clicks."""
+_NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
+"""State of a version before its first row."""
+_NO_WINDOW = {"auc": None, "auc_low": None, "auc_high": None, "rows": 0, "clicks": 0, "window_version": None}
+"""Numbers in place of those of another version's window."""
+_OF_TESTS = ("auc", "sums", "low", "high")
+"""Parts of a version's memory that only its tests need."""
+_UNDER, _OVER, _RATE = "more clicks than predicted", "fewer clicks than predicted", "a lower click rate"
+
+
+def mixture_evidence(total: float, squares: float) -> float:
+    """Evidence that terms with a sum `total` and a sum of squares `squares` have a mean above 0; 1 without any.
+
+    Where the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about alpha, at every look:
+    a mixture of exp(l * sum - l^2 * squares / 2) over half-normal l (Robbins 1970), for terms that are independent and
+    many (asymptotic: Waudby-Smith et al. 2021). docs/serving.md has what was simulated.
+
+    >>> mixture_evidence(0.0, 0.0)
+    1.0
+    >>> mixture_evidence(60.0, 100.0) > 1e5 > 1 > mixture_evidence(-60.0, 100.0)
+    True
+    """
+    width = TUNED_SQUARES + squares
+    z = total / math.sqrt(width)
+    if z > 30:
+        return math.inf
+    if z < -30:  # where the two factors below leave the range of floats
+        return 2.0 * math.sqrt(TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
+    return 2.0 * math.sqrt(TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
+
+
+class BakingPolicy:
+    """Judges each version that replaced another, once."""
+
+    name = BAKING
+
+    def __init__(self, settings: BakingSettings) -> None:
+        self._settings = settings
+
+    def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
+        """See `Policy`; memory: per version, its state, what it is held to and the tests' sums."""
+        known: dict[str, Any] = dict(memory.get("versions", {}))
+        version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
+        if version not in known and not has_rows:
+            # A version is judged by its own rows alone, and held to what its predecessor's last ones show.
+            reason = f"no row of model version {evidence.version} has matured yet"
+            return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
+        state = known.get(version) or self._begin(evidence)
+        if state["state"] == BAKES and has_rows:
+            state = self._judge(evidence, state)
+        if state["state"] != BAKES:
+            # Each decision is written with all that is remembered.
+            state = {name: value for name, value in state.items() if name not in _OF_TESTS}
+        known = without_oldest({**known, version: state}, needed=[evidence.version])
+        return self._decision(evidence, state), {"versions": known}
+
+    def _begin(self, evidence: Evidence) -> dict[str, Any]:
+        gate, before = evidence.baseline, evidence.predecessor
+        has_predecessor = before is not None or (gate is not None and gate.previous_version is not None)
+        is_judged = has_predecessor and self._settings.bake_rows > 0
+        state: dict[str, Any] = {"state": BAKES if is_judged else WELL, "rows": 0, "sums": {}, "evidence": None}
+        state["reason"] = "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
+        state["since"] = _since(evidence)
+        promised = gate.low if gate else None
+        lows = [each for each in (promised, before.auc_low if before else None) if each is not None]
+        state["least_auc"] = max(min(lows) - self._settings.max_auc_loss, 0.01) if promised is not None else None
+        rate = before.click_rate if before else None
+        state["least_rate"] = self._settings.min_click_rate_ratio * rate if rate else None
+        return state
+
+    def _judge(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state after the rows of this decision point."""
+        settings, rows = self._settings, evidence.rows
+        enough = NUM_TESTS / settings.bake_alpha
+        state = {**state, "rows": state["rows"] + len(rows.labels)}
+        found = {}
+        if (least := state["least_auc"]) is not None:
+            process = EProcess(least, state.get("auc", {}))
+            process.update(rows, enough)
+            state["auc"] = process.memory()
+            found[f"an AUC below {least:.3f}"] = process.value
+        state["sums"] = self._add_terms(rows, state)
+        names = {
+            _UNDER: f"more than {settings.max_calibration_ratio:g} times the clicks that are predicted",
+            _OVER: f"less than 1/{settings.max_calibration_ratio:g} of the clicks that are predicted",
+            _RATE: f"a click rate below {state['least_rate'] or 0.0:.4g}",
+        }
+        for name, (total, squares, expected) in state["sums"].items():
+            if name in names and expected >= MIN_CLICKED_REQUESTS:
+                found[names[name]] = mixture_evidence(total, squares)
+        worst = max(found, key=lambda each: found[each], default=None)
+        state["evidence"] = None if worst is None else min(found[worst], 1e9)
+        low, high = min(state.get("low", 1.0), float(rows.scores.min())), max(state.get("high", 0.0), rows.scores.max())
+        state["low"], state["high"] = low, float(high)
+        text = f"model version {evidence.version}, {state['rows']} matured rows since its release"
+        if low == high and state["rows"] >= STUCK_ROWS:
+            return {**state, "state": BAD, "reason": f"every score is {low:.6g}: {text}"}
+        if worst is not None and found[worst] >= enough:
+            text = f"evidence {state['evidence']:.3g} of {enough:g} of {worst}: {text}"
+            return {**state, "state": BAD, "reason": f"{text}; by chance with a probability of at most 1/{enough:g}"}
+        served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
+        is_suspect = state["evidence"] is not None and state["evidence"] >= SUSPICION
+        if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and not is_suspect:
+            return {**state, "state": WELL, "reason": f"nothing bad was found: {text}, {served:.0f} s"}
+        strongest = f"; strongest evidence {state['evidence']:.3g} of {enough:g} of {worst}" if worst else ""
+        return {**state, "reason": f"{text} of {settings.bake_rows}, {served:.0f} s{strongest}"}
+
+    def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
+        """The sums after these rows: of what exceeds each limit, of its squares, and clicks or clicks expected."""
+        ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
+        clicks = np.bincount(rows.groups, rows.labels)
+        predicted = np.bincount(rows.groups, rows.scores.astype(np.float64))
+        # Expected at the limit, so that a model whose clicks do not come at all is judged too.
+        terms = {
+            _UNDER: (clicks - ratio * predicted, float((clicks > 0).sum())),
+            _OVER: (predicted / ratio - clicks, float(np.minimum(predicted / ratio, 1.0).sum())),
+        }
+        if least_rate is not None:
+            expected = least_rate * np.bincount(rows.groups)
+            terms[_RATE] = (expected - clicks, float(np.minimum(expected, 1.0).sum()))
+        added = {}
+        for name, (excess, weight) in terms.items():
+            total, squares, number = state["sums"].get(name, (0.0, 0.0, 0.0))
+            added[name] = [total + float(excess.sum()), squares + float((excess**2).sum()), number + weight]
+        return added
+
+    def _decision(self, evidence: Evidence, state: Mapping[str, Any]) -> Decision:
+        actions = {BAKES: Action.UNDECIDABLE, WELL: Action.OK, BAD: Action.ROLLBACK}
+        numbers = {
+            **evidence.window_numbers(),
+            **({} if evidence.kpis.version == evidence.version else _NO_WINDOW),
+            "threshold": state["least_auc"],
+            "rows_since_breach": 0,
+            "rows_baked": state["rows"],
+            "evidence": state["evidence"],
+        }
+        return Decision(policy=self.name, action=actions[state["state"]], reason=state["reason"], numbers=numbers)
+
+
+def _since(evidence: Evidence) -> float:
+    """Since when the rows seen so far come from the serving version.
+
+    Rows of a version that was a canary, or that is live again, may be older than its last promotion.
+    """
+    return min(evidence.serving_since, evidence.time)
+
+
+def state_of(decision: Decision) -> str:
+    """What a decision of `BakingPolicy` says of its version, one of `evergreen.contracts.baking.STATES`."""
+    return {Action.ROLLBACK: BAD, Action.OK: WELL}.get(decision.action, BAKES)

@@ -1,0 +1,330 @@
+"""Bets against "the AUC is at least theta", whose capital grows only if it is not: the proof behind `sequential`.
+
+In: matured rows in order. Out: the capital, and the time from which the rows on which it grew came. What follows from
+it is left to `monitoring.policies.policies`.
+
+A round is a fixed number of successive requests. Its payoff X is the sum of (1 if the click scores above the
+non-click, 1/2 for a tie, else 0) - theta over every pair of a click and a non-click of *different* requests of the
+round, divided by a number fixed before the round (the planned pairs), so that X lies in [-theta, 1 - theta]. A click
+is compared with non-clicks that no other round uses; rows of one request, which share their user, meet in one round
+and never in a pair. If the AUC over pairs of such rows is at least theta, E[X | earlier rounds] >= 0, so each factor
+1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), has a mean of at most 1: a product of them
+is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
+
+Capital: the bet may start before any round s, with the share w_s of the capital, w_1 + w_2 + ... = 1; what has not
+started yet is kept as cash; each share is split over `FRACTIONS` of the largest lambda. A mixture of supermartingales
+is one, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38), and by Ville's inequality (1939)
+P(the capital ever reaches 1 / alpha) <= alpha: over all time, at every look. Late starts make it possible to detect a
+drift after long service: by then the capital of the first rounds is lost, while a start at round t has lost only
+log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect it sooner, and bound the
+mean time between false alarms instead of the probability that there ever is one.
+
+Several versions: each has rounds of its own, with a theta of its own, and all bet with one capital, in turn. The next
+lambda follows from theta and is chosen before the round's rows, so the product over the rounds of all versions is a
+supermartingale if each version's AUC is at least its theta. One inequality then covers all versions together.
+
+When the change began is estimated as in Page's CUSUM test (1954): a `Trail` per fraction multiplies the same factors
+and starts again from 1 where the product falls below. It decides nothing about whether there is a change.
+
+Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
+planned; a round with more is scaled down, which for dependent rows moves the null by a little. Not proven for users
+who return in other requests: the claim is then of the users who came, of whom the gate's interval by users allows for
+the difference (docs/monitor.md has simulated rates).
+"""
+
+import base64
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitoring.policies.policy import NO_ROWS, MaturedRows
+
+FRACTIONS = tuple(0.9 / 2**k for k in range(6))
+"""Of the largest lambda. From bold, for a steep drop, to careful, for one just below theta."""
+ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
+"""Expected clicks and non-clicks of a round, at least: a click is compared with several non-clicks, and the losses that
+a round must be able to bear, which limit lambda, stay small."""
+FIRST_CLICKS = 10
+"""Clicks that are only counted, so that the first round has a suitable size."""
+REMEMBERED_CLICKS = 1000.0
+"""About this many of the newest clicks determine the size of the next rounds."""
+MAX_REQUESTS = 20_000
+"""Of a round, whose rows are kept until it is complete; below one click in this many requests some rounds are void."""
+_SPREADS = 2.0
+"""Standard deviations above the mean that the planned pairs allow for clicks and for non-clicks."""
+
+
+class Rounds:
+    """The rounds of one version's rows, and their payoffs."""
+
+    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
+        """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
+        if memory.get("theta") != theta:
+            memory = {}  # Evidence against another claim says nothing about this one.
+        self.theta = theta
+        # Requests, clicks, their squares, non-clicks, their squares; per request.
+        self._sums = np.asarray(memory.get("sums", np.zeros(5)))
+        self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else NO_ROWS
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, a JSON object."""
+        return {"theta": self.theta, "sums": self._sums.tolist(), "rows": _pack_rows(self._rows)}
+
+    @property
+    def lambdas(self) -> list[float]:
+        """The bets on a round, one per fraction."""
+        return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
+
+    def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
+        """Return the payoffs and the clicks of the rounds that `rows` complete and that have a pair."""
+        plan = self._plan_round()
+        self._count_rows(rows)
+        if plan is None:
+            return [], []
+        self._rows = _concatenate(self._rows, rows)
+        per_round, planned_pairs = plan
+        num_rounds = (int(self._rows.groups[-1]) + 1) // per_round
+        if not num_rounds:
+            return [], []
+        used = int(np.searchsorted(self._rows.groups, num_rounds * per_round))
+        labels = self._rows.labels[:used]
+        scores = self._rows.scores[:used]
+        groups = self._rows.groups[:used]
+        self._rows = MaturedRows(
+            labels=self._rows.labels[used:],
+            scores=self._rows.scores[used:],
+            groups=self._rows.groups[used:] - num_rounds * per_round,
+        )
+        rounds = groups // per_round
+        wins, pairs = cross_wins(labels, scores, groups, rounds=rounds, num_rounds=num_rounds)
+        payoffs = (wins - self.theta * pairs) / np.maximum(pairs, planned_pairs)
+        clicks = np.bincount(rounds, labels, num_rounds)
+        played = pairs > 0
+        return payoffs[played].tolist(), clicks[played].tolist()
+
+    def _plan_round(self) -> tuple[int, float] | None:
+        """The next round's requests and pairs, from the rows counted so far; None before enough clicks were counted.
+
+        The pairs divide the payoffs; a round with more is divided by its own.
+        """
+        requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
+        if clicks < FIRST_CLICKS or not others:
+            return None
+        needed = max(ROUND_CLICKS * requests / clicks, ROUND_OTHERS * requests / others, 2.0)
+        size = min(math.ceil(needed), MAX_REQUESTS)
+        most = [
+            size * total / requests
+            + _SPREADS * math.sqrt(size * max(squared / requests - (total / requests) ** 2, 0.0))
+            for total, squared in ((clicks, clicks_squared), (others, others_squared))
+        ]
+        return size, max(most[0], 1.0) * max(most[1], 1.0)
+
+    def _count_rows(self, rows: MaturedRows) -> None:
+        clicks = np.bincount(rows.groups, rows.labels)
+        others = np.bincount(rows.groups) - clicks
+        new = [len(clicks), clicks.sum(), (clicks**2).sum(), others.sum(), (others**2).sum()]
+        self._sums = self._sums + np.array(new, np.float64)
+        if self._sums[1] > 2 * REMEMBERED_CLICKS:
+            self._sums = self._sums / 2.0
+
+
+class Capital:
+    """The capital of bets on successive rounds."""
+
+    def __init__(self, memory: Mapping[str, Any]) -> None:
+        """Continues from what `memory()` returned; starts anew where it is empty."""
+        self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
+        self.rounds = int(memory.get("rounds", 0))
+        """Rounds with at least one pair so far."""
+        self.clicks = int(memory.get("clicks", 0))
+        """Clicks in them."""
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, a JSON object."""
+        return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
+
+    @property
+    def value(self) -> float:
+        """The capital, 1 before the first round."""
+        return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
+
+    def bet(self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float) -> bool:
+        """Multiply the capital round by round until it is enough.
+
+        Args:
+            payoffs: One per round.
+            clicks: Number of clicks of each round.
+            lambdas: One per fraction, chosen before the rounds.
+            enough: Capital at which the rest of the rounds is left out.
+
+        Returns:
+            Whether the capital has reached `enough`.
+        """
+        # Python floats: faster than an array of six.
+        for payoff, of_round in zip(payoffs, clicks):
+            self.rounds += 1
+            self.clicks += int(of_round)
+            start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
+            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)]
+            if self.value >= enough:
+                return True
+        return False
+
+
+class EProcess:
+    """The capital of bets on the rows of one version, against one null hypothesis."""
+
+    def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
+        """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
+        self._rounds = Rounds(theta, memory)
+        self._capital = Capital(memory if memory.get("theta") == theta else {})
+        self.theta = theta
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, a JSON object."""
+        return {**self._rounds.memory(), **self._capital.memory()}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds with at least one pair so far."""
+        return self._capital.rounds
+
+    @property
+    def clicks(self) -> int:
+        """Clicks in them."""
+        return self._capital.clicks
+
+    @property
+    def value(self) -> float:
+        """The capital, 1 before the first round."""
+        return self._capital.value
+
+    def update(self, rows: MaturedRows, enough: float) -> bool:
+        """Bets on every round that `rows` complete; True, and no further bet, once the capital has reached `enough`."""
+        payoffs, clicks = self._rounds.play(rows)
+        return self._capital.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+
+
+_LARGEST = 1e300
+"""Largest product of a trail: JSON has no infinity."""
+
+
+@dataclass(frozen=True)
+class Trail:
+    """The product of one fraction's factors since it was 1 or less the last time."""
+
+    value: float = 1.0
+    since: float | None = None
+    """Event time after which the rows came, in seconds; None while there is no product above 1."""
+    shown_at: float | None = None
+    """Event time up to which the rows came that first made the product large enough; None before."""
+
+    def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
+        """Return the trail after rows between two decision points have multiplied it by `factor`."""
+        began = since if self.since is None else self.since
+        value = min(self.value * factor, _LARGEST)
+        if value <= 1.0:
+            return Trail()
+        is_new = self.shown_at is None and value >= enough
+        return Trail(value, began, until if is_new else self.shown_at)
+
+
+def factors(payoffs: list[float], lambdas: list[float]) -> list[float]:
+    """Return the product of the rounds' factors for each bet.
+
+    Multiplied in the order of the rounds, so that each machine has the same bits.
+    """
+    rounds = 1.0 - np.outer(np.asarray(payoffs, np.float64), lambdas)
+    with np.errstate(over="ignore", under="ignore"):
+        product: list[float] = np.cumprod(rounds, axis=0)[-1].tolist()
+    return product
+
+
+def cross_wins(
+    labels: NDArray[np.uint8],
+    scores: NDArray[np.float32],
+    groups: NDArray[np.int64],
+    *,
+    rounds: NDArray[np.int64],
+    num_rounds: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per round, over pairs of a click and a non-click of different groups: pairs that the click wins, and pairs.
+
+    A tie is half a win. Labels are 0 or 1; groups and rounds are integers from 0, ascending, and a group lies in one
+    round; all are [n]. Some rounds may have no row.
+
+    >>> wins, pairs = cross_wins(
+    ...     np.array([1, 0, 0, 1], np.uint8),
+    ...     np.array([0.5, 0.5, 0.4, 0.3], np.float32),
+    ...     np.array([0, 1, 1, 2]),
+    ...     rounds=np.array([0, 0, 0, 0]),
+    ...     num_rounds=1,
+    ... )
+    >>> wins.tolist(), pairs.tolist()
+    ([1.5], [4.0])
+    """
+    wins, pairs = _count_wins(labels, scores, rounds, num_keys=num_rounds)
+    num_groups = int(groups[-1]) + 1
+    if num_groups < len(groups):
+        round_of_group = np.zeros(num_groups, np.int64)
+        round_of_group[groups] = rounds
+        within = (
+            np.bincount(round_of_group, each, num_rounds)
+            for each in _count_wins(labels, scores, groups, num_keys=num_groups)
+        )
+        wins, pairs = wins - next(within), pairs - next(within)
+    return wins, pairs
+
+
+def _count_wins(
+    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], *, num_keys: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per key: pairs of a click and a non-click that the click wins, and all pairs. Whole and half numbers, exact."""
+    order = np.lexsort((scores, keys))
+    label = labels[order]
+    score = scores[order]
+    key = keys[order]
+    others = np.concatenate(([0], np.cumsum(label == 0)))
+    is_first = np.concatenate(([True], (score[1:] != score[:-1]) | (key[1:] != key[:-1])))
+    run = np.cumsum(is_first) - 1
+    starts = np.flatnonzero(is_first)
+    ends = np.append(starts[1:], len(order))
+    key_starts = np.searchsorted(key, np.arange(num_keys))
+    clicks = np.flatnonzero(label)
+    below = others[starts[run[clicks]]] - others[key_starts[key[clicks]]]
+    ties = others[ends[run[clicks]]] - others[starts[run[clicks]]]
+    wins = np.bincount(key[clicks], below + 0.5 * ties, num_keys).astype(np.float64)
+    num_clicks = np.bincount(keys, labels, num_keys).astype(np.float64)
+    return wins, num_clicks * (np.bincount(keys, minlength=num_keys) - num_clicks)
+
+
+def _concatenate(first: MaturedRows, second: MaturedRows) -> MaturedRows:
+    if not len(first.labels):
+        return second
+    return MaturedRows(
+        labels=np.concatenate((first.labels, second.labels)),
+        scores=np.concatenate((first.scores, second.scores)),
+        groups=np.concatenate((first.groups, second.groups + first.groups[-1] + 1)),
+    )
+
+
+def _pack_rows(rows: MaturedRows) -> dict[str, Any]:
+    """Rows as JSON: clicks are few, and requests mostly of one row."""
+    sizes = np.bincount(rows.groups)
+    return {
+        "clicks": np.flatnonzero(rows.labels).tolist(),
+        "scores": base64.b64encode(rows.scores.astype("<f4").tobytes()).decode(),
+        "sizes": None if (sizes == 1).all() else sizes.tolist(),
+    }
+
+
+def _unpack_rows(packed: Mapping[str, Any]) -> MaturedRows:
+    scores = np.frombuffer(base64.b64decode(packed["scores"]), "<f4").astype(np.float32)
+    labels = np.zeros(len(scores), np.uint8)
+    labels[packed["clicks"]] = 1
+    sizes = np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    return MaturedRows(labels=labels, scores=scores, groups=np.repeat(np.arange(len(sizes)), sizes))

@@ -1,0 +1,228 @@
+"""The evidence of a line of versions: whose rows count against the version that serves, and when they cease to.
+
+In: new rows by the version that scored them, each version's theta, the newest row that each has learned. Out: what the
+rows show about the serving version. The policy `sequential` makes a decision of it.
+
+Evidence belongs to rows. All versions of a line bet with one capital (`monitoring.policies.betting`), which a release
+leaves as it is: a row that matures after its version was replaced counts against the versions that followed. An alarm
+says that the world has changed, and by which rows that is shown: the trail with the largest product became large
+enough at `shown_at`. Rows up to there suffice to see the change, so a version that has learned them knows it:
+
+- A version that has learned rows up to `shown_at` or later is judged anew, by a capital of its own line of versions
+  that know the change. Rows that other versions scored say nothing about it: they fall short because their versions
+  do not know what it knows.
+- Any other version stays under the alarm, before its own rows have matured and after.
+
+The rows of a version count in a process of its own and in those of the later versions of the line, so that the rows of
+a version that is rolled back never count against the one that is live again. Where it is not known what a version has
+learned, its own rows alone are evidence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from monitoring.policies.betting import FRACTIONS, Capital, Rounds, Trail, factors
+from monitoring.policies.policy import Evidence, without_oldest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """A change that rows have shown; times are event times in seconds since the epoch."""
+
+    since: float
+    """Time after which the rows came on which the capital grew."""
+    shown_at: float
+    """Time up to which the rows came that suffice to see the change."""
+    matured: int
+    """Rows judged before it, of all versions."""
+    value: float
+    """The capital."""
+    rounds: int
+    clicks: int
+    """Clicks in the rounds."""
+    versions: tuple[int, ...]
+    """Versions that scored the rows after `since`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What rows show about one version."""
+
+    alarm: Alarm | None = None
+    """A change that the version does not know; None if there is none."""
+    learned: Alarm | None = None
+    """A change that the version knows, while no row of a version that knows it has matured."""
+    value: float = 1.0
+    """The capital."""
+    rounds: int = 0
+    clicks: int = 0
+    """Clicks in the rounds."""
+    versions: tuple[int, ...] = ()
+    """Versions whose rows the value comes from; empty if none has matured."""
+
+
+class _Played(NamedTuple):
+    """Rounds that new rows of one version completed."""
+
+    payoffs: list[float]
+    clicks: list[float]
+    lambdas: list[float]
+
+
+class _Process:
+    """The capital of one version's rows and of those of the versions before it in its line."""
+
+    def __init__(self, memory: Mapping[str, Any]) -> None:
+        self.capital = Capital(memory)
+        self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
+        self.scored: dict[int, float] = {int(version): time for version, time in memory.get("scored", {}).items()}
+        """Last decision point at which rows of a version were bet on, as far back as the trails go."""
+        self.alarm = _alarm(memory.get("alarm"))
+        self.change = _alarm(memory.get("change"))
+        """The newest change that its versions know."""
+        self.learned_until: float | None = memory.get("learned_until")
+        """Of the version whose process it is; None = not known."""
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            **self.capital.memory(),
+            "trails": [[each.value, each.since, each.shown_at] for each in self.trails],
+            "scored": {str(version): time for version, time in self.scored.items()},
+            "alarm": asdict(self.alarm) if self.alarm else None,
+            "change": asdict(self.change) if self.change else None,
+            "learned_until": self.learned_until,
+        }
+
+    def counts(self, learned_until: float | None) -> bool:
+        """Whether the rows of an earlier version count that has learned rows up to there."""
+        if self.learned_until is None or learned_until is None:
+            return False
+        return self.change is None or learned_until >= self.change.shown_at
+
+    def standing(self) -> Standing:
+        return Standing(
+            alarm=self.alarm,
+            value=self.capital.value,
+            rounds=self.capital.rounds,
+            clicks=self.capital.clicks,
+            versions=tuple(sorted(self.scored)),
+        )
+
+
+class LineEvidence:
+    """The processes of the versions that are remembered."""
+
+    def __init__(self, memory: Mapping[str, Any], *, enough: float) -> None:
+        """Continues from what `memory()` returned; `enough` is the capital that raises an alarm."""
+        self._enough = enough
+        self._rounds: dict[str, Any] = dict(memory.get("rounds", {}))
+        self._processes: dict[str, Any] = dict(memory.get("processes", {}))
+        self._judged: float | None = memory.get("judged")
+
+    def memory(self) -> dict[str, Any]:
+        """What a successor needs, a JSON object."""
+        return {"rounds": self._rounds, "processes": self._processes, "judged": self._judged}
+
+    def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
+        """Bet on the new rows of every version that has a theta."""
+        # Later rows of a version meet a capital that holds the earlier versions' rows of the same decision point.
+        for version, rows in evidence.rows_of.items():
+            if version not in thetas:
+                continue
+            rounds = Rounds(
+                thetas[version], self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence)
+            )
+            payoffs, clicks = rounds.play(rows)
+            self._rounds[str(version)] = rounds.memory()
+            if str(version) not in self._processes:
+                self._processes[str(version)] = self._begun(version, evidence).memory()
+            if payoffs:
+                self._bet(version, _Played(payoffs, clicks, rounds.lambdas), evidence)
+        self._judged = evidence.time
+        needed = {*evidence.rows_of, evidence.version}
+        self._rounds = without_oldest(self._rounds, needed=needed)
+        self._processes = without_oldest(self._processes, needed=needed)
+
+    def about(self, evidence: Evidence) -> Standing:
+        """Return what the rows so far show about the serving version."""
+        version, learned_until = evidence.version, evidence.learned_until()
+        if (newest := self._newest_of(evidence.line)) is None:
+            return Standing()
+        process = _Process(self._processes[str(newest)])
+        if newest == version:
+            return process.standing()
+        if learned_until is None:
+            return Standing()
+        if process.alarm is not None and learned_until >= process.alarm.shown_at:
+            return Standing(learned=process.alarm)
+        if process.alarm is None and process.change is not None and learned_until < process.change.shown_at:
+            return Standing(alarm=process.change)
+        return process.standing()
+
+    def _plan_for(self, version: int, thetas: Mapping[int, float], evidence: Evidence) -> dict[str, Any]:
+        """What the rounds of a new version begin with: the sizes of those before it, so that its first rows count."""
+        known = [each for each in evidence.line if each < version and str(each) in self._rounds]
+        return {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]} if known else {}
+
+    def _newest_of(self, line: tuple[int, ...]) -> int | None:
+        return max((version for version in line if str(version) in self._processes), default=None)
+
+    def _begun(self, version: int, evidence: Evidence) -> _Process:
+        """The process of a version whose first row has matured: that of the version before it, where it still holds."""
+        learned_until = evidence.learned_until(version)
+        before = self._newest_of(tuple(each for each in evidence.line if each < version))
+        if before is None or learned_until is None:
+            return _Process({"learned_until": learned_until})
+        process = _Process(self._processes[str(before)])
+        process.learned_until = learned_until
+        if process.alarm is None and process.change is not None and learned_until < process.change.shown_at:
+            process.alarm, process.change = process.change, None
+        return self._judged_anew(process)
+
+    def _judged_anew(self, process: _Process) -> _Process:
+        """The process itself, or a new one where its version knows the change that raised its alarm."""
+        alarm, learned_until = process.alarm, process.learned_until
+        if alarm is None or learned_until is None or learned_until < alarm.shown_at:
+            return process
+        return _Process({"learned_until": learned_until, "change": asdict(alarm)})
+
+    def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
+        """Bet with the capital of each process in which rows of the version count."""
+        learned_until = evidence.learned_until(version)
+        multiplied = factors(played.payoffs, played.lambdas)
+        for name in [name for name in self._processes if version <= int(name) and int(name) in evidence.line]:
+            process = _Process(self._processes[name])
+            if process.alarm is not None or (int(name) != version and not process.counts(learned_until)):
+                continue
+            has_enough = process.capital.bet(*played, enough=self._enough)
+            since = evidence.time if self._judged is None else self._judged
+            process.trails = [
+                trail.after(factor, since=since, until=evidence.time, enough=self._enough)
+                for trail, factor in zip(process.trails, multiplied)
+            ]
+            began = min((trail.since for trail in process.trails if trail.since is not None), default=since)
+            scored = {**process.scored, version: evidence.time}
+            process.scored = {each: time for each, time in scored.items() if time > began or each == version}
+            if has_enough:
+                process.alarm = _raised(process, evidence)
+            self._processes[name] = self._judged_anew(process).memory()
+
+
+def _raised(process: _Process, evidence: Evidence) -> Alarm:
+    trail = max(process.trails, key=lambda each: each.value)
+    since = evidence.time if trail.since is None else trail.since
+    return Alarm(
+        since=since,
+        # Without a product that is large enough the rows of this very point were the last that were needed.
+        shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
+        matured=evidence.matured_total,
+        value=process.capital.value,
+        rounds=process.capital.rounds,
+        clicks=process.capital.clicks,
+        versions=tuple(sorted(each for each, time in process.scored.items() if time > since or time == evidence.time)),
+    )
+
+
+def _alarm(known: Mapping[str, Any] | None) -> Alarm | None:
+    return Alarm(**{**known, "versions": tuple(known["versions"])}) if known else None

@@ -1,0 +1,257 @@
+"""What follows a decision: a run of the pipeline or a notification, restrained, and events when something changes.
+
+In: decisions, turns of the loop. Out: the decision as it was acted on; at most one run at a time
+(`monitoring.retraining.retraining`); messages (`monitoring.retraining.notifications`). When a run must wait is
+`monitoring.policies.restraint`'s.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evergreen.config.monitor import RecipeSettings, RestraintSettings, split_names
+from evergreen.notifications.webhook import post_to_file
+from evergreen.runtime.durable import no_checkpoint
+from evergreen.runtime.errors import ContractError, expect
+from monitoring.journal import Journal
+from monitoring.policies import restraint
+from monitoring.policies.baking import BAKING
+from monitoring.policies.policy import Action, Decision
+from monitoring.policies.restraint import RunMemory, restrain
+from monitoring.retraining.new_versions import NewVersions
+from monitoring.retraining.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
+from monitoring.retraining.retraining import IDLE, RUNNING, Retraining
+from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
+from monitoring.state.database import Database, read_memory
+
+if TYPE_CHECKING:
+    from monitoring.state.archive import Archive
+
+TRIGGERS = ("none", "local", "kubeflow")
+NOTIFY_RESTRAINT = "restraint.notify"
+"""Document with the restraint of notifications that take the place of a run."""
+REPORTED = "reported"
+"""Document with the action of the drift that was reported last; empty after its end."""
+LOG_DOWN_SECONDS = 60.0
+"""A log that is down for less is a broker that restarts, and no reason to wake anybody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActingSettings:
+    """What is done about a drift, and by whom."""
+
+    trigger: str = "none"
+    """Who runs the pipeline: `local` (a process), `kubeflow`, or `none` (only notify)."""
+    run_command: str = ""
+    """Local trigger: command line that runs the pipeline; `--request <file>` is appended."""
+    upload_wait_seconds: float = 600.0
+    """Longest wait for the uploader before a run is requested; 0 = the archive is the lake, do not wait."""
+    kubeflow: KubeflowSettings = KubeflowSettings()
+    notifications: NotificationSettings = NotificationSettings()
+
+    def __post_init__(self) -> None:
+        expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
+        expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
+        if self.trigger == "local" and not self.run_command.strip():
+            raise ContractError("run_command is empty, expected a command line for the local trigger")
+        if self.trigger == "kubeflow":
+            self.kubeflow.expect_complete()
+
+
+def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: int = -1) -> Trigger | None:
+    """Return the trigger that the settings name; None = only notify.
+
+    Args:
+        settings: Which trigger, and its own.
+        state: The monitor's folder.
+        store: The model store.
+        umask: That of runs on this machine; -1 = the monitor's.
+    """
+    if settings.trigger == "local":
+        return LocalTrigger(state, store, settings.run_command, umask=umask)
+    if settings.trigger == "kubeflow":
+        return KubeflowTrigger(settings.kubeflow, store=store)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActingStatus:
+    """What is being done, and what restrains the next run; a number that does not exist is None."""
+
+    phase: str = IDLE
+    """Of the request under way; see `monitoring.retraining.retraining`."""
+    request_id: str | None = None
+    started_at: float | None = None
+    """When the active run was started."""
+    daily_budget: int | None = None
+    budget_left: int | None = None
+    blocked_until: float | None = None
+    """No request before this time; None while nothing forbids one."""
+    blocked_by: str | None = None
+    failures: int | None = None
+    """Runs in a row that released nothing."""
+    failed: int | None = None
+    """The newest of them in a row that failed."""
+    incident_since: float | None = None
+    last_action: str | None = None
+    messages_waiting: int | None = None
+    """None without a webhook."""
+
+
+class Acting:
+    """Acts on decisions; at most one run at a time."""
+
+    def __init__(
+        self,
+        settings: ActingSettings,
+        restraint: RestraintSettings,
+        *,
+        recipe: RecipeSettings,
+        notify_only: str,
+        recommender: str,
+        new_versions: NewVersions,
+        documents: Database,
+        archive: "Archive",
+        trigger: Trigger | None,
+        journal: Journal,
+        clock: Callable[[], float],
+        checkpoint: Callable[[str], None] = no_checkpoint,
+    ) -> None:
+        """Continues where a predecessor stopped; listens to the journal from now on.
+
+        The archive is flushed before a run is requested. Without a trigger people are notified in place of runs, and of
+        the policies `notify_only` in any case.
+        """
+        self._restraint = restraint
+        self._documents = documents
+        self._journal = journal
+        self._notify_only = split_names(notify_only)
+        self._has_trigger = trigger is not None
+        self.new_versions = new_versions
+        self.retraining = Retraining(
+            documents=documents,
+            archive=archive,
+            trigger=trigger,
+            journal=journal,
+            restraint=restraint,
+            recipe=recipe,
+            upload_wait_seconds=settings.upload_wait_seconds,
+            checkpoint=checkpoint,
+        )
+        url_file = Path(settings.notifications.webhook_file)
+        outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
+        self.notifier = Notifier(documents, outbox, settings.notifications, recommender=recommender, clock=clock)
+        journal.listener = self.notifier.on_event
+        self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
+        self._log_down_since: float | None = None
+        if not self._reported and self._is_idle:
+            # A predecessor was killed between the event and its note; nothing would ever close the incident.
+            self.notifier.close_silently(DRIFT)
+
+    def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
+        """Acts on a decision; returns it as it was acted on, HELD where it must wait.
+
+        `decisions` are those of each policy: some start a run, others only notify people. Every row up to `data_until`
+        is matured.
+        """
+        for each in decisions:
+            if each.policy == BAKING:
+                self.new_versions.consider(each, now=now)
+        if decision.action is Action.ROLLBACK:
+            # The version before comes back first; whether that one needs a successor is for its own rows to say.
+            return decision
+        confirmed = [each for each in decisions if each.action is Action.RETRAIN]
+        acted = [self._act(each, now, data_until) for each in confirmed]
+        if acted and all(each.action is Action.HELD for each in acted):
+            decision = dataclasses.replace(decision, action=Action.HELD, reason=acted[0].reason)
+        self._report_drift(decision)
+        return decision
+
+    def step(self, now: float, *, log_problem: str | None = None) -> None:
+        """Advances what is under way without waiting; `log_problem`: why nothing can arrive from the record log."""
+        self._report_log(log_problem, now)
+        if self.new_versions.step(now):
+            self.retraining.rest_after(restraint.TAKEN_BACK, now)
+        self.notifier.step(now)
+        self.retraining.step(now)
+
+    def status(self, now: float) -> ActingStatus:
+        """For the page and the metrics."""
+        progress = self.retraining.progress
+        memory = self.retraining.memory
+        outbox = self.notifier.outbox
+        incident = self.notifier.open.get(DRIFT)
+        budget = self._restraint.daily_budget
+        is_blocked = memory.blocked_until > now
+        return ActingStatus(
+            phase=progress.phase,
+            request_id=progress.request_id or None,
+            started_at=progress.started_at if progress.phase == RUNNING else None,
+            daily_budget=budget,
+            budget_left=max(0, budget - memory.num_requests_today(now)),
+            blocked_until=memory.blocked_until if is_blocked else None,
+            blocked_by=memory.blocked_by if is_blocked else None,
+            failures=memory.failures,
+            failed=memory.failed,
+            incident_since=incident.since if incident else None,
+            last_action=incident.text if incident else None,
+            messages_waiting=None if outbox is None else len(outbox),
+        )
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.retraining.progress.phase == IDLE
+
+    def _act(self, decision: Decision, now: float, data_until: float) -> Decision:
+        if decision.policy in self._notify_only or not self._has_trigger:
+            self._notify(decision, now)
+            return decision
+        acted = restrain(decision, self.retraining.memory, self._restraint, now=now)
+        if acted.action is Action.RETRAIN and self._is_idle:
+            self.retraining.begin(decision, now=now, data_until=data_until)
+        return acted
+
+    def _notify(self, decision: Decision, now: float) -> None:
+        """Notifies people in place of a run, as often as a run might be requested."""
+        memory = read_memory(self._documents, NOTIFY_RESTRAINT, RunMemory)
+        if restrain(decision, memory, self._restraint, now=now).action is Action.HELD:
+            return
+        self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
+        memory = restraint.requested(memory, now=now)
+        memory = restraint.ended(memory, "notified", self._restraint, now=now)
+        self._documents.write_documents({NOTIFY_RESTRAINT: dataclasses.asdict(memory)}, {"request_notified": 1})
+
+    def _report_drift(self, decision: Decision) -> None:
+        """Emits an event for a drift's first breach, its hold and its end, each once, also over a restart.
+
+        A request has events of its own.
+        """
+        action, reported = decision.action, self._reported
+        if action is Action.RETRAIN:
+            reported = Action.BREACH.value
+        elif action is Action.HELD or (action is Action.BREACH and not reported):
+            if action.value != reported:
+                self._journal.emit(action.value, decision.reason, policy=decision.policy, **decision.numbers)
+            reported = action.value
+        elif action is Action.OK and reported:
+            self._journal.emit("recovered", decision.reason, policy=decision.policy, **decision.numbers)
+            reported = ""
+        if reported != self._reported:
+            self._documents.write_documents({REPORTED: {"action": reported}})
+            self._reported = reported
+
+    def _report_log(self, problem: str | None, now: float) -> None:
+        """Emits an event when nothing could arrive from the log for a while, and when messages can arrive again."""
+        is_reported = LOG in self.notifier.open  # also after a restart
+        if problem is None:
+            if is_reported:
+                self._journal.emit("log_up", "messages can arrive again")
+            self._log_down_since = None
+        elif self._log_down_since is None:
+            self._log_down_since = now
+        # A clock that was set back reports too early rather than never.
+        elif abs(now - self._log_down_since) >= LOG_DOWN_SECONDS and not is_reported:
+            self._journal.emit("log_down", problem)

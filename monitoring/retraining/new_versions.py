@@ -1,0 +1,193 @@
+"""What becomes of a version that bakes: findings for whoever may take it back, and events for people.
+
+In: the decisions of `monitoring.policies.baking`, scores that are no numbers as they arrive, the promotion journal.
+Out: one findings file a version in the model store, and an event when a version is found to be bad and when one was
+taken back. The monitor changes nothing of what is served: deployment's controller reads the findings.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evergreen.config.release import BakingSettings
+from evergreen.contracts.baking import (
+    BAD,
+    MIN_UNUSABLE_REQUESTS,
+    MIN_UNUSABLE_ROWS,
+    MIN_UNUSABLE_SECONDS,
+    UNUSABLE_REQUESTS,
+    Findings,
+)
+from evergreen.registry import promotion_journal
+from evergreen.registry.promotion_journal import baking, read_findings, write_findings
+from evergreen.runtime.errors import ContractError
+from evergreen.statistics.metrics import sequential_binomial
+from monitoring.journal import Journal
+from monitoring.policies.baking import NUM_TESTS, state_of
+from monitoring.policies.policy import Decision
+from monitoring.state.database import Database
+
+if TYPE_CHECKING:
+    from monitoring.state.join import UnscoredRows
+
+logger = logging.getLogger(__name__)
+
+UNUSABLE, TAKEN_BACK = "unusable_scores", "taken_back"
+"""Names of the documents: `UnusableRows`; the journal's line that was reported last."""
+LOOK_SECONDS = 2.0
+"""Between two looks at the promotion journal."""
+
+
+@dataclass(kw_only=True)
+class UnusableRows:
+    """Rows without a usable score of the version that bakes; a JSON object."""
+
+    version: int = 0
+    rows: int = 0
+    requests: list[str] = field(default_factory=list)
+    """Ids of the first `MIN_UNUSABLE_REQUESTS` distinct requests that they come from."""
+    first: float = 0.0
+    """When the first of them came, seconds since the epoch."""
+    last: float = 0.0
+
+    def add(self, request_id: str, rows: int, now: float) -> None:
+        """Count a request's rows in."""
+        if not self.rows or not now - self.first >= 0:  # also where the clock was set back
+            self.first = now
+        self.rows, self.last = self.rows + rows, now
+        if len(self.requests) < MIN_UNUSABLE_REQUESTS and request_id not in self.requests:
+            self.requests.append(request_id)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether they are more than a burst of a few requests, which anybody who may publish can make up."""
+        return (
+            self.rows >= MIN_UNUSABLE_ROWS
+            and len(self.requests) >= MIN_UNUSABLE_REQUESTS
+            and self.last - self.first >= MIN_UNUSABLE_SECONDS
+        )
+
+
+class NewVersions:
+    """The versions of one model store as the monitor sees them bake."""
+
+    def __init__(
+        self,
+        settings: BakingSettings,
+        *,
+        store: Path,
+        documents: Database,
+        journal: Journal,
+        rows_of: Callable[[int], int],
+    ) -> None:
+        """Continues where a predecessor stopped.
+
+        `rows_of` gives the usable rows that a version has scored, those of the last days at least.
+        """
+        self._settings, self._store, self._documents, self._journal = settings, store, documents, journal
+        self._rows_of = rows_of
+        self._unusable = UnusableRows(**(documents.read_document(UNUSABLE) or {}))
+        self._is_new = self._unusable.rows > 0
+        """Whether rows without a usable score were counted since they were judged last."""
+        self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
+        self._written: Findings | None = None
+        self._told: int | None = None
+        """The bad version of which people were told last."""
+        self._looked_at: float | None = None
+
+    def count_unusable(self, found: Sequence["UnscoredRows"], now: float) -> None:
+        """Count requests that came now with rows whose score is no probability, if their version bakes."""
+        try:
+            bakes = baking(self._store)
+        except (ContractError, OSError) as error:
+            logger.warning("rows without a score are judged by nobody: the promotion journal: %s", error)
+            return
+        of_version = [each for each in found if bakes is not None and each.version == bakes.version]
+        if not of_version:
+            return
+        if self._unusable.version != of_version[0].version:
+            self._unusable = UnusableRows(version=of_version[0].version)
+        for each in of_version:
+            self._unusable.add(each.request_id, each.rows, now)
+        self._documents.write_documents({UNUSABLE: asdict(self._unusable)})
+        self._is_new = True
+
+    def consider(self, decision: Decision, *, now: float) -> None:
+        """Leaves what live traffic says of a version, if it bakes."""
+        numbers = decision.numbers
+        version, rows = numbers["version"], numbers["rows_baked"]
+        assert version is not None
+        assert rows is not None
+        known = {name: numbers[name] for name in ("auc", "auc_low", "auc_high", "threshold", "evidence")}
+        self._leave(int(version), state_of(decision), decision.reason, rows=int(rows), numbers=known, now=now)
+
+    def step(self, now: float) -> bool:
+        """Judges scores that arrived, and looks whether a version was taken back; True where one was since.
+
+        A store that cannot be read is looked at again.
+        """
+        if self._is_new:
+            self._judge_scores(now)
+        # A clock that was set back looks too early rather than never.
+        if self._looked_at is not None and abs(now - self._looked_at) < LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        try:
+            live = promotion_journal.current(self._store)
+        except (ContractError, OSError) as error:
+            logger.warning("the promotion journal cannot be read: %s", error)
+            return False
+        if live is None or live.barred_model_id is None or live.time == self._reported:
+            return False
+        text = f"version {live.previous_version} was taken back, {live.version} is live again: {live.reason}"
+        self._journal.emit("taken_back", text, version=live.previous_version, live_version=live.version)
+        self._documents.write_documents({TAKEN_BACK: {"line": live.time}})
+        self._reported = live.time
+        return True
+
+    def _judge_scores(self, now: float) -> None:
+        self._is_new = False
+        found = self._unusable
+        if not found.is_enough:
+            return
+        rows, allowed = found.rows + self._rows_of(found.version), self._settings.max_unusable_scores
+        if sequential_binomial(found.rows, rows, allowed) < self._settings.bake_alpha / NUM_TESTS:
+            text = f"{found.rows} of {rows} rows have a score that is no probability, expected at most {allowed:.2%}"
+            numbers = {
+                "unusable_rows": float(found.rows),
+                "scored_rows": float(rows),
+                UNUSABLE_REQUESTS: float(len(found.requests)),
+            }
+            reason = f"{text}: model version {found.version}"
+            self._leave(found.version, BAD, reason, rows=rows, numbers=numbers, now=now)
+
+    def _leave(
+        self, version: int, state: str, reason: str, *, rows: int, numbers: Mapping[str, float | None], now: float
+    ) -> None:
+        """Writes findings that differ from those before; a version that was found bad stays so."""
+        before = self._written
+        if before is not None and before.version == version and (before.state, before.reason) == (state, reason):
+            return
+        try:
+            bakes = baking(self._store)
+            if bakes is None or bakes.version != version:
+                return
+            before = read_findings(self._store, version)
+            if before is None or before.state != BAD:
+                found_at = datetime.fromtimestamp(now, timezone.utc).isoformat()
+                found = Findings(
+                    version=version, state=state, reason=reason, found_at=found_at, rows=rows, numbers=dict(numbers)
+                )
+                if state == BAD and self._told != version:
+                    # Before the findings, after which nobody would: a crash between the two tells it twice.
+                    self._journal.emit("bad_release", reason, version=version, **numbers)
+                    self._told = version
+                write_findings(self._store, found)
+                before = found
+            self._written = before
+        except (ContractError, OSError) as error:
+            # The next decision point tries again.
+            logger.warning("findings on version %d cannot be left in %s: %s", version, self._store, error)

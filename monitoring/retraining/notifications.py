@@ -1,0 +1,275 @@
+"""Which events people are notified of, and messages on their way to the webhook.
+
+Listens to the journal. Events belong to incidents: a drift, a log that is down, dead letters. Within an incident each
+kind of event is sent once; while the incident stays open it is sent again every `remind_seconds`; its end is sent too.
+
+Messages are kept on disk, in order, and delivered at least once or dropped: when the server refuses one, when it is
+older than a day, or when more wait than there is room for (the oldest is dropped, and counted). One message is sent at
+a time, on a thread of its own, so that the loop never waits for the server. The message's form and its sending are
+`evergreen.notifications`'.
+"""
+
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from evergreen.notifications.webhook import Answer, compose
+from evergreen.runtime.errors import ContractError, expect
+from monitoring.journal import Event
+from monitoring.state.database import Database
+
+logger = logging.getLogger(__name__)
+
+INCIDENTS, OUTBOX = "incidents", "outbox"
+"""Names of the documents."""
+DRIFT = "drift"
+LOG = "log"
+DEAD_LETTER = "dead_letter"
+RELEASE = "release"
+"""Names of the incidents."""
+MAX_WAITING = 100
+"""Messages that wait at most."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 600.0
+GIVE_UP_SECONDS = 86_400.0
+"""Age at which a message is dropped: it is no news any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotificationSettings:
+    """Where messages for people go."""
+
+    webhook_file: str = ""
+    """File that holds the address of a webhook taking Slack's JSON; empty = nobody is notified. The address is a
+    secret, so it is no setting itself."""
+    remind_seconds: float = 6 * 3600.0
+    """How often a message of an open incident is repeated."""
+    status_url: str = ""
+    """Where people reach the status page; becomes the messages' link."""
+
+    def __post_init__(self) -> None:
+        expect(self, "above 0", lambda value: value > 0, "remind_seconds")
+        if "://" in self.webhook_file:
+            raise ContractError("webhook_file is an address, expected the name of a file that holds it")
+
+
+class _Rule(NamedTuple):
+    incident: str
+    title: str
+    done: str = ""
+    is_of_run: bool = False
+    """Sent once for each run, and opens no incident: a run may end after its drift, and is no drift that recovers."""
+
+
+_RULES = {
+    "decision": _Rule(DRIFT, "Drift confirmed"),
+    "held": _Rule(DRIFT, "Drift continues, retraining is held", "nothing yet"),
+    "requested": _Rule(DRIFT, "Retraining requested", "a run was started", is_of_run=True),
+    "overdue": _Rule(DRIFT, "A retraining run takes long", is_of_run=True),
+    "released": _Rule(DRIFT, "A new version was released", "released", is_of_run=True),
+    "canary": _Rule(DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True),
+    "judged": _Rule(DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True),
+    "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
+    "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
+    "bad_release": _Rule(RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True),
+    "taken_back": _Rule(RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True),
+    "log_down": _Rule(LOG, "The record log cannot be reached"),
+    "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),
+    "set_apart": _Rule("set_apart", "Rows could not be archived", "kept in the state folder, tried at the next start"),
+}
+"""By kind of event; the end of a run by its outcome."""
+_ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenIncident:
+    """One open incident; stored as JSON."""
+
+    since: float
+    last_at: float
+    """Time of its newest event."""
+    sent_at: float
+    amount: float = 0.0
+    """Dead letters so far."""
+    text: str = ""
+    sent: tuple[str, ...] = ()
+    """Kinds of events that were sent, those of a run with its name."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+class Notifier:
+    """Turns events into incidents and messages."""
+
+    def __init__(
+        self,
+        documents: Database,
+        outbox: "Outbox | None",
+        settings: NotificationSettings,
+        *,
+        recommender: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page.
+
+        Messages begin with the recommender's name: monitors of several may send to one place.
+        """
+        self._recommender = recommender
+        self._documents = documents
+        self.outbox = outbox
+        self._settings = settings
+        self._clock = clock
+        kept = documents.read_document(INCIDENTS) or {}
+        self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
+        """The open incidents by name: `drift`, `log`, `dead_letter`."""
+
+    def on_event(self, event: Event) -> None:
+        """Handles an event of the journal."""
+        kind = str(event.details["outcome"]) if event.kind == "run_ended" else event.kind
+        if kind in _ENDS:
+            self._close(*_ENDS[kind], event)
+        elif kind in _RULES:
+            self._update(kind, _RULES[kind], event)
+
+    def step(self, now: float) -> None:
+        """Sends reminders that are due, and advances the outbox."""
+        for name, incident in list(self.open.items()):
+            # A clock that was set back reminds too early rather than never.
+            if abs(now - incident.sent_at) < self._settings.remind_seconds:
+                continue
+            if name == DEAD_LETTER and incident.last_at <= incident.sent_at:
+                self.close_silently(name)
+                continue
+            self._send("Still: " + incident.text, incident, numbers=incident.numbers, now=now)
+            self._store({**self.open, name: dataclasses.replace(incident, sent_at=now)})
+        if self.outbox is not None:
+            self.outbox.step(now)
+
+    def close_silently(self, name: str) -> None:
+        """Ends an incident without a message."""
+        if name in self.open:
+            self._store({key: each for key, each in self.open.items() if key != name})
+
+    def _update(self, kind: str, rule: _Rule, event: Event) -> None:
+        now = self._clock()
+        is_open = rule.incident in self.open
+        known = self.open.get(rule.incident) or OpenIncident(since=now, last_at=now, sent_at=now)
+        key = f"{kind} {event.details.get('request_id')}" if rule.is_of_run else kind
+        numbers = dict(event.details)
+        incident = dataclasses.replace(
+            known,
+            last_at=now,
+            amount=known.amount + float(numbers.get("messages") or 0),
+            text=event.text,
+            sent=(*known.sent, key)[-50:] if key not in known.sent else known.sent,
+            numbers=numbers,
+        )
+        if key not in known.sent:
+            self._send(f"{rule.title}: {event.text}", incident, numbers=numbers, now=now, done=rule.done)
+            incident = dataclasses.replace(incident, sent_at=now)
+        if is_open or not rule.is_of_run:
+            self._store({**self.open, rule.incident: incident})
+
+    def _close(self, name: str, title: str, event: Event) -> None:
+        incident = self.open.get(name)
+        if incident is not None:
+            self._send(f"{title}: {event.text}", incident, numbers=event.details, now=self._clock())
+            self.close_silently(name)
+
+    def _send(
+        self, text: str, incident: OpenIncident, *, numbers: Mapping[str, Any], now: float, done: str = ""
+    ) -> None:
+        if self.outbox is not None:
+            amounts = {**numbers, "messages": incident.amount} if incident.amount else numbers
+            text, link = f"{self._recommender}: {text}", self._settings.status_url
+            payload = compose(text, numbers=amounts, since=incident.since, done=done, link=link)
+            self.outbox.put(payload, now=now)
+
+    def _store(self, incidents: dict[str, OpenIncident]) -> None:
+        documents = {INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}}
+        self._documents.write_documents(documents)
+        self.open = incidents
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingMessage:
+    """A message on its way; stored as JSON."""
+
+    payload: dict[str, Any]
+    put_at: float
+    tries: int = 0
+    next_at: float = 0.0
+
+
+class Outbox:
+    """The waiting messages of one state folder."""
+
+    def __init__(self, documents: Database, send: Callable[[bytes], Answer]) -> None:
+        """Continues with what a predecessor could not deliver; `send` is called on another thread, and returns."""
+        self._documents = documents
+        self._send = send
+        kept = documents.read_document(OUTBOX) or {"messages": []}
+        self._messages = [WaitingMessage(**each) for each in kept["messages"]]
+        self._attempt: _Attempt | None = None
+        self._logged_reason = ""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, payload: dict[str, Any], *, now: float) -> None:
+        """Stores a message to be sent."""
+        messages = [*self._messages, WaitingMessage(payload=payload, put_at=now)]
+        dropped = max(0, len(messages) - MAX_WAITING)
+        self._store(messages[dropped:], {"notification_dropped": dropped} if dropped else {})
+
+    def step(self, now: float) -> None:
+        """Handles the result of the attempt under way, and starts the next one that is due."""
+        if self._attempt is not None:
+            if (answer := self._attempt.answer) is None:
+                return
+            # It may have been dropped meanwhile.
+            if self._messages and self._messages[0] is self._attempt.message:
+                self._handle_answer(answer, now)
+            self._attempt = None
+        # A clock that was set back must not hold the message for longer than the longest pause.
+        if self._messages and not 0 < self._messages[0].next_at - now <= MAX_PAUSE_SECONDS * 6:
+            self._attempt = _Attempt(self._messages[0], self._send)
+
+    def _handle_answer(self, answer: Answer, now: float) -> None:
+        """Drops the first message, or keeps it for another try."""
+        first, *rest = self._messages
+        if answer.state == "delivered":
+            self._logged_reason = ""
+            self._store(rest, {"notification_delivered": 1})
+            return
+        if answer.reason != self._logged_reason:
+            logger.warning("a notification was not delivered: %s", answer.reason)
+            self._logged_reason = answer.reason
+        if answer.state == "refused" or now - first.put_at > GIVE_UP_SECONDS:
+            self._store(rest, {"notification_dropped": 1})
+            return
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(first.tries, 30), MAX_PAUSE_SECONDS)
+        pause = max(pause, answer.retry_after or 0.0)
+        self._store([dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {})
+
+    def _store(self, messages: list[WaitingMessage], counts: dict[str, float]) -> None:
+        document = {"messages": [dataclasses.asdict(each) for each in messages]}
+        self._documents.write_documents({OUTBOX: document}, counts)
+        self._messages = messages
+
+
+class _Attempt:
+    """One attempt to send a message, on its own thread."""
+
+    def __init__(self, message: WaitingMessage, send: Callable[[bytes], Answer]) -> None:
+        self.message = message
+        self.answer: Answer | None = None
+        threading.Thread(target=self._send_message, args=(send,), name="webhook", daemon=True).start()
+
+    def _send_message(self, send: Callable[[bytes], Answer]) -> None:
+        try:
+            self.answer = send(json.dumps(self.message.payload).encode())
+        except Exception as error:  # noqa: BLE001 - an error on this thread reaches nobody, and the message would wait forever
+            self.answer = Answer("retry", f"failed: {type(error).__name__}")

@@ -1,0 +1,238 @@
+"""The state of the model store and the archive, and how much room the installation's folders have: for the pages.
+
+Once a minute: the promotion journal, the notes and outcomes of runs, files that wait for the uploader, disks. The store
+may be on a network share, so a look costs a listing, the journal, and the outcome of each new run. Runs are counted in
+the monitor's own memory, so the counts outlive a restart and the removal of old runs.
+
+The folders are the monitor's state, its archive, the model store, and those beside the store where one share holds all:
+lake, work folders, model repository. A lake or repository in a bucket has no disk, and is not looked at. What is
+removed, and when, is `evergreen.registry.collect`'s concern.
+"""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evergreen.registry import promotion_journal, runs
+from evergreen.runtime.errors import ContractError, TemporaryError
+from monitoring.state.database import Database
+
+if TYPE_CHECKING:
+    from monitoring.state.archive import Archive
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 60.0
+"""Between two looks; a number that is shown is at most this old."""
+BESIDE_STORE = ("lake", "work", "repository")
+RUNS = "runs_counted"
+"""Document with the runs that are counted."""
+REPEAT_SECONDS = 86_400.0
+"""How long after its end a run's outcome is still read again: a run that is repeated under its name counts again."""
+RELEASED = "released"
+CANARY = "canary"
+JUDGED = "judged"
+GATE_FAILED = "gate_failed"
+GATE_INCONCLUSIVE = "gate_inconclusive"
+BLOCKED_BY_DATA = "blocked_by_data"
+REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
+FAILED = "failed"
+VERDICTS = (RELEASED, CANARY, JUDGED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastRun:
+    """How the last run ended."""
+
+    run: str
+    state: str
+    step: str
+    reason: str
+    reports: tuple[str, ...]
+    """Steps that left a report."""
+    ended_at: float
+    """Seconds since the epoch."""
+    seconds: float | None
+    """From the start of its first step; None where no step left a note."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCounts:
+    """What the finished runs in the store amount to."""
+
+    gate_refusals: int | None = None
+    """Runs in a row that reached the gate and were refused by it; None before one has reached it."""
+    last_run: LastRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotions:
+    """What the promotion journal says."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Lines by action, intents left out."""
+    live_version: int | None = None
+    live_action: str | None = None
+    """What made it live: `release`, `rollback` or `promote`."""
+    live_since: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """The disk of a folder, which others may share; bytes."""
+
+    free: int
+    """What may still be written by this user."""
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreStatus:
+    """What the last look found."""
+
+    store_problem: str | None = None
+    """Why the model store cannot be read; then nothing is known of promotions and runs."""
+    promotions: Promotions = Promotions()
+    runs: RunCounts = RunCounts()
+    unuploaded_files: int | None = None
+    """Sealed archive files that are not in the lake; None without an uploader."""
+    oldest_unuploaded: float | None = None
+    """When the first of them was written."""
+    disks: Mapping[str, Disk] = field(default_factory=dict)
+    """By folder of the installation; without those that do not exist or cannot be read."""
+
+
+class StoreWatcher:
+    """Reads the store, the archive and the disks when it is time."""
+
+    def __init__(
+        self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool, folders: Mapping[str, Path]
+    ) -> None:
+        """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits.
+
+        `folders` are those of the installation beside the store, whose disks are looked at too.
+        """
+        self._store = store
+        self._archive = archive
+        self._folders = {**folders, "store": store, **{name: store.parent / name for name in BESIDE_STORE}}
+        self._has_uploader = has_uploader
+        self._looked_at: float | None = None
+        self._runs = RunCounter(store, documents)
+        self._newest: StoreStatus | None = None
+
+    def look(self, now: float) -> StoreStatus | None:
+        """The state as of at most `LOOK_SECONDS` ago; None before the first look that succeeded.
+
+        A store that cannot be read is reported in the result; if the memory cannot be written or the archive cannot be
+        read, the last result stands for another minute.
+        """
+        # A clock that was set back looks too early rather than never.
+        if self._looked_at is None or abs(now - self._looked_at) >= LOOK_SECONDS:
+            self._looked_at = now
+            try:
+                self._newest = self._read(now)
+            except (TemporaryError, OSError) as error:
+                logger.warning("the state of the store could not be determined: %s", error)
+        return self._newest
+
+    def _read(self, now: float) -> StoreStatus:
+        waiting = self._archive.waiting_for_upload() if self._has_uploader else None
+        others: dict[str, Any] = {"disks": _read_disks(self._folders)}
+        if waiting is not None:
+            others |= {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
+        try:
+            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **others)
+        except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            if self._newest is None or self._newest.store_problem != problem:
+                logger.warning("the model store cannot be read: %s", problem)
+            return StoreStatus(store_problem=problem, **others)
+
+
+class RunCounter:
+    """Counts the finished runs of a model store, each once by its verdict, as `run_<verdict>`."""
+
+    def __init__(self, store: Path, documents: Database) -> None:
+        """Continues with what a predecessor counted in `documents`."""
+        self._store, self._documents = store, documents
+        kept = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
+        self._ended: dict[str, str] = kept["ended"]
+        """`ended_at` of each counted run that is still in the store."""
+        last = kept["last"]
+        self._counts = RunCounts(
+            gate_refusals=kept["gate_refusals"],
+            last_run=LastRun(**{**last, "reports": tuple(last["reports"])}) if last else None,
+        )
+
+    def count(self, now: float) -> RunCounts:
+        """Counts the runs that ended since the last call."""
+        folder = self._store / "runs"
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        ended = {name: at for name, at in self._ended.items() if name in names}
+        settled = {name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS}
+        outcomes = (runs.find_outcome(self._store, name) for name in names - settled)
+        new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
+        counted: Counter[str] = Counter()
+        refusals, last = self._counts.gate_refusals, self._counts.last_run
+        for outcome in sorted(new, key=lambda each: _seconds_of(each.ended_at)):
+            verdict = verdict_of(self._store, outcome)
+            counted[f"run_{verdict}"] += 1
+            if verdict in (GATE_FAILED, GATE_INCONCLUSIVE):
+                refusals = (refusals or 0) + 1
+            elif verdict in (RELEASED, CANARY, JUDGED):
+                refusals = 0
+            ended[outcome.run] = outcome.ended_at
+            last = _last_run(self._store, outcome)
+        if new or ended != self._ended:
+            document = {"ended": ended, "gate_refusals": refusals, "last": vars(last) if last else None}
+            self._documents.write_documents({RUNS: document}, dict(counted))
+            self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
+        return self._counts
+
+
+def _read_disks(folders: Mapping[str, Path]) -> dict[str, Disk]:
+    disks = {}
+    for name, folder in folders.items():
+        with suppress(OSError):
+            found = shutil.disk_usage(folder)
+            disks[name] = Disk(free=found.free, size=found.total)
+    return disks
+
+
+def _read_promotions(store: Path) -> Promotions:
+    actions = (each.action for each in promotion_journal.read_entries(store))
+    live = promotion_journal.current(store)
+    return Promotions(
+        counts=dict(Counter(action for action in actions if action != promotion_journal.INTENT)),
+        live_version=live.version if live else None,
+        live_action=live.action if live else None,
+        live_since=_seconds_of(live.time) if live else None,
+    )
+
+
+def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
+    """Which of `VERDICTS` a run's end is; a gate's refusal is split by what its note says."""
+    if outcome.state != "refused":
+        return outcome.state if outcome.state in (RELEASED, CANARY, JUDGED) else FAILED
+    if outcome.step == "evaluation":
+        notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
+        note = notes.get("evaluation")
+        return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
+    return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
+
+
+def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:
+    ended_at = _seconds_of(outcome.ended_at)
+    begun = runs.begun_at(runs.read_notes(store, outcome.run))
+    seconds = ended_at - begun.timestamp() if begun else None
+    known = {name: getattr(outcome, name) for name in ("run", "state", "step", "reason")}
+    return LastRun(**known, reports=tuple(outcome.reports), ended_at=ended_at, seconds=seconds)
+
+
+def _seconds_of(text: str) -> float:
+    return promotion_journal.moment_of(text).timestamp()

@@ -1,0 +1,53 @@
+"""The folders and servers that a compiled pipeline names: read from it, and replaced where another machine runs it.
+
+They are no parameters of a run: the placement decides them, and each step has them as constants. `package` reads and
+writes the files.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+PLACES = ("lake", "store", "work", "repository", "triton_urls", "server", "device", "served")
+"""Arguments of steps, and fields of `placement.Placement` with the same names."""
+
+
+def places_of(document: Any) -> dict[str, str]:
+    """Return the places that a compiled pipeline names.
+
+    Args:
+        document: The pipeline's IR, parsed.
+
+    Raises:
+        KeyError: It names no such place, as files of older revisions, whose runs were given them as parameters.
+    """
+    found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
+    return {name: str(found[name]) for name in PLACES}
+
+
+def describe_places(places: Mapping[str, str]) -> str:
+    """Return one line for people.
+
+    >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work", "repository")}
+    >>> describe_places({**folders, "triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""})
+    'lake /evergreen/lake, store /evergreen/store, work /evergreen/work, repository /evergreen/repository, Triton none'
+    """
+    servers = f"{places['triton_urls']} ({places['server']} on {places['device']})" if places["triton_urls"] else "none"
+    served = f", served rows {places['served']}" if places["served"] else ""
+    return ", ".join(f"{name} {places[name]}" for name in PLACES[:4]) + f", Triton {servers}{served}"
+
+
+def replace_places(document: Any, places: Mapping[str, str]) -> None:
+    """Put other places into a compiled pipeline."""
+    for name, given in _given(document):
+        if name in places:
+            given["runtimeValue"]["constant"] = places[name]
+
+
+def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and value of each place among the arguments of each task."""
+    for group in (document["root"], *document["components"].values()):
+        for task in group.get("dag", {}).get("tasks", {}).values():
+            parameters = task.get("inputs", {}).get("parameters", {})
+            yield from (
+                (name, given) for name, given in parameters.items() if name in PLACES and "runtimeValue" in given
+            )

@@ -1,4 +1,0 @@
-"""`recommender.yaml`: the file in which people describe a recommender, and the commands about it.
-
-What a description is, is `contracts.recommender`'s; accepted ones are kept by `store.recommenders`.
-"""

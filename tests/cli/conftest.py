@@ -1,0 +1,14 @@
+"""Fixtures of this folder's tests."""
+
+from tests.support.click_logs import (  # noqa: F401  fixtures
+    clicks,
+    criteo_rows,
+    flags,
+    raw_table,
+    read,
+    released,
+    run_step,
+    truth,
+    write_lake,
+    write_text,
+)

@@ -1,0 +1,166 @@
+"""A search: what may be searched, which trials there are and who wins, and that Katib is given the same search.
+
+Trials are runs of a program that leaves in the store what a run does, with an AUC that is a known function of the
+settings; the slow test's are real.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from cli import search
+from cli.runs import read_runs
+from components.run_outcome import trial
+from demo.environments import python_of
+from evergreen.config.reader import parse_settings
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.contracts.manifests import ModelQuality
+from evergreen.registry.models import keep_verdict
+from evergreen.registry.runs import RunOutcome, noted, store_name, write_outcome
+from evergreen.runtime.errors import ContractError
+from pipelines.package import with_places
+from tests.k8s.crds import validate_crd
+from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into
+from tests.support.releases import keep_model, passing_verdict
+from tests.support.validation_models import make_dataset
+
+GOLDEN = REPOSITORY / "tests/pipelines/golden/retraining.yaml"
+PYTHON = python_of("search")
+SPACE = """
+training.learning_rate: {low: 1e-3, high: 0.1, log: true}
+training.min_steps: {low: 10, high: 20}
+model.tower: {choices: [[64, 32], [128]]}
+"""
+
+
+built = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=search")
+
+
+def leave_run(store, run: str, auc: float) -> None:
+    """What the steps of a judged run leave."""
+    model = keep_model(store, f"model-{run}")
+    with noted(store, run, "training") as note:
+        note.facts["model"] = model.model_id
+    quality = ModelQuality(auc=auc, log_loss=1 - auc)
+    verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
+    keep_verdict(store, verdict, make_dataset(store, 9))
+    told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
+    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="judged", **told))
+
+
+RUN = """
+import sys
+from cli.__main__ import build_parser
+from pipelines.package import read_parameters
+from tests.cli.test_search import leave_run, parse_settings
+arguments = build_parser().parse_args(["run", *sys.argv[1:]])
+texts = read_parameters(arguments.package, arguments.parameter)
+settings = parse_settings(texts["settings"])
+assert settings["release.rollout"] == "none" and texts["window_end"] and len(texts["recommender"]) == 64
+if settings.get("model.tower") == [128]:
+    sys.exit(3)
+leave_run(arguments.folder / "store", texts["trigger_id"], 0.9 - settings.get("training.learning_rate", 0.2))
+"""
+
+
+def call(folder, *words, runner=search.RUNNER):
+    """`evergreen search` over the space in the folder, its trials by `runner`."""
+    program = f"import sys; from cli import search; search.RUNNER = {runner}; sys.exit(search.main())"
+    line = [PYTHON, "-c", program, f"--package={GOLDEN}", f"--folder={folder}", f"--space={folder}/space.yaml", *words]
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(line, env=variables, text=True, capture_output=True)
+
+
+@built
+def test_search_begins_with_recommender_as_it_is_goes_on_where_it_ended_and_names_best(tmp_path):
+    accept_into(tmp_path / "store")
+    (tmp_path / "space.yaml").write_text(SPACE)
+    (tmp_path / "run.py").write_text(RUN)
+    runner = (sys.executable, str(tmp_path / "run.py"))
+    first = call(tmp_path, "--trials=2", runner=runner)
+    assert re.search(r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout), first.stderr
+    trials, _, ranking = call(tmp_path, "--trials=6", runner=runner).stdout.partition("\nby auc, the best first:\n")
+    assert [line.split()[0] for line in trials.splitlines()] == ["2", "3", "4", "5"]
+    assert "exit code 3, see " in trials
+    *judged, best = ranking.splitlines()
+    rates = [float(found[1]) for line in judged if (found := re.search(r"learning_rate=(\S+)", line))]
+    assert len(rates) >= 2
+    assert rates == sorted(rates)
+    assert parse_settings(best.replace("--set=", ""))["training.learning_rate"] == rates[0]
+    assert "expected the same" in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
+
+
+@built
+@pytest.mark.slow  # two rounds
+@pytest.mark.timeout(900)
+def test_two_real_trials_are_judged_by_same_rows_and_release_nothing(tmp_path):
+    accept_into(tmp_path / "store")
+    (tmp_path / "space.yaml").write_text("training.learning_rate: {low: 1e-3, high: 1e-2}")
+    simulate = ["simulate", f"--lake={tmp_path}/lake", f"--world={tmp_path}/world.json", "--rows=8000", "--days=2"]
+    simulate += ["--last-day=2026-01-02", "--seed=1"]
+    subprocess.run([sys.executable, "-m", "cli", *simulate], check=True, cwd=REPOSITORY)
+    done = call(tmp_path, "--trials=2")
+    runs = read_runs(tmp_path / "store")
+    assert [(run.state, run.version) for run in runs] == [("judged", None)] * 2, done.stderr
+    assert [f"auc {run.auc:.4f} [" in text for run, text in zip(runs, done.stdout.splitlines())] == [True, True]
+    assert runs[0].auc != runs[1].auc
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("training.learning_rte: {low: 1, high: 2}", "training.learning_rte is no setting, expected learning_rate"),
+        ("model.tower: {choices: [64]}", "model.tower is 64, expected array"),
+        ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),
+        ("training.seed: {low: 3, high: 2}", "low is 3 and high 2, expected choices alone, or low < high"),
+        ("training.seed: {low: x}", "training.seed.low is 'x', expected int | float"),
+    ],
+)
+def test_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path):
+    (path := tmp_path / "space.yaml").write_text(text)
+    with pytest.raises(ContractError, match=re.escape(expected)):
+        search.read_space(path, CRITEO_RECOMMENDER)
+
+
+def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(tmp_path, kubeflow, monkeypatch, capsys):
+    (tmp_path / "space.yaml").write_text(SPACE)
+    package = tmp_path / "retraining.yaml"
+    package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
+    line = [f"--package={package}", f"--space={tmp_path}/space.yaml", f"--katib={tmp_path}/katib.yaml"]
+    line += ["--recommender=examples/criteo/recommender.yaml", f"--host={kubeflow.url}", "-pparent=none"]
+    assert search.main(line) == 0
+    experiment = yaml.safe_load((tmp_path / "katib.yaml").read_text())
+    validate_crd(experiment)
+    # As Katib does: every value in the template's JSON, and its words joined for a shell.
+    spec, values = experiment["spec"], {"trial": "search-x7"}
+    for each in spec["parameters"]:
+        values[each["name"]] = each["feasibleSpace"].get("list", [each["feasibleSpace"].get("min")])[0]
+    template = json.dumps(spec["trialTemplate"]["trialSpec"])
+    for each in spec["trialTemplate"]["trialParameters"]:
+        template = template.replace(f"${{trialParameters.{each['name']}}}", values[each["name"]])
+    job = json.loads(template)
+    kubernetes_validate.validate({**job, "metadata": {"name": "t"}}, "1.30", strict=True)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = shlex.split(" ".join([*container["command"], *container["args"]]))
+    assert words[:3] == ["python", "-m", trial.__spec__.name]
+    monkeypatch.setenv(*container["env"][0].values())
+
+    def wait_for(_server, run_id, **_):
+        leave_run(tmp_path, store_name("search-x7", "evergreen-x", run_id), 0.75)
+
+    monkeypatch.setattr(trial, "wait", wait_for)
+    kubeflow.pipelines[0]["display_name"] = trial.PIPELINE_NAME
+    assert trial.main(words[3:]) == 0
+    assert capsys.readouterr().out == "auc=0.75\nlog_loss=0.25\n"
+    parameters = kubeflow.runs[0]["body"]["runtime_config"]["parameters"]
+    tried = {"training.learning_rate": 0.001, "training.min_steps": 10, "model.tower": [64, 32]}
+    assert parse_settings(parameters.pop("settings")) == {**tried, "release.rollout": "none"}
+    assert parameters == {"parent": "none", "trigger_id": "search-x7"}

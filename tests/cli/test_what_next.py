@@ -1,0 +1,69 @@
+"""A run that released nothing says what to do next, as a command where there is one."""
+
+import shlex
+
+import pytest
+
+from cli.runs import what_next
+from evergreen.registry.models import verdict_paths
+from evergreen.registry.runs import RunOutcome, noted
+from evergreen.runtime.errors import run_again
+from tests.support.releases import keep_model, passing_verdict
+
+COMMAND = shlex.split("evergreen run --package 'my build/r.yaml' --folder shop")
+
+
+def ended(state: str, reason: str = "because", step: str = "extraction") -> RunOutcome:
+    return RunOutcome(
+        run="r1", trigger_id="", state=state, step=step, reason=reason, version=None, ended_at="2026-01-01T00:00:00Z"
+    )
+
+
+def test_released_run_leaves_nothing_to_do(tmp_path):
+    assert what_next(tmp_path, ended("released"), command=COMMAND) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "command"),
+    [
+        ("", "--from-scratch", "--from-scratch"),
+        ("-p parent=m1 -p lake=x", "--from-scratch", "-p lake=x --from-scratch"),
+        ("--from-scratch", "--set gate.min_auc=0.5", "--from-scratch --set gate.min_auc=0.5"),
+        ("--set a.b=1 --set a.c=2 -p trigger_id=t", "--set a.b=3", "--set a.c=2 --set a.b=3"),
+        (
+            "-p 'settings=gate.min_auc=0.99 training.seed=7'",
+            "--set gate.min_auc=0.5",
+            "-p settings=training.seed=7 --set gate.min_auc=0.5",
+        ),
+        ("-p settings=gate.min_auc=0.99", "--set gate.min_auc=0.5", "--set gate.min_auc=0.5"),
+        ("", """--set 'validation.actions={"x":"warn"}'""", """--set 'validation.actions={"x":"warn"}'"""),
+    ],
+)
+def test_command_has_flags_of_reason_in_place_of_those_that_they_replace(tmp_path, given, flags, command):
+    outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
+    said = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
+    assert shlex.split(said) == [*COMMAND, *shlex.split(command)]
+
+
+def test_failure_without_flags_says_to_correct_it(tmp_path):
+    assert "correct what the reason names" in what_next(tmp_path, ended("failed", "disk is full"), command=COMMAND)
+
+
+@pytest.mark.parametrize(("state", "step"), [("refused", "evaluation"), ("refused", "deployment")])
+def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
+    keep_model(tmp_path, "m1")
+    with noted(tmp_path, "r1", "training") as note:
+        note.facts = {"model": "m1"}
+    advice = ["about 900 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.5')}"]
+    verdict = passing_verdict("m1", tmp_path / "scores", num_rows=9, accepted=False, advice=advice)
+    verdict.write(verdict_paths(tmp_path, "m1")[0])
+    said = what_next(tmp_path, ended(state, step=step), command=COMMAND).split("\nnext: ")
+    assert said[:2] == advice
+    assert shlex.split(said[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
+    assert f"evergreen promote --store {tmp_path} --model-id m1 --override" in what_next(
+        tmp_path, ended("judged"), command=COMMAND
+    )
+
+
+def test_canary_is_looked_at(tmp_path):
+    assert f"evergreen canary status --store {tmp_path}" in what_next(tmp_path, ended("canary"), command=COMMAND)

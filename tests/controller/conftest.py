@@ -1,0 +1,17 @@
+"""Fixtures of this folder's tests."""
+
+from tests.support.served_models import (  # noqa: F401  fixtures
+    client,
+    deploy,
+    exported,
+    make_candidate,
+    make_parts,
+    open_objects,
+    raw_rows,
+    repository,
+    settings,
+    triton,
+    unserved,
+    with_scores,
+    world,
+)

@@ -1,0 +1,180 @@
+"""New versions while they bake: bad ones are taken back once, good ones baked once; with what real servers count."""
+
+import dataclasses
+import json
+from datetime import timedelta
+from unittest.mock import Mock
+
+import pytest
+
+from controller.__main__ import ReleaseController
+from controller.baking import BAKES as STILL
+from controller.baking import COUNTERS_FILE, NONE, TAKEN_BACK, Baking
+from controller.inspection import Inspection
+from controller.watchdog import Watchdog
+from evergreen.contracts.baking import BAD, BAKES, WELL, Findings
+from evergreen.registry.promotion_journal import (
+    BAKED,
+    INTENT,
+    PROMOTE,
+    RELEASE,
+    ROLLBACK,
+    barred,
+    read_entries,
+    write_findings,
+)
+from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
+from evergreen.serving.release import release
+from tests.support.real_servers import FAULT, change_code
+from tests.support.recommenders import accept_into, criteo_with
+from tests.support.served_names import MODEL_NAME
+
+
+def limited(settings):
+    """The settings, over a recommender with limits of its own."""
+    accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
+    return settings
+
+
+@pytest.fixture
+def bakes(world):
+    """A round of a controller that was just started, `later` seconds from now, over servers that count nothing."""
+    settings = limited(world.settings)
+
+    def make(later=0.0):
+        site = dataclasses.replace(settings, clock=lambda: settings.clock() + timedelta(seconds=later))
+        return Baking(site=site, metrics=("triton-a:8002",), fetch=lambda address: "")
+
+    return make
+
+
+def say(settings, state, *, version=2, reason="said by a test"):
+    found = Findings(version=version, state=state, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9)
+    write_findings(settings.store, found)
+
+
+def told(settings):
+    """What the journal says, intents left out."""
+    return [(line.action, line.version) for line in read_entries(settings.store) if line.action != INTENT]
+
+
+def test_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
+    world.release(1)
+    assert bakes().step({}).action == NONE, "the first version has nothing before it"
+    world.release(2)
+    assert bakes(later=61).step({}).action == STILL, "the monitor has said nothing"
+    say(world.settings, BAKES)
+    assert bakes(later=61).step({}).action == STILL
+    say(world.settings, WELL)
+    assert bakes(later=59).step({}).action == STILL
+    assert [bakes(later=61).step({}).action for _ in range(2)] == [BAKED, NONE]
+    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (BAKED, 2)]
+    say(world.settings, BAD)
+    assert bakes(later=62).step({}).action == NONE, "it is baked"
+
+
+def test_what_monitor_found_takes_version_back_and_bars_its_model_until_person_overrides_it(world, bakes):
+    store = world.settings.store
+    world.release(1), world.release(2)
+    say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
+    # Whoever was away acts on what it missed; a second one finds nothing to do.
+    assert [bakes(later=9_999).step({}).action for _ in range(2)] == [TAKEN_BACK, NONE]
+    world.check_all_is_well(1)
+    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
+    line = barred(store)["model-2"]
+    assert "an AUC below 0.738" in line.reason
+    with pytest.raises(Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"):
+        world.release(2)
+    world.release(3)
+    world.check_all_is_well(3)
+    promoted = release(*world.candidate(2), settings=world.settings, override="the clients were at fault")
+    assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
+
+
+def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
+    world.release(1), world.release(2)
+    numbers = {"unusable_rows": 400.0, "scored_rows": 400.0, "unusable_requests": 50.0}
+    reason = "400 of 400 rows have a score that is no probability"
+    found = Findings(version=2, state=BAD, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9, numbers=numbers)
+    write_findings(world.settings.store, found)
+    step = bakes(later=9_999).step({})
+    assert step.action == STILL
+    assert "the servers counted 0 requests" in step.reason
+    assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2)]
+    # Without metrics there is no second witness.
+    assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == TAKEN_BACK
+
+
+def test_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
+    world.release(1), world.release(2)
+    say(world.settings, BAD)
+    monkeypatch.setattr("controller.baking.rollback", tried := Mock(side_effect=TemporaryError("too large")))
+    controller, counts = bakes(), []
+    for _ in range(300):
+        with pytest.raises(TemporaryError):
+            controller.step({})
+        counts.append(tried.call_count)
+    assert [1 + counts.index(number) for number in range(1, 10)] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+@pytest.fixture
+def controller(settings, triton, tmp_path):
+    if not triton.alive():
+        triton.start()
+    baking = Baking(site=limited(settings), metrics=(triton.metrics_address,))
+    return ReleaseController(
+        watchdog=Watchdog(site=settings),
+        baking=baking,
+        inspection=Inspection(site=settings),
+        status=tmp_path / "status.json",
+    )
+
+
+def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
+    deploy(1), deploy(2)
+    controller.round()  # whose inspection would mend the code
+    change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
+    controller.round()
+    dense, categorical = raw_rows(3)
+    dense[0, 0] = 4242.0
+    for _ in range(40):
+        with pytest.raises(PermanentError):
+            client.infer(MODEL_NAME, dense, categorical)
+    controller.round()
+    found = json.loads(controller.status.read_text())["baking"]
+    assert (found["action"], "40 of " in found["reason"]) == (TAKEN_BACK, True), found
+
+
+def test_counters_that_are_damaged_end_round_with_their_name_and_nothing_else(deploy, settings, controller):
+    deploy(1), deploy(2)
+    controller.round()
+    (settings.store / "baking" / COUNTERS_FILE).write_text("{")
+    controller.round()
+    status = json.loads(controller.status.read_text())
+    assert COUNTERS_FILE in status["problem"]
+    assert status["servers"], "the watchdog has looked all the same"
+
+
+def test_counters_with_fields_of_another_release_are_read_without_them(world, bakes):
+    world.release(1), world.release(2)
+    bakes().step({2: 1})
+    path = world.settings.store / "baking" / COUNTERS_FILE
+    document = json.loads(path.read_text())
+    document["since"] = "2026"
+    document["counts"]["2"] |= {"queue_us": 7.0, "notes": ["x"]}
+    path.write_text(json.dumps(document))
+    assert bakes().step({2: 1}).action == STILL
+    assert json.loads(path.read_text())["counts"]["2"]["reloads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("counts", {"2": {"success": "many"}}), ("counts", {"two": {}}), ("counts", [2]), ("seen", {"a 2": {}})],
+)
+def test_counters_that_are_none_are_named(world, bakes, key, value):
+    world.release(1), world.release(2)
+    bakes().step({2: 1})
+    path = world.settings.store / "baking" / COUNTERS_FILE
+    path.write_text(json.dumps({"counts": {}, "seen": {}, key: value}))
+    with pytest.raises(ContractError, match=rf"{COUNTERS_FILE} cannot be read: .*; remove it"):
+        bakes().step({})

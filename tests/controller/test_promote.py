@@ -1,0 +1,82 @@
+"""A model goes live on a person's word; the gate is overridden, the proof of parity is not."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.promote import main
+from evergreen.registry.models import keep_verdict
+from evergreen.registry.promotion_journal import append_promotion, current, read_journal
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.triton_config import ServingOptions
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return ReleaseSettings(
+        store=tmp_path / "store", repository=str(tmp_path / "repository"), options=ServingOptions(server="onnxruntime")
+    )
+
+
+@pytest.fixture
+def promote(settings):
+    return lambda model_id, reason="we know better": main(
+        ["--store", str(settings.store), "--model-id", model_id, "--override", reason]
+    )
+
+
+@pytest.fixture
+def live(settings, make_candidate):
+    return release(*make_candidate(settings.store, 1), settings=settings)
+
+
+def test_refused_model_goes_live_with_who_why_and_what_gate_said(settings, live, make_candidate, promote, capsys):
+    _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
+    keep_verdict(settings.store, verdict, raw)
+    assert promote("model-2") == 0
+    assert "version 2 is live, model model-2 (was 1)" in capsys.readouterr().out
+    entry = current(settings.store)
+    assert (entry.action, entry.decision, entry.version) == ("promote", "fail", 2)
+    assert entry.reason == "we know better; the verdict was: auc is high enough"
+    assert "@" in entry.who
+    config = (Path(settings.repository) / "click_model" / "config.pbtxt").read_text()
+    assert "count: 2" in config, "it is served as what was served before"
+
+
+def test_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, promote):
+    _, verdict, raw = make_candidate(settings.store, 2)
+    stale = dataclasses.replace(verdict, champion_model_id="model-0", champion_reference="current")
+    keep_verdict(settings.store, stale, raw)
+    assert promote("model-2") == 0
+    assert [entry.action for entry in read_journal(settings.store)] == ["release", "promote"]
+
+
+def test_parity_is_proven_all_same(settings, live, make_candidate, with_scores, promote, tmp_path, capsys):
+    _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
+    keep_verdict(settings.store, with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path), raw)
+    assert promote("model-2") == 2
+    assert "graph differs from the training-side score" in capsys.readouterr().err
+    assert current(settings.store).version == 1
+
+
+def test_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, make_candidate, promote, capsys):
+    make_candidate(settings.store, 2)
+    assert promote("model-2") == 2
+    assert "model-2 was never judged" in capsys.readouterr().err
+    assert promote("model-9") == 2
+    assert "'model-9' is not in the model store" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        promote("model-2", " ")
+    assert "argument --override: is empty" in capsys.readouterr().err
+
+
+def test_beside_canary_at_work_it_is_impossible_and_nothing_changes(settings, live, make_candidate, promote, capsys):
+    _, verdict, raw = make_candidate(settings.store, 3)
+    keep_verdict(settings.store, verdict, raw)
+    line = dataclasses.replace(current(settings.store), action="canary", version=2, share=0.05)
+    append_promotion(settings.store, line)
+    assert promote("model-3") == 1
+    assert "version 2 is a running canary" in capsys.readouterr().err
+    assert current(settings.store).version == 1

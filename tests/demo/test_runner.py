@@ -1,0 +1,64 @@
+"""The local runner: KFP still calls our handler, gates decide, failures reach the exit handler and the caller."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.runner import STEP_NICENESS, PipelineFailed, yielding
+from evergreen.runtime.exit_codes import ExitCode
+
+
+def test_tasks_run_in_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    folder = run_tiny(passes=True)
+    assert "word from first, threads None" in (folder / "logs" / "extraction.log").read_text()
+    assert "threads 1" in (folder / "logs" / "training.log").read_text()
+    assert capfd.readouterr().out == ""
+    prefix, temporary, virtual_env = (folder / "first").read_text().splitlines()
+    assert prefix == virtual_env == sys.prefix
+    assert not Path(temporary).exists()
+
+
+def test_steps_give_way_to_server_beside_them_and_get_their_arguments_whole():
+    look = "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = pathlib.Path('/proc/self/autogroup')\n"
+    look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
+    done = subprocess.run(
+        yielding([sys.executable, "-c", look, "two words", "$HOME"]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        start_new_session=True,
+    )
+    niceness, group = done.stdout.splitlines()
+    assert niceness == f"{min(os.nice(0) + STEP_NICENESS, 19)} ['two words', '$HOME']"
+    assert group in (str(STEP_NICENESS), "none")
+
+
+def test_gate_that_refuses_skips_next_step_and_still_succeeds(run_tiny):
+    folder = run_tiny(passes=False)
+    assert not (folder / "second").exists()
+    assert (folder / "last").read_text() == "SUCCEEDED"
+
+
+def test_failing_step_raises_after_exit_handler_ran(run_tiny):
+    with pytest.raises(PipelineFailed, match="tiny"):
+        run_tiny(passes=True, fails=True)
+    assert (run_tiny.folder / "last").read_text() == "FAILED"
+    assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()
+
+
+def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
+    assert ExitCode.PREEMPTED == 75, "the planted one"
+    folder = run_tiny(passes=True, preemptions=2)
+    assert (folder / "second").read_text() == "ran\n" * 3
+    assert (folder / "last").read_text() == "SUCCEEDED"
+
+
+def test_step_that_refuses_its_input_is_not_tried_again_and_nobody_waits(run_tiny):
+    with pytest.raises(PipelineFailed):
+        run_tiny(passes=True, refuses=True)  # the pipeline's wait between tries is an hour
+    assert (run_tiny.folder / "second").read_text() == "ran\n"
+    assert (run_tiny.folder / "last").read_text() == "FAILED"

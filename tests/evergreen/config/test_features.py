@@ -1,0 +1,66 @@
+"""Names that could not be told apart are refused, and so are columns that mean something else than the parent's."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from evergreen.config.features import MAX_CATEGORY, CategoricalOptions, Features, NumericOptions, category_of
+from evergreen.runtime.errors import ContractError
+
+BEFORE = Features(numeric=("price", "age"), categorical=("item", "shop"))
+
+
+@pytest.mark.parametrize("name", ["", " ", "item ", "a/b", "a\nb", "\0", "\ud800", 7, None])
+def test_what_is_no_name_is_refused_by_its_value(name):
+    with pytest.raises(ContractError) as refused:
+        Features(numeric=("price",), categorical=("item", name))
+    assert repr([name]) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["Größe in €", "a.b", "file", "order", "0", "商品", "a b", "'", "%s", "{x}", "-"])
+def test_any_other_name_is_taken(name):
+    assert Features(numeric=(), categorical=(name,)).names == (name,)
+
+
+def test_names_there_twice_and_no_names_are_refused():
+    with pytest.raises(ContractError, match=r"\['item'\] are there twice"):
+        Features(numeric=("item",), categorical=("item",))
+    with pytest.raises(ContractError, match="no features"):
+        Features(numeric=(), categorical=())
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (
+            Features(numeric=("price",), categorical=("item", "shop", "age")),
+            r"run change the kind of \['age'\], expected what the parent m1 learned from; .* `--from-scratch`$",
+        ),
+        (
+            replace(BEFORE, numeric_options={"age": NumericOptions(fill=1)}),
+            r"change the options of \['age'\], expected what the parent m1 learned from; .* `-p parent=none`$",
+        ),
+        (
+            replace(BEFORE, categorical_options={"shop": CategoricalOptions(embed=8)}),
+            r"change the options of \['shop'\], expected what the parent m1 learned from; .* `-p parent=none`$",
+        ),
+        (
+            Features(numeric=("cost",), categorical=()),
+            r"have none of \['price', 'age', 'item', 'shop'\], .* `--from-scratch`$",
+        ),
+    ],
+)
+def test_columns_that_mean_something_else_than_parents_are_refused_by_name(now, said):
+    with pytest.raises(ContractError, match=said):
+        now.expect_continues(BEFORE, parent="m1")
+
+
+def test_columns_may_come_and_go_and_move():
+    Features(numeric=("size", "age"), categorical=("shop", "city", "item")).expect_continues(BEFORE, parent="m1")
+
+
+@pytest.mark.parametrize("text", ["red shoe", "", "07", "-7", "+7", "7.0", " 7", "\u0667", str(2**52), "9" * 40])
+def test_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b(text):
+    bits = "".join(f"{byte:08b}" for byte in hashlib.blake2b(text.encode(), digest_size=8).digest())
+    assert category_of(text) == int(bits[:52], 2) <= MAX_CATEGORY

@@ -1,0 +1,42 @@
+"""The rule of exploration: the propensities are the odds at which rows stand where they are shown."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from evergreen.contracts.exploration import explored
+from evergreen.runtime.errors import ContractError
+
+DRAWS = 12_000
+CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
+"""Evenly spread, so that frequencies are probabilities."""
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])
+@pytest.mark.parametrize("k", [1, 2, 3, 7])
+def test_each_row_stands_at_each_place_as_often_as_its_propensity_says(k, share):
+    order = 10 + np.arange(k)
+    seen, said = Counter(), {}
+    for chance in CHANCES:
+        shown, propensities = explored(order, share, chance)
+        for place, (row, propensity) in enumerate(zip(shown.tolist(), propensities.tolist())):
+            seen[row, place] += 1
+            assert said.setdefault((row, place), propensity) == propensity
+    for at, count in seen.items():
+        assert count / DRAWS == pytest.approx(said[at], abs=2 / DRAWS), at
+
+
+def test_one_pair_of_neighbours_changes_places_and_each_as_often():
+    order = np.arange(5)
+    shown = Counter(tuple(explored(order, 0.25, chance)[0].tolist()) for chance in CHANCES)
+    assert shown.pop((0, 1, 2, 3, 4)) == 0.75 * DRAWS
+    swapped = [(1, 0, 2, 3, 4), (0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 1, 2, 4, 3)]
+    assert shown == {order: DRAWS / 16 for order in swapped}
+    assert order.tolist() == [0, 1, 2, 3, 4], "the order given is left alone"
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, float("nan")])
+def test_share_that_would_hide_which_pair_was_swapped_is_refused(share):
+    with pytest.raises(ContractError, match=r"expected a share of the lists in \[0, 0.5\)"):
+        explored(np.arange(3), share, 0.1)

@@ -1,0 +1,137 @@
+"""Manifests survive the disk, and a reader refuses what it does not know."""
+
+import contextlib
+import dataclasses
+import json
+import random
+import typing
+
+import pytest
+
+from evergreen.config.features import Features
+from evergreen.config.spec import Recommender
+from evergreen.contracts import manifests
+from evergreen.contracts.manifests import RetrainRequest
+from evergreen.runtime.errors import ContractError
+
+KINDS = [
+    manifests.RawDataset,
+    manifests.ValidationReport,
+    manifests.TrainingSet,
+    manifests.Model,
+    manifests.Verdict,
+    manifests.Release,
+    RetrainRequest,
+]
+SHOP = Recommender(
+    name="shop", features=Features(numeric=("Preis in €",), categorical=("item",)), settings={"gate": {}}
+)
+
+
+def example(kind):
+    """A manifest of `kind` with a value that fits each field's type."""
+    samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
+
+    def fitting(annotation):
+        if annotation is Recommender:
+            return SHOP
+        if dataclasses.is_dataclass(annotation):
+            return example(annotation)
+        options = [a for a in typing.get_args(annotation) if a is not type(None)]
+        origin = typing.get_origin(annotation)
+        if origin in samples:
+            return samples[origin]
+        return samples[annotation] if annotation in samples else fitting(options[0])
+
+    hints = typing.get_type_hints(kind)
+    return kind(**{f.name: fitting(hints[f.name]) for f in dataclasses.fields(kind)})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a folder" / "manifest.json"
+
+
+def changed(manifest, path, **changes):
+    manifest.write(path)
+    document = {**json.loads(path.read_text()), "crc32": "absent", **changes}
+    path.write_text(json.dumps({k: v for k, v in document.items() if v != "absent"}))
+    return path
+
+
+@pytest.mark.parametrize("manifest", [example(kind) for kind in KINDS], ids=lambda manifest: type(manifest).__name__)
+def test_manifest_survives_disk(manifest, path):
+    manifest.write(path)
+    assert type(manifest).read(path) == manifest
+
+
+@pytest.mark.parametrize("kind", [manifests.Model, manifests.Release, RetrainRequest])
+def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
+    manifest = example(kind)
+    content = manifest.dumps()
+    for bit in random.Random(2).sample(range(8 * len(content)), 400):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(ContractError):
+            # Read as it was: such as a hexadecimal digit in another case.
+            assert kind.loads(bytes(flipped), source="flipped") == manifest
+
+
+def test_manifest_that_differs_from_its_checksum_says_so(path):
+    content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
+    with pytest.raises(ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"):
+        RetrainRequest.loads(content, source="request.json")
+
+
+@pytest.mark.parametrize("version", [4, "3", None])
+def test_unknown_format_version_is_refused(path, version):
+    with pytest.raises(ContractError, match=f"format_version {version}, expected 3"):
+        manifests.Model.read(changed(example(manifests.Model), path, format_version=version))
+
+
+def test_another_kind_is_refused(path):
+    example(manifests.Model).write(path)
+    with pytest.raises(ContractError, match="is a Model manifest, expected Verdict"):
+        manifests.Verdict.read(path)
+
+
+@pytest.mark.parametrize("changes", [{"surprise": 1}, {"reason": "absent"}], ids=["unknown", "missing"])
+def test_unknown_or_missing_field_is_refused_by_name(path, changes):
+    with pytest.raises(ContractError, match=next(iter(changes))):
+        manifests.Verdict.read(changed(example(manifests.Verdict), path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", ""), (b"\xff\xfe", ""), (b"[]", ""), (None, " cannot be read: No such file")]
+)
+def test_what_is_no_json_object_is_refused_by_name(path, content, said):
+    path.parent.mkdir()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ContractError, match=rf"manifest\.json{said}"):
+        manifests.Verdict.read(path)
+
+
+def test_nan_is_never_written(path):
+    with pytest.raises(ValueError, match="JSON"):
+        dataclasses.replace(example(manifests.Verdict), candidate=manifests.ModelQuality(auc=float("nan"))).write(path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "message"),
+    [({"auc": 0.5, "surprise": 1}, "candidate has unknown or missing fields .'surprise'"), (3, "expected an object")],
+)
+def test_nested_object_is_held_to_its_fields(path, candidate, message):
+    with pytest.raises(ContractError, match=message):
+        manifests.Verdict.read(changed(example(manifests.Verdict), path, candidate=candidate))
+
+
+def test_defaults_may_be_absent(path):
+    release = changed(example(manifests.Release), path, parent_model_id="absent")
+    assert manifests.Release.read(release).parent_model_id is None
+
+
+def test_retrain_request_without_reason_is_refused():
+    with pytest.raises(ContractError, match="'r' has reason ''"):
+        RetrainRequest(request_id="r", reason="", requested_at="", window_start="", window_end="", observed={})

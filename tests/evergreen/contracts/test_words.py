@@ -1,0 +1,47 @@
+"""The words of categories, for people: the most frequent ones, the same every time, in bounded memory."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from evergreen.config.features import category_of
+from evergreen.contracts.words import LISTED_WORDS, WordCounts, read_words
+from evergreen.runtime.errors import ContractError
+
+
+def test_most_frequent_words_are_listed_by_their_categories(tmp_path):
+    counts = WordCounts()
+    counts.add("item", pa.array(["red shoe", "Boot", "red shoe", None, "", "7", "Ünïcode"]))
+    counts.add("item", pa.array(["Boot", "Boot"]))
+    counts.add("user", pa.array(["Ada"]))
+    assert counts.write(tmp_path / "words.json", without=["user"])
+    words = ["Boot", "red shoe", "7", "Ünïcode"]
+    assert json.loads((tmp_path / "words.json").read_text()) == {"item": words}
+    assert read_words(tmp_path / "words.json") == {"item": {category_of(word): word for word in words}}
+
+
+@pytest.mark.parametrize("columns", [[], ["user"], ["item"]], ids=["no column", "users alone", "no word"])
+def test_without_words_there_is_no_file(tmp_path, columns):
+    counts = WordCounts()
+    for column in columns:
+        counts.add(column, pa.array(["Ada"] if column == "user" else [None], pa.string()))
+    assert not counts.write(tmp_path / "words.json", without=["user"])
+    assert not (tmp_path / "words.json").exists()
+
+
+def test_frequent_words_stay_listed_however_many_rare_ones_come(tmp_path):
+    counts, often = WordCounts(), [f"often {i}" for i in range(50)]
+    for part in range(10):
+        counts.add("item", pa.array([*often * 20, *(f"rare {part} {i}" for i in range(9000))]))
+    counts.write(tmp_path / "words.json", without=[])
+    (listed,) = json.loads((tmp_path / "words.json").read_text()).values()
+    assert sorted(listed[:50]) == sorted(often)
+    assert len(listed) == LISTED_WORDS
+    assert sum(map(len, counts._counts.values())) <= 20 * LISTED_WORDS
+
+
+def test_damaged_file_is_refused(tmp_path):
+    (tmp_path / "words.json").write_text("[1]")
+    with pytest.raises(ContractError, match="words.json holds no words of columns"):
+        read_words(tmp_path / "words.json")

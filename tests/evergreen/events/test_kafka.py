@@ -1,0 +1,413 @@
+"""What is Kafka's alone: one offset for each partition, readers that come and go, brokers that go and come."""
+
+import dataclasses
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from confluent_kafka import KafkaError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evergreen.events.event_log import MAX_MESSAGE_BYTES
+from evergreen.events.kafka import offsets
+from evergreen.events.kafka.location import KafkaLocation, sorted_error
+from evergreen.events.kafka.offsets import PartitionProgress
+from evergreen.events.kafka.publisher import KafkaPublisher
+from evergreen.events.kafka.subscriber import KafkaSubscriber
+from evergreen.events.urls import LogUrl
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from tests.support.kafka_cluster import KafkaCluster
+from tests.support.log_benches import pull
+from tests.support.paths import REPOSITORY
+from tests.support.processes import freeze_group, wait_for
+
+names = itertools.count()
+
+
+@pytest.fixture
+def cluster(kafka_server):
+    return kafka_server
+
+
+class Ends:
+    """Publishers and readers of one new topic, closed after the test."""
+
+    def __init__(self, cluster: KafkaCluster, partitions: int) -> None:
+        self.cluster, self.now, self._open = cluster, 1_000_000.0, []
+        topic = f"clicks-{next(names)}"
+        cluster.create_topic(topic, partitions=partitions)
+        cluster.create_topic(f"{topic}.dead-letters", partitions=partitions)
+        self.location = KafkaLocation(brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0)
+
+    def publisher(self, **changes: object) -> KafkaPublisher:
+        return self._kept(KafkaPublisher(dataclasses.replace(self.location, **changes)))
+
+    def reader(self) -> KafkaSubscriber:
+        return self._kept(KafkaSubscriber(self.location, clock=lambda: self.now))
+
+    def close(self) -> None:
+        for end in self._open:
+            end.close()
+
+    def _kept(self, end):
+        self._open.append(end)
+        return end
+
+
+@pytest.fixture
+def ends(cluster):
+    ends = Ends(cluster, partitions=1)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def wide(cluster):
+    ends = Ends(cluster, partitions=4)
+    yield ends
+    ends.close()
+
+
+def until(condition):
+    return wait_for(condition, "the condition")
+
+
+def batch(count: int, begin: int = 0):
+    return [(str(i), b"%d" % i) for i in range(begin, begin + count)]
+
+
+# -- one offset for each partition
+
+
+@given(st.permutations(list(range(8))), st.integers(0, 8))
+def test_committed_offset_is_first_that_is_not_acknowledged_whatever_order(order, count):
+    progress: PartitionProgress[str] = PartitionProgress(1)
+    for offset in range(8):
+        progress.take(10 + offset, "m", until=1.0)
+    for offset in order[:count]:
+        progress.end(10 + offset, 1)
+    open_ = set(order[count:])
+    assert progress.offset_to_commit() == 10 + (min(open_) if open_ else 8)
+    assert progress.unfinished(0, 18) == len(open_)
+
+
+def test_lease_taken_before_clock_was_set_back_is_over():
+    progress: PartitionProgress[str] = PartitionProgress(1)
+    progress.take(5, "m", until=86_445.0)
+    assert progress.take_expired(0.0, 10, until=45.0) == [5]
+    assert progress.take_expired(1.0, 10, until=46.0) == []
+
+
+# -- readers that come and go
+
+
+def test_partitions_are_shared_by_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
+    wide.publisher().publish(batch(40))
+    one = wide.reader()
+    first = pull(one, count=40)
+    two = wide.reader()
+    taken, again = set(), set()
+
+    def are_shared():
+        again.update(one.pull(100))
+        taken.update(two.pull(100))
+        return taken and two.backlog() == 40
+
+    def only_what_moved_is_open():
+        # On a busy machine partitions may move once more, also back: the first reader gets their messages again.
+        again.update(one.pull(100))
+        taken.update(two.pull(100))
+        return one.backlog() == len({d.message_id for d in taken | again})
+
+    until(are_shared)
+    assert len({d.message_id for d in taken}) < 40
+    # The first reader ends everything that it was ever given; what has moved is not its to end.
+    one.acknowledge([d.token for d in first])
+    until(only_what_moved_is_open)
+    two.acknowledge([d.token for d in taken])
+
+    def all_ended():
+        for reader in (one, two):
+            reader.acknowledge([d.token for d in reader.pull(100)])
+        return one.backlog() == 0
+
+    until(all_ended)
+
+
+def test_nothing_is_read_up_to_now_while_another_reader_holds_messages(wide):
+    wide.publisher().publish(batch(8))
+    one, two = wide.reader(), wide.reader()
+    assert one.read_up_to() is None
+    held: list = []
+    until(lambda: held.extend(one.pull(8)) or held.extend(two.pull(8)) or len({d.message_id for d in held}) == 8)
+    assert two.read_up_to() is None
+    until(lambda: _acknowledge_all(one, two, held) or two.read_up_to() == wide.now)
+
+
+def _acknowledge_all(one, two, held):
+    for reader in (one, two):
+        held += reader.pull(8)
+        reader.acknowledge([d.token for d in held])
+
+
+def test_reader_that_acknowledges_nothing_holds_bounded_number_of_bytes(ends, monkeypatch):
+    monkeypatch.setattr("evergreen.events.kafka.subscriber.MAX_HELD_BYTES", 2500)
+    ends.publisher().publish([(str(i), b"x" * 1000) for i in range(10)])
+    reader = ends.reader()
+    held = []
+    until(lambda: held.extend(reader.pull(1)) or len(held) == 3)
+    assert reader.pull(1) == []
+    reader.acknowledge([held[0].token])
+    assert [d.message_id for d in pull(reader, count=1)] == ["3"]
+
+
+CLOSE_WHILE_JOINING = """
+import time
+from evergreen.events.kafka.location import KafkaLocation
+from evergreen.events.kafka.subscriber import KafkaSubscriber
+from tests.support.kafka_cluster import KafkaCluster
+
+with KafkaCluster() as cluster:
+    for number in range(20):
+        topic = f"clicks-{number}"
+        cluster.create_topic(topic)
+        reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic, group=topic))
+        reader.pull(1)
+        time.sleep(0.01 * number)
+        reader.close()
+"""
+
+
+def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
+    """In a process of its own: the deadlock that this looks for holds the interpreter's lock, so no timeout ends it."""
+    subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
+
+
+# -- brokers that go and come
+
+
+def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
+    publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
+    until(lambda: _published(publisher, batch(3)))
+    held = pull(reader, count=3)
+    assert reader.problem() is None
+    mark = reader.read_up_to()
+    ends.cluster.take_away()
+    try:
+        until(lambda: reader.pull(10) == [] and reader.backlog() is None)
+        assert ends.location.brokers in reader.problem()
+        reader.acknowledge([d.token for d in held[:2]])
+        ends.now += 100
+        assert reader.read_up_to() == mark
+        with pytest.raises(TemporaryError, match="publishing 1 messages"):
+            publisher.publish([("late", b"late")])
+    finally:
+        ends.cluster.bring_back()
+    until(lambda: reader.backlog() is not None)
+    assert reader.problem() is None
+    until(lambda: _published(publisher, [("late", b"late")]))
+    # It may have been away for longer than the lease, and what was not acknowledged comes again then.
+    got = {}
+    until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
+    reader.acknowledge([d.token for d in (*held, *got.values())])
+    until(lambda: reader.acknowledge([d.token for d in reader.pull(10)]) or reader.backlog() == 0)
+    assert reader.read_up_to() == ends.now
+    assert not [line for line in caplog.records if "Connect to" in line.getMessage()]
+
+
+def _published(publisher, messages):
+    try:
+        publisher.publish(messages)
+    except TemporaryError:
+        return False
+    return True
+
+
+def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
+    topic = f"clicks-{next(names)}"
+    cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic))
+    try:
+        reader.read_up_to()
+        assert f"topic {topic} does not exist" in reader.problem()
+        cluster.refuse_topic(topic, 0)
+        until(lambda: reader.read_up_to() is not None)
+        until(lambda: reader.pull(1) == [] and reader.problem() is None)
+    finally:
+        reader.close()
+
+
+@pytest.fixture
+def frozen_cluster(tmp_path):
+    """A cluster in a process of its own, which can be stopped, and the location of a topic there."""
+    address = tmp_path / "brokers"
+    command = [sys.executable, "-m", "demo.kafka_cluster", "--address", str(address), "--topic", "clicks"]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        until(address.exists)
+        yield process, KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
+    finally:
+        # librdkafka may wait for ever when it ends a mock cluster whose clients were given up.
+        process.kill()
+        process.wait(120)
+
+
+def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
+    process, place = frozen_cluster
+    with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
+        publisher.publish(batch(1))
+        reader.acknowledge([d.token for d in pull(reader, count=1)])
+        until(lambda: reader.backlog() == 0)
+        freeze_group(process.pid)
+        until(lambda: reader.backlog() is None)
+        assert "Timed out" in reader.problem()
+        assert reader.pull(5) == []
+        process.send_signal(signal.SIGCONT)
+        until(lambda: reader.backlog() == 0)
+        assert reader.problem() is None
+
+
+@pytest.mark.slow
+def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
+    """librdkafka's own close looks for the group's coordinator without a limit while a commit has no answer.
+
+    Slow, not for its time: the client that is given up stays in the process until this ends.
+    """
+    process, place = frozen_cluster
+    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 2.0)
+    reader = KafkaSubscriber(place)
+    with closing(KafkaPublisher(place)) as publisher:
+        publisher.publish(batch(1))
+        held = pull(reader, count=1)
+        freeze_group(process.pid)
+        reader.acknowledge([d.token for d in held])
+        began = time.monotonic()
+        reader.close()
+        assert time.monotonic() - began < 30.0
+        process.send_signal(signal.SIGCONT)
+
+
+# -- dead letters
+
+
+@pytest.mark.timeout(30)
+def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
+    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 300)
+    assert ends.reader().list_dead_letters() == []
+
+
+def test_message_dead_lettered_twice_by_crash_in_between_is_listed_and_replayed_once(ends):
+    ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
+    reader = ends.reader()
+    delivery, other = pull(reader, count=2)
+    # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
+    reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
+    reader.dead_letter([(delivery.token, "after it")])
+    reader.dead_letter([(other.token, "bad too")])
+    assert [s.reason for s in reader.list_dead_letters()] == ["before the crash", "bad too"]
+    assert reader.replay_dead_letters() == 2
+    assert reader.list_dead_letters() == []
+    assert {d.payload for d in pull(reader, count=2)} == {b"1", b"another of this key"}
+
+
+def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
+    ends.publisher().publish(batch(1))
+    reader = ends.reader()
+    (delivery,) = pull(reader, count=1)
+    ends.cluster.refuse_topic(ends.location.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    try:
+        with pytest.raises((PermanentError, TemporaryError)):
+            reader.dead_letter([(delivery.token, "bad")])
+    finally:
+        ends.cluster.refuse_topic(ends.location.dead_letter_topic, 0)
+    assert reader.backlog() == 1
+
+
+# -- names and settings
+
+
+def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": ends.location.brokers})
+    producer.produce(ends.location.topic, b"keyless")
+    producer.produce(ends.location.topic, None, key=b"\xff")
+    assert producer.flush(10) == 0
+    deliveries = pull(ends.reader(), count=2)
+    assert [(d.message_id, d.payload) for d in deliveries] == [
+        (f"{ends.location.topic}/0/0", b"keyless"),
+        ("\\xff", b""),
+    ]
+
+
+def test_largest_message_with_long_name_and_long_reason_can_be_dead_lettered(ends):
+    ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
+    reader = ends.reader()
+    (delivery,) = pull(reader, count=1)
+    reader.dead_letter([(delivery.token, "é" * 100_000)])
+    (kept,) = reader.list_dead_letters()
+    assert len(kept.payload) == MAX_MESSAGE_BYTES
+    assert kept.reason.startswith("éé")
+
+
+def test_larger_messages_than_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})
+    producer.produce(ends.location.topic, bytes(range(256)) * 12_000, key=b"k" * 100_000)
+    assert producer.flush(10) == 0
+    reader = ends.reader()
+    (delivery,) = pull(reader, count=1)
+    reader.dead_letter([(delivery.token, "request_id is too long")])
+    (kept,) = reader.list_dead_letters()
+    assert kept.payload == (bytes(range(256)) * 12_000)[:MAX_MESSAGE_BYTES]
+    assert kept.message_id == "k" * 1024
+    assert kept.reason == "request_id is too long (kept are the first 1000000 of 3072000 bytes)"
+    assert reader.backlog() == 0
+
+
+def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
+    (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
+    url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&config={tmp_path}/kafka.conf"
+    place = KafkaLocation.parse(LogUrl.parse(url))
+    assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (
+        "a:9092,b:9093",
+        "clicks.v1",
+        "clicks.v1.dead-letters",
+        "g",
+    )
+    assert place.lease_seconds == 6.0
+    settings = place.client(acks="all", enable_idempotence=True)
+    assert settings["security.protocol"] == "SASL_SSL"
+    assert settings["sasl.password"] == "a=b"
+    assert settings["acks"] == "all"
+    assert KafkaLocation.parse(LogUrl.parse("kafka://a:1/clicks")).group == "evergreen-monitor"
+
+
+def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
+    (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
+    url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")
+    with pytest.raises(ContractError, match="no.such.setting"):
+        KafkaSubscriber(KafkaLocation.parse(url))
+    with pytest.raises(ContractError, match="no.such.setting"):
+        KafkaPublisher(KafkaLocation.parse(url)).publish([("a", b"1")])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._ALL_BROKERS_DOWN, TemporaryError),
+        (KafkaError.LEADER_NOT_AVAILABLE, TemporaryError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, ContractError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, PermanentError),
+    ],
+)
+def test_errors_are_sorted_by_what_caller_must_do(code, kind):
+    found = sorted_error(KafkaError(code), "publishing")
+    assert type(found) is kind
+    assert str(found).startswith("publishing: ")

@@ -1,0 +1,89 @@
+"""`evergreen log`: what whoever is called at night sees of a log, and how dead letters come back."""
+
+import pytest
+
+from evergreen.events import __main__ as command
+from evergreen.events.sqlite import SqliteLog
+from tests.support.kafka_cluster import KafkaCluster
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = SqliteLog(tmp_path / "a log.sqlite", clock=lambda: 86_400.0)
+    log.publish([("bad/1", b"\x00" * 80), ("worse", b""), ("good", b"fine")])
+    bad, worse, _ = log.pull(3)
+    log.dead_letter([(bad.token, "no log record")])
+    log.dead_letter([(worse.token, "empty")])
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def url(tmp_path, log):
+    return f"sqlite:///{tmp_path}/a%20log.sqlite"
+
+
+def answer(capsys, *words):
+    code = command.main(list(words))
+    return code, capsys.readouterr()
+
+
+def test_check_tells_backlog(url, capsys):
+    code, told = answer(capsys, "check", url)
+    assert (code, told.out) == (0, "connected; 1 messages wait to be read\n")
+
+
+def test_check_of_brokers_that_do_not_answer_says_so_and_fails(capsys):
+    with KafkaCluster() as cluster:
+        cluster.create_topic("clicks")
+        url = f"kafka://{cluster.brokers}/clicks"
+        code, told = answer(capsys, "check", f"kafka://{cluster.brokers}/typo")
+        assert (code, told.out) == (1, f"problem: topic typo does not exist at {cluster.brokers}\n")
+        code, told = answer(capsys, "check", url)
+        assert (code, told.out) == (0, "connected; 0 messages wait to be read\n")
+        cluster.take_away()
+        code, told = answer(capsys, "check", url)
+        assert code == 1
+        assert told.out.startswith(f"problem: asking {cluster.brokers}")
+
+
+def test_list_shows_reason_time_and_first_bytes(url, capsys):
+    code, told = answer(capsys, "dead-letters", "list", url)
+    assert code == 0
+    assert told.out.splitlines() == [
+        "1970-01-02T00:00:00Z  bad/1  80 bytes: no log record",
+        "    " + r"\x00" * 60 + "...",
+        "1970-01-02T00:00:00Z  worse  0 bytes: empty",
+        "    ",
+        "2 dead letters",
+    ]
+
+
+def test_list_saves_original_bytes_under_safe_names(url, capsys, tmp_path):
+    code, told = answer(capsys, "dead-letters", "list", url, "--save", str(tmp_path / "bytes"))
+    assert code == 0
+    assert told.out.endswith(f"2 dead letters, their bytes in {tmp_path}/bytes\n")
+    saved = {path.name: path.read_bytes() for path in (tmp_path / "bytes").iterdir()}
+    assert saved == {"000000-bad%2F1.bin": b"\x00" * 80, "000001-worse.bin": b""}
+
+
+def test_replay_publishes_all_again_with_their_bytes(url, capsys, log):
+    code, told = answer(capsys, "dead-letters", "replay", url)
+    assert (code, told.out) == (0, "2 messages published again\n")
+    assert log.list_dead_letters() == []
+    assert [(d.message_id, d.payload) for d in log.pull(10)] == [("bad/1", b"\x00" * 80), ("worse", b"")]
+
+
+def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):
+    code, told = answer(capsys, "dead-letters", "list", f"sqlite:///{tmp_path}/typo.sqlite")
+    assert code == 2
+    assert "there is no file" in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kafka_that_is_away_fails_listing_and_is_named(capsys):
+    with KafkaCluster() as cluster:
+        brokers = cluster.brokers
+    code, told = answer(capsys, "dead-letters", "list", f"kafka://{brokers}/clicks")
+    assert code == 3
+    assert brokers in told.err

@@ -1,0 +1,65 @@
+"""docs/recommender.md and the JSON Schema hold every setting that a room reads, as it is now."""
+
+import json
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from evergreen.recommender_file.form import FORMAT, parse_recommender
+from evergreen.recommender_file.json_schema import json_schema
+from evergreen.recommender_file.reference import reference
+from evergreen.runtime.errors import ContractError
+from tests.support.paths import REPOSITORY
+
+
+def test_page_is_current():
+    assert (REPOSITORY / "docs/recommender.md").read_text() == reference(), "make golden writes it"
+
+
+def test_page_says_key_type_default_and_meaning():
+    page = reference()
+    assert "| `passes` | int | `1` | Passes over the rows. |" in page
+    assert "| `solver.loss_interval` | int | `100` | Steps between looks" in page
+    assert "Number of cross layers. Only of dcn. |" in page
+    assert "num_dense" not in page
+    assert "|  |" not in page
+
+
+def test_schema_is_current_and_takes_what_reader_takes():
+    kept = json.loads((REPOSITORY / "docs/recommender.schema.json").read_text())
+    assert kept == json.loads(json.dumps(json_schema())), "make golden writes it"
+    check = Draft202012Validator(kept)
+    Draft202012Validator.check_schema(kept)
+    example = yaml.safe_load((REPOSITORY / "examples/criteo/recommender.yaml").read_text())
+    check.validate(example)
+    written = {
+        "data": {"label": "clicked"},
+        "model": {"kind": "dlrm", "tower": [8, 4]},
+        "training": {"passes": 2, "solver": {"loss_interval": 5}, "learning_rate": 1},
+        "monitor": {"policies": "sequential"},
+    }
+    check.validate(example | written)
+    parse_recommender(yaml.safe_dump(example | written), source="shop.yaml")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trainin": {}},
+        {"training": {"pases": 2}},
+        {"training": {"passes": "two"}},
+        {"model": {"num_dense": 3}},
+        {"model": {"kind": "svm"}},
+        {"features": {}},
+        {"features": {"numeric": []}},
+        {"name": "Shop"},
+        {"format": "evergreen/recommender/2"},
+    ],
+    ids=str,
+)
+def test_schema_refuses_what_reader_refuses(change):
+    document = {"format": FORMAT, "name": "shop", "features": {"numeric": ["a"], "categorical": ["b"]}} | change
+    assert not Draft202012Validator(json_schema()).is_valid(document)
+    with pytest.raises(ContractError):
+        parse_recommender(yaml.safe_dump(document), source="shop.yaml")

@@ -1,0 +1,157 @@
+"""Pages for people stay in their pane, let no text in as markup, and never print a probability that does not exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from setuptools import Distribution
+from setuptools.command.build_py import build_py
+
+from evergreen.reports.events import MAX_FOLDED, ShownEvent, event_list
+from evergreen.reports.formats import probability
+from evergreen.reports.page import (
+    Badge,
+    Banner,
+    Bullets,
+    Card,
+    Cards,
+    CheckRow,
+    Checks,
+    Code,
+    Fold,
+    Link,
+    PageTable,
+    Preformatted,
+    Strong,
+    Text,
+    Tiles,
+    html_page,
+    refusal_page,
+)
+from evergreen.reports.rendering import render
+from evergreen.reports.svg import Bar, BarChart, Line, Mark, line_chart
+from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
+from tests.support.html_pages import parse_page, table_of, text_of
+from tests.support.paths import REPOSITORY
+
+LONG = "file:///home/somebody/evergreen_" + "of_a_long_name_" * 12 + "/scores.parquet"
+SENTENCE = "the columns of which nobody knows what they mean were compared and found to be the same as before; " * 4
+EVIL = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
+WIDTHS = (390, 480, 720, 1100, 1280)
+
+
+def page_of(text: str, *, rows: int) -> str:
+    """A page with every kind of block, `text` wherever a text can be, and tables of 2 to 14 columns."""
+    check = CheckRow(name=text, value=-0.0012345, interval=(-0.123456, 0.123456), limit=text, result="inconclusive")
+    lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
+    marks = [Mark(x=9.0 * place, text=text[:12]) for place in range(12)]
+    tables = [
+        PageTable(caption=f"{size} columns", head=["name"] + [f"number {i}" for i in range(size - 1)], rows=found)
+        for size in (2, 3, 5, 9, 14)
+        for found in [[[text, *["0.7762 [0.7581, 0.7934]"] * (size - 2), text]] * rows]
+    ]
+    card = Card(
+        name=text,
+        badge=Badge(text[:20], "warn"),
+        is_moved=True,
+        texts=[text],
+        chart=BarChart(title=text, bars=[Bar(label=text, now=0.5, before=None)]),
+        numbers=Fold(text, [Text(text)]),
+    )
+    events = [
+        ShownEvent(time=60.0 * i, kind=kind, text=text, after="62 s ago") for i, kind in enumerate(("drift", "release"))
+    ]
+    return html_page(
+        text,
+        decision="inconclusive",
+        first=[
+            Banner(text=text, items=[text]),
+            line_chart(lines, y_label=text, marks=marks, levels=[(0.6, text[:12])]),
+            Checks(caption="checks", rows=[check, CheckRow(name="rows", value=None, result=text[:20], detail=text)]),
+            Tiles({text: text, "version": Link(text, "#x")}),
+        ],
+        sections={
+            text: [Text(text, Code(text), Strong(text)), Bullets([text]), Preformatted(text), Cards([card], False)],
+            "Tables": [*tables, event_list(events * rows, routine=["drift"])],
+        },
+    )
+
+
+@needs_browser
+@pytest.mark.parametrize("rows", [0, 1, 40])
+@pytest.mark.parametrize("text", [LONG, SENTENCE, "x"], ids=["long name", "long sentence", "short"])
+def test_nothing_leaves_its_pane_and_no_text_is_cut(tmp_path, text, rows):
+    page = page_of(text, rows=rows)
+    assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
+    assert cut_texts(tmp_path, page, *WIDTHS) == [[]] * len(WIDTHS)
+
+
+@needs_browser
+@pytest.mark.parametrize("flags", [(), (DARK,)], ids=["light", "dark"])
+def test_every_block_hinders_nobody(tmp_path, flags):
+    assert serious_findings(tmp_path, page_of("a text", rows=2), *flags) == []
+
+
+def test_no_text_becomes_markup():
+    page = page_of(EVIL, rows=2)
+    tags = parse_page(page)
+    assert not {"script", "img"} & {tag for tag, _ in tags}
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on")]
+    assert "<script" not in refusal_page(EVIL, EVIL)
+    assert text_of(page).count("<script>alert(1)</script>") >= 20
+
+
+def test_value_that_template_was_not_given_is_error():
+    with pytest.raises(UndefinedError):
+        render("page.html.j2", title="no sections")
+
+
+def test_checks_are_table_of_value_interval_limit_and_result():
+    rows = [
+        CheckRow(name="AUC", value=0.77621, interval=(0.75812, 0.79341), limit="at least 0.6", result="pass"),
+        CheckRow(name="rows", value=None, result="inconclusive", detail="too few rows"),
+    ]
+    page = html_page("t", first=[Checks(caption="c", rows=rows)], sections={})
+    assert table_of(page, "c") == [
+        ["check", "value", "95 % interval", "limit", "result"],
+        ["AUC", "0.7762", "0.7581 to 0.7934", "at least 0.6", "pass"],
+        ["rows", "–", "–", "–", "inconclusive"],
+        ["too few rows"],
+    ]
+
+
+def test_routine_events_are_folded_between_others_and_date_is_named_once_day():
+    kinds = ["release", "drift", "archived", "drift", "rollback"]
+    events = [ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}") for i, kind in enumerate(kinds)]
+    drawn = event_list(events, routine=("drift", "archived")).__html__()
+    assert re.findall(r"<h3>(\S+)", drawn) == ["1970-01-01", "1970-01-02"]
+    assert re.findall(r"<time>(.*?)</time>", drawn) == ["23:59:50", "23:59:55", "00:00:00", "00:00:05", "00:00:10"]
+    folds = [text_of(each) for each in re.findall(r'<details class="routine"><summary>.*?</summary>', drawn)]
+    assert folds == ["23:59:55 drift", "00:00:00 to 00:00:05 archived, drift"]
+    assert not [attributes for tag, attributes in parse_page(drawn) if tag == "details" and "open" in attributes]
+
+
+def test_long_fold_names_lines_that_it_leaves_out():
+    events = [ShownEvent(time=float(i), kind="drift", text="moved") for i in range(MAX_FOLDED + 7)]
+    drawn = event_list(events, routine=["drift"]).__html__()
+    assert drawn.count("<time>") == MAX_FOLDED
+    assert f"{MAX_FOLDED + 7} × drift" in drawn
+    assert "and 7 more lines" in drawn
+
+
+def test_no_p_value_is_printed_as_zero():
+    assert [probability(value) for value in (0.0, 1e-12, 0.00009999, 0.0001)] == [*["< 0.0001"] * 3, "0.0001"]
+
+
+def test_wheel_has_every_template_and_style(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    distribution = Distribution()
+    distribution.parse_config_files(["pyproject.toml"])
+    command = build_py(distribution)
+    command.finalize_options()
+    command.manifest_files = {}  # what pyproject.toml names, whatever lies beside it
+    folder = Path("components", "charts")
+    needed = {str(each) for each in folder.rglob("*") if each.suffix in (".css", ".j2")}
+    assert needed
+    assert needed == set(command.find_data_files("evergreen.reports", str(folder)))

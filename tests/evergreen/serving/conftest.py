@@ -1,0 +1,20 @@
+"""Fixtures of this folder's tests."""
+
+from tests.support.served_models import (  # noqa: F401  fixtures
+    client,
+    deploy,
+    exported,
+    make_candidate,
+    make_parts,
+    make_version,
+    open_bucket,
+    open_objects,
+    put_live,
+    raw_rows,
+    repository,
+    settings,
+    triton,
+    unserved,
+    with_scores,
+    world,
+)

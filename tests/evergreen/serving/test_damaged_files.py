@@ -1,0 +1,256 @@
+"""Flipped bits in files of a version: the intact copy is used, the damaged one is named and mended."""
+
+import dataclasses
+import random
+
+import pytest
+
+from controller.__main__ import ReleaseController
+from controller.baking import Baking
+from controller.inspection import DAY_SECONDS, RETRY_SECONDS, Inspection
+from controller.watchdog import SUSPECT, WELL, Watchdog
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.models import graph_folder, release_path
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.serving.intact import find_damaged, golden_rows
+from evergreen.serving.release import release
+from tests.support.real_servers import live_version
+from tests.support.served_names import MODEL_NAME
+
+FILES = ["golden.npz", "model.onnx", "model.py", "version.json"]
+
+
+def flip(path, at=None):
+    """Turns one bit."""
+    content = bytearray(path.read_bytes())
+    at = len(content) // 2 if at is None else at
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def served(world, version, file):
+    return world.repository.objects.root / MODEL_NAME / str(version) / file
+
+
+def kept(world, version, file):
+    return graph_folder(world.settings.store, version) / file
+
+
+def is_intact(world, version):
+    """By the two copies, which are one content."""
+    problems = find_damaged(world.repository.published, world.settings.store, version)
+    same = all(
+        served(world, version, file).read_bytes() == kept(world, version, file).read_bytes() for file in FILES[:2]
+    )
+    return problems == [] and same
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(world):
+    clock = Clock()
+    patience = dataclasses.replace(world.settings.patience, clock=clock, sleep=lambda seconds: None)
+    world.settings = dataclasses.replace(world.settings, patience=patience)
+    return clock
+
+
+@pytest.fixture
+def inspection(world, clock):
+    return Inspection(site=world.settings)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_damaged_file_of_live_version_blocks_nothing_and_is_named(world, caplog, file):
+    world.release(1), world.release(2)
+    flip(served(world, 2, file))
+    watchdog = Watchdog(site=world.settings)
+    assert set(watchdog.look().values()) == {WELL}
+    if file == "golden.npz":
+        assert f"{served(world, 2, file).as_uri()} has sha256" in caplog.text
+        assert "another copy is used" in caplog.text
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    world.release(3)
+    world.check_all_is_well(3)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_damaged_file_of_live_version_blocks_no_promotion(world, file):
+    world.release(1)
+    flip(served(world, 1, file))
+    assert release(*world.candidate(2), settings=world.settings, override="drill").version == 2
+    world.check_all_is_well(2)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_rollback_to_damaged_version_replaces_file_from_store(world, caplog, file):
+    world.release(1), world.release(2)
+    flip(served(world, 1, file))
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    assert is_intact(world, 1)
+    assert "1" in caplog.text
+    assert file in caplog.text
+
+
+@pytest.mark.parametrize("file", FILES[:2])
+def test_rollback_goes_on_where_stores_copy_is_damaged_one(world, caplog, file):
+    world.release(1), world.release(2)
+    flip(kept(world, 1, file))
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    assert is_intact(world, 1)
+    assert str(kept(world, 1, "")).rstrip("/") in caplog.text
+
+
+def test_damage_of_another_file_in_each_copy_is_mended_from_both(world):
+    world.release(1), world.release(2)
+    flip(served(world, 1, "golden.npz"))
+    flip(kept(world, 1, "model.onnx"))
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    assert is_intact(world, 1)
+
+
+@pytest.mark.parametrize("file", FILES[:2])
+def test_version_of_which_both_copies_are_damaged_is_refused_with_both_names(world, file):
+    world.release(1), world.release(2)
+    flip(served(world, 1, file))
+    flip(kept(world, 1, file), at=40)
+    with pytest.raises(ContractError) as caught:
+        world.rollback()
+    assert served(world, 1, file).as_uri() in str(caught.value)
+    assert str(graph_folder(world.settings.store, 1)) in str(caught.value)
+    world.check_all_is_well(2)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("version", [1, 2])
+def test_inspection_mends_every_version_of_repository(world, inspection, version, file):
+    world.release(1), world.release(2)
+    inspection.step()
+    assert inspection.healed == []
+    flip(served(world, version, file))
+    inspection.step()
+    assert inspection.healed == [], "it is not due"
+    inspection.site.patience.clock.now += DAY_SECONDS
+    inspection.step()
+    assert served(world, version, file).as_uri() in inspection.healed
+    assert is_intact(world, version)
+    world.check_all_is_well(2)
+
+
+def test_inspection_mends_damaged_copy_in_store(world, inspection):
+    world.release(1)
+    for file in FILES[:2]:
+        flip(kept(world, 1, file))
+    inspection.step()
+    assert inspection.healed == [str(kept(world, 1, "model.onnx")), str(kept(world, 1, "golden.npz"))]
+    assert is_intact(world, 1)
+
+
+def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_rows):
+    world.release(1)
+    right = world.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
+    flip(served(world, 1, "model.onnx"), at=served(world, 1, "model.onnx").stat().st_size // 2)
+    for server in world.servers:
+        (server.graph(1)).write_bytes(served(world, 1, "model.onnx").read_bytes())  # as after a restart
+    inspection.step()
+    for server in world.servers:
+        assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()
+        assert (server.infer(MODEL_NAME, *raw_rows(5))[0] == right).all()
+
+
+def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world, inspection, clock):
+    world.release(1)
+    before = kept(world, 1, "golden.npz").read_bytes()
+    flip(served(world, 1, "golden.npz"))
+    flip(kept(world, 1, "golden.npz"), at=40)
+    for _ in range(2):
+        with pytest.raises(ContractError, match="the copy is corrupt too"):
+            inspection.step()
+    kept(world, 1, "golden.npz").write_bytes(before)  # from a backup
+    with pytest.raises(ContractError, match="the copy is corrupt too"):
+        inspection.step()
+    clock.now += RETRY_SECONDS
+    inspection.step()
+    assert is_intact(world, 1)
+
+
+def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
+    world.release(1)
+    flip(served(world, 1, "golden.npz"))
+    with world.repository.locked(), pytest.raises(TemporaryError, match="another deployment is running"):
+        inspection.step()
+    clock.now += RETRY_SECONDS
+    inspection.step()
+    assert is_intact(world, 1)
+
+
+@pytest.mark.parametrize("old", ["versions: 2", "backend", "max_batch_size"])
+def test_damaged_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
+    world.release(1), world.release(2)
+    path = world.repository.objects.root / MODEL_NAME / "config.pbtxt"
+    right = path.read_bytes()
+    path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
+    controller = ReleaseController(
+        watchdog=Watchdog(site=world.settings), baking=Baking(site=world.settings), inspection=inspection
+    )
+    controller.round()
+    assert (path.read_bytes(), len(inspection.healed)) == (right, 1)
+    path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
+    assert world.rollback().version == 1
+    assert versions_of(path.read_text()) == [1]
+    world.check_all_is_well(1)
+
+
+def test_golden_rows_of_another_version_are_no_copy(world):
+    world.release(1), world.release(2)
+    assert golden_rows(world.repository, world.settings.store, 2).expected.size
+    flip(served(world, 2, "golden.npz"))
+    kept(world, 2, "golden.npz").write_bytes(kept(world, 1, "golden.npz").read_bytes())
+    with pytest.raises(ContractError, match="no copy of the golden rows of version 2 is intact") as caught:
+        golden_rows(world.repository, world.settings.store, 2)
+    assert served(world, 2, "golden.npz").as_uri() in str(caught.value)
+    assert str(kept(world, 2, "golden.npz")) in str(caught.value)
+
+
+def test_damaged_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
+    world.release(1), world.release(2), world.release(3)
+    flip(release_path(world.settings.store, 3))
+    assert world.rollback().version == 2
+    assert world.rollback().version == 1, "further back, not to and fro"
+    world.check_all_is_well(1)
+
+
+def test_release_manifest_that_is_damaged_is_named(world, inspection):
+    world.release(1)
+    flip(release_path(world.settings.store, 1))
+    with pytest.raises(ContractError, match=r"releases/1\.json"):
+        inspection.step()
+
+
+def test_real_server_refuses_to_load_flipped_weights(deploy, settings, client, raw_rows, repository, triton):
+    """Golden rows would show few of them."""
+    if not triton.alive():
+        triton.start()
+    deploy(1)
+    before = client.infer(MODEL_NAME, *raw_rows(5))[0]
+    path = repository.objects.root / MODEL_NAME / "1" / "model.onnx"
+    random_, content = random.Random(3), path.read_bytes()
+    for _ in range(3):
+        path.write_bytes(content)
+        flip(path, at=random_.randrange(len(content)))
+        client.unload(MODEL_NAME)
+        with pytest.raises(PermanentError, match=r"model.onnx has sha256 \w{64}, expected"):
+            client.load(MODEL_NAME)
+    assert set(Watchdog(site=settings).look().values()) == {SUSPECT}
+    Inspection(site=settings).step()
+    assert live_version(client, raw_rows(5)) == 1
+    assert (client.infer(MODEL_NAME, *raw_rows(5))[0] == before).all()

@@ -1,0 +1,242 @@
+"""Servers that answer what no Triton should: each odd reply is that server's fault, named, and ends nothing."""
+
+import dataclasses
+import json
+import random
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import numpy as np
+import pytest
+
+from controller.__main__ import ReleaseController
+from controller.baking import Baking
+from controller.canary import evidence
+from controller.canary.evidence import counted, fetch
+from controller.inspection import Inspection
+from controller.watchdog import ILL, SUSPECT, WELL, Watchdog
+from evergreen.registry.traffic_plan import Arm
+from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.serving.servers import Triton
+from tests.support.odd_triton import edited, odd_triton
+from tests.support.recommenders import accept_into, criteo_with
+from tests.support.served_names import CANARY_NAME, MODEL_NAME
+
+
+@contextmanager
+def site_of(world):
+    """The world's site with one server, reached by gRPC, beside what makes that server odd."""
+    with odd_triton(world.servers[0]) as (odd, url):
+        yield odd, dataclasses.replace(world.settings, triton_urls=(url,), connect=Triton)
+
+
+def one_output(reply):
+    return reply.outputs[0]
+
+
+def raw(content):
+    def change(reply):
+        reply.raw_output_contents[0] = content(reply.raw_output_contents[0])
+
+    return change
+
+
+def shape(*sizes):
+    def change(reply):
+        del one_output(reply).shape[:]
+        one_output(reply).shape.extend(sizes)
+
+    return change
+
+
+def float_bytes(value):
+    return lambda right: np.full(len(right) // 4, value, "<f4").tobytes()
+
+
+def as_strings(reply):
+    del reply.raw_output_contents[:]
+    one_output(reply).contents.bytes_contents.extend([b"0.5"] * 64)
+
+
+ODD_INFERENCES = {
+    "nothing": lambda right: b"",
+    "no message": lambda right: b"\xff\xff\xff\xff",
+    "a cut message": lambda right: right[:-3],
+    "text": lambda right: b"<html>502 Bad Gateway</html>",
+    "no output": edited(lambda reply: reply.ClearField("outputs")),
+    "no content": edited(lambda reply: reply.ClearField("raw_output_contents")),
+    "another output": edited(lambda reply: setattr(one_output(reply), "name", "logit")),
+    "the output twice": edited(lambda reply: reply.outputs.append(one_output(reply))),
+    "strings": edited(lambda reply: setattr(one_output(reply), "datatype", "BYTES")),
+    "strings beside": edited(as_strings),
+    "doubles": edited(lambda reply: setattr(one_output(reply), "datatype", "FP64")),
+    "an unknown type": edited(lambda reply: setattr(one_output(reply), "datatype", "FP31")),
+    "no type": edited(lambda reply: setattr(one_output(reply), "datatype", "")),
+    "a shape too large": edited(shape(65, 1)),
+    "a shape too small": edited(shape(1, 1)),
+    "a negative shape": edited(shape(-1, -1)),
+    "a huge shape": edited(shape(2**62, 2**62)),
+    "an empty shape": edited(shape()),
+    "half a score": edited(raw(lambda right: right[:-2])),
+    "one score less": edited(raw(lambda right: right[:-4])),
+    "no scores": edited(raw(lambda right: b"")),
+    "NaN": edited(raw(float_bytes(np.nan))),
+    "infinity": edited(raw(float_bytes(np.inf))),
+    "zeros": edited(raw(float_bytes(0.0))),
+    "no version": edited(lambda reply: setattr(reply, "model_version", "")),
+    "a word as version": edited(lambda reply: setattr(reply, "model_version", "latest")),
+    "a signed version": edited(lambda reply: setattr(reply, "model_version", "+1")),
+    "a version in other digits": edited(lambda reply: setattr(reply, "model_version", "\u0661")),
+    "a version of 5,000 digits": edited(lambda reply: setattr(reply, "model_version", "1" * 5000)),
+    "another version": edited(lambda reply: setattr(reply, "model_version", "7")),
+    "another model": edited(lambda reply: setattr(reply, "model_name", "other")),
+    "a status without words": (grpc.StatusCode.INTERNAL, ""),
+    "a status of many words": (grpc.StatusCode.UNKNOWN, "x" * 5000),
+    "data loss": (grpc.StatusCode.DATA_LOSS, "lost"),
+}
+OTHER_CALLS = ("ServerLive", "ModelReady", "RepositoryModelLoad", "RepositoryModelUnload")
+ODD_ELSEWHERE = {
+    "no message": lambda right: b"\xff\xff\xff\xff",
+    "unimplemented": (grpc.StatusCode.UNIMPLEMENTED, ""),
+    "internal": (grpc.StatusCode.INTERNAL, "\u2028 \x1b[31m"),
+}
+
+
+@pytest.fixture
+def controlled(world, tmp_path):
+    """A controller over one odd server that serves version 1, and how to read its status."""
+    world.release(1)
+    with site_of(world) as (odd, site):
+        status = tmp_path / "status.json"
+        controller = ReleaseController(
+            watchdog=Watchdog(site=site),
+            baking=Baking(site=site, fetch=lambda address: ""),
+            inspection=Inspection(site=site),
+            status=status,
+        )
+
+        def look():
+            controller.round()
+            document = json.loads(status.read_text())
+            assert document["problem"] is None
+            return document["servers"].popitem()[1]
+
+        yield odd, look
+
+
+def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled):
+    odd, look = controlled
+    assert look() == WELL
+    for name, reply in ODD_INFERENCES.items():
+        odd.odd = {"ModelInfer": reply}
+        assert [look(), look()] == [SUSPECT, ILL], name
+        odd.odd = {}
+        assert look() == WELL, f"after {name}"
+
+
+@pytest.mark.parametrize("call", OTHER_CALLS)
+def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
+    odd, look = controlled
+    for name, reply in ODD_ELSEWHERE.items():
+        # The answer is wrong too, so that the watchdog reloads the model.
+        odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
+        assert WELL not in [look() for _ in range(4)], (call, name)
+        assert call in odd.asked
+        odd.odd = {}
+        # A model that was unloaded and not loaded is tried again after twice as many rounds each time.
+        assert WELL in [look() for _ in range(20)]
+
+
+def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
+    world.release(1)
+    random_ = random.Random(5)
+    with site_of(world) as (odd, site):
+        client = Triton(site.triton_urls[0])
+        golden = world.repository.published.golden_rows(1)
+        outcomes = {"read": 0, "refused": 0}
+
+        def flipped(reply):
+            changed = bytearray(reply)
+            for _ in range(random_.randint(1, 3)):
+                changed[random_.randrange(90)] ^= 1 << random_.randrange(8)  # the message's head, not its scores
+            return bytes(changed)
+
+        odd.odd = {"ModelInfer": flipped}
+        for _ in range(300):
+            try:
+                scores, version = client.infer(MODEL_NAME, golden.dense, golden.categorical)
+            except (PermanentError, TemporaryError):
+                outcomes["refused"] += 1
+                continue
+            outcomes["read"] += 1
+            assert (scores.dtype, scores.ndim, type(version)) == (np.float32, 1, int)
+        client.close()
+    assert outcomes["refused"] > 100, outcomes
+
+
+@pytest.mark.parametrize("name", ["no output", "strings", "no version", "no message", "another model"])
+def test_release_that_odd_server_answers_comes_to_nothing(world, name):
+    world.release(1)
+    with site_of(world) as (odd, site):
+        world.settings = site
+        odd.odd = {"ModelInfer": ODD_INFERENCES[name]}
+        with pytest.raises((PermanentError, TemporaryError), match=site.triton_urls[0]):
+            world.release(2)
+        odd.odd = {}
+        assert world.entries()[-1].action == "withdrawn"
+        assert world.servers[0].loaded() == [1]
+        world.release(3)
+        assert world.servers[0].loaded() == [3]
+
+
+SUCCESS = "nv_inference_request_success"
+ARMS = {"live": Arm(model_name=MODEL_NAME, version=1), "other": Arm(model_name=CANARY_NAME, version=2)}
+
+
+@pytest.mark.parametrize("count", ["NaN", "+Inf", "-Inf", "-1", "1e300", "9.3e18"])
+def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
+    text = f'{SUCCESS}{{model="{MODEL_NAME}",version="1"}} {count}\n'
+    with pytest.raises(TemporaryError, match=rf"metrics of server cannot be read: {SUCCESS} is .*, expected a count"):
+        counted(text, ARMS)
+
+
+def test_odd_counters_take_nothing_back_and_end_no_round(world):
+    world.release(1), world.release(2)
+    accept_into(world.settings.store, criteo_with(release={"bake_seconds": 7200.0}))
+    for count in ("NaN", "+Inf", "-5", "1e300"):
+        for name in ("request_failure", "compute_infer_duration_us", "request_success"):
+            texts = [f'nv_inference_{name}{{model="{MODEL_NAME}",version="2"}} {each}\n' for each in (0, count)]
+            baking = Baking(
+                site=world.settings, metrics=("triton-a:8002",), fetch=lambda address, texts=texts: texts.pop(0)
+            )
+            assert {baking.step({}).action for _ in range(2)} == {"bakes"}
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Metrics without an end."""
+
+    def do_GET(self):  # noqa: N802 the library's name
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b"# text\n" * 10_000)
+        except OSError:
+            pass
+
+    def log_message(self, *_):
+        pass
+
+
+def test_metrics_without_end_are_given_up(monkeypatch):
+    monkeypatch.setattr(evidence, "MAX_TEXT_BYTES", 1 << 20)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"):
+            fetch(f"127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()

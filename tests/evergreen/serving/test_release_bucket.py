@@ -1,0 +1,117 @@
+"""The release protocol over a bucket: published, gone back from, put right after a failure, refused while locked."""
+
+import dataclasses
+
+import pytest
+
+from controller.rollback import rollback
+from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.manifests import Release
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.models import graph_folder, graph_sha256, release_path
+from evergreen.registry.promotion_journal import current, read_entries
+from evergreen.runtime.errors import TemporaryError
+from evergreen.serving.parity import GoldenRows, open_graph, score
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.site import opened
+from evergreen.storage.uris import open_objects
+from tests.support.served_names import MODEL_NAME, NAMES
+
+
+@pytest.fixture
+def settings(cloud_storage, tmp_path):
+    return ReleaseSettings(
+        store=tmp_path / "store",
+        repository="gs://models/repository",
+        options=ServingOptions(server="onnxruntime"),
+        num_kept=2,
+    )
+
+
+@pytest.fixture
+def repository(settings):
+    return ModelRepository(open_objects(settings.repository), NAMES)
+
+
+def test_versions_go_live_leave_and_come_back(settings, repository, make_candidate):
+    for seed in (1, 2, 3):
+        release(*make_candidate(settings.store, seed), settings=settings)
+    assert repository.versions() == [2, 3]
+    assert versions_of(repository.read_config()) == [3]
+    assert rollback(settings, to_version=1, reason="drill").version == 1
+    assert versions_of(repository.read_config()) == [1]
+    assert repository.published.record(1).graph_sha256 == current(settings.store).sha256["graph"]
+    repository.published.check(1)
+
+
+@pytest.mark.parametrize("place", ["kept", "probed"])
+def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
+    """It slept while its lease ended; another one went back, released, and has the last word."""
+    release(*make_candidate(settings.store, 1), settings=settings)
+    seen = []
+
+    def overtaken(name):
+        if name == place and not seen:
+            seen.append(name)
+            repository.objects.delete(f"{MODEL_NAME}.lease")
+            seen.append(release(*make_candidate(settings.store, 3), settings=settings).version)
+
+    with pytest.raises(TemporaryError, match="no longer holds"):
+        release(*make_candidate(settings.store, 2), settings=dataclasses.replace(settings, checkpoint=overtaken))
+    version = seen[1]
+    last = read_entries(settings.store)[-1]
+    assert (last.action, last.version, last.model_id) == ("release", version, "model-3")
+    assert versions_of(repository.read_config()) == [version]
+    assert Release.read(release_path(settings.store, version)).model_id == "model-3"
+    assert graph_sha256(settings.store / "graphs" / str(version)) == last.sha256["graph"]
+
+
+class Overtaken:
+    """A server that answers as the released graph; while it loads the live name, another deployment takes over."""
+
+    def __init__(self, url, store, take_over):
+        self.url, self.calls, self._store, self._take_over = url, [], store, take_over
+
+    def check_live(self):
+        pass
+
+    def close(self):
+        pass
+
+    def load(self, name):
+        self.calls.append(("load", name))
+        if name == MODEL_NAME:
+            self._take_over()
+            self.calls.append("taken over")
+            raise TemporaryError("the load was too slow")
+
+    def unload(self, name):
+        self.calls.append(("unload", name))
+
+    def is_ready(self, name, version):
+        return True
+
+    def infer(self, name, dense, categorical, *, version=None):
+        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0])
+        return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
+
+
+def test_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_new_holder(
+    settings, repository, make_candidate
+):
+    release(*make_candidate(settings.store, 1), settings=settings)
+
+    def take_over():
+        repository.objects.delete(f"{MODEL_NAME}.lease")
+        with opened(settings):
+            pass
+
+    server = Overtaken("triton:8001", settings.store, take_over)
+    served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
+    with pytest.raises(TemporaryError, match="the load was too slow; another deployment holds the lock now"):
+        release(*make_candidate(settings.store, 2), settings=served)
+    assert server.calls[-1] == "taken over", "what the new holder told this server stays its last word"
+    assert versions_of(repository.read_config()) == [1]
+    assert [entry.action for entry in read_entries(settings.store)][-2:] == ["intent", "withdrawn"]

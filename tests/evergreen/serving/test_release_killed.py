@@ -1,0 +1,177 @@
+"""Deployments killed at every place that has a name: what is served stays whole and known, and the next one repairs.
+
+Invariants after the kill: the configuration names only whole versions, at least one; every running server, and one that
+starts now, answers from a version whose graph the journal has the hash of. After the next deployment: every server
+answers from the version that the journal calls live, and nothing of the killed one is left over.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+
+from controller.baking import Baking
+from evergreen.contracts.baking import BAD, WELL, Findings
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.promotion_journal import (
+    BAKED,
+    INTENT,
+    RELEASE,
+    ROLLBACK,
+    WITHDRAWN,
+    read_entries,
+    write_findings,
+)
+from evergreen.runtime.errors import ContractError
+from tests.support.killed_deployments import IMPORTS, PROGRAM
+from tests.support.paths import REPOSITORY
+from tests.support.recommenders import accept_into, criteo_with
+from tests.support.warm import Warm
+
+RELEASE_PLACES = [
+    ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
+    ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1), ("pruned", 1),
+]  # fmt: skip
+ROLLBACK_PLACES = [
+    ("intent written", 1), ("config written", 1), ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1),
+]  # fmt: skip
+
+
+def named(place):
+    return f"{place[0]} {place[1]}"
+
+
+def mostly_slow(places, quick=("loaded", 1)):
+    """All of `places`, all but one marked slow."""
+    return [place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
+
+
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def kill():
+    """Runs a job of `killed_deployments` and answers its exit code."""
+    with Warm(sys.executable, IMPORTS) as warm:
+        yield lambda **job: warm.run(PROGRAM, [json.dumps(job)], variables=dict(os.environ), folder=REPOSITORY)[0]
+
+
+@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
+def test_retry_after_killed_release_releases_model(world, kill, place):
+    world.release(1), world.release(2)
+    assert kill(**world.job("release", place, 3)) == KILLED
+    world.check_served_is_whole_and_known()
+    done = world.release(3)
+    world.check_all_is_well(done.version)
+    # A number is used up once the journal names it, and only then.
+    recorded = place[0] in ("journal written", "pruned")
+    announced = place[0] != "kept"
+    assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
+    withdrawn = [entry.version for entry in read_entries(world.settings.store) if entry.action == "withdrawn"]
+    assert withdrawn == ([3] if announced and not recorded else [])
+    assert world.release(4).version == done.version + 1
+    assert world.repository.taken_numbers() == [done.version, done.version + 1], "nothing else is left over"
+
+
+@pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
+def test_rollback_after_killed_release_restores_what_was_live(world, kill, place):
+    world.release(1), world.release(2)
+    assert kill(**world.job("release", place, 3)) == KILLED
+    world.rollback()
+    world.check_all_is_well(2)
+    world.rollback()
+    world.check_all_is_well(1)
+
+
+@pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
+def test_killed_rollback_is_finished_by_next(world, kill, place):
+    world.release(1), world.release(2)
+    assert kill(**world.job("rollback", place)) == KILLED
+    world.check_served_is_whole_and_known()
+    if place[0] == "journal written":
+        with pytest.raises(ContractError, match="version 1 is live already"):
+            world.rollback(to_version=1)
+    else:
+        world.rollback(to_version=1)
+    world.check_all_is_well(1)
+    assert world.release(3).version == 3
+
+
+@pytest.fixture
+def baking_world(world):
+    """Version 2 bakes after version 1; `restore()` makes it so again."""
+    world.release(1), world.release(2)
+    accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
+    root = world.settings.store.parent
+    shutil.copytree(root, kept := root.with_name(f"{root.name} as it was"), symlinks=True)
+
+    def restore(state):
+        shutil.rmtree(root)
+        shutil.copytree(kept, root, symlinks=True)
+        found = Findings(version=2, state=state, reason="said by a test", found_at="2026-01-01T00:00:00+00:00")
+        write_findings(world.settings.store, found)
+        return world
+
+    return restore
+
+
+def transitions(world):
+    return [entry.action for entry in world.entries() if entry.action not in (INTENT, WITHDRAWN)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("state", "action", "live", "places", "least"),
+    [
+        (WELL, BAKED, 2, range(999), 10),
+        (BAD, ROLLBACK, 1, (*{name for name, _ in ROLLBACK_PLACES}, "none"), 5),
+        pytest.param(BAD, ROLLBACK, 1, range(999), 30, marks=pytest.mark.slow),
+    ],
+    ids=["baked", "taken back", "taken back, each boundary"],
+)
+def test_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
+    """At each fsync, rename, unlink and checkpoint before and after, or at some by name, until one lives to the end."""
+    killed = []
+    for place in places:
+        world = baking_world(state)
+        code = kill(**world.job("bake", (place, 1)))
+        world.check_served_is_whole_and_known()
+        Baking(site=world.settings).step({}), Baking(site=world.settings).step({})
+        assert transitions(world) == [RELEASE, RELEASE, action], f"killed at {place}"
+        world.check_all_is_well(live)
+        if code != KILLED:
+            break
+        killed.append(place)
+    assert (code, len(killed) >= least) == (0, True), killed
+
+
+@pytest.mark.parametrize(("state", "action"), [(BAD, ROLLBACK), (WELL, BAKED)])
+def test_two_controllers_at_once_make_transition_once(baking_world, kill, state, action):
+    for _ in range(3):
+        world = baking_world(state)
+        assert kill(**world.job("bake", (None, 1)), lives=2) == 0
+        assert transitions(world) == [RELEASE, RELEASE, action]
+
+
+def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
+    world.release(1), world.release(2)
+    assert kill(**world.job("release", ("loaded", 1), 3)) == KILLED
+    world.servers[1].crash()
+    with pytest.raises(Exception, match="triton-b:8001: connection refused"):
+        world.rollback()
+    assert versions_of(world.repository.read_config()) == [2], "a server that starts meanwhile serves what is live"
+    world.servers[1].start()
+    world.rollback()
+    world.check_all_is_well(2)
+
+
+def test_first_release_that_was_killed_leaves_nothing_served(world, kill):
+    assert kill(**world.job("release", ("loaded", 2), 1)) == KILLED
+    with pytest.raises(ContractError, match="has no release"):
+        world.rollback()
+    assert [server.loaded() for server in world.servers] == [[], []]
+    assert world.repository.read_config() is None
+    assert world.release(2).version == 2

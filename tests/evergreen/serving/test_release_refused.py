@@ -1,0 +1,227 @@
+"""A release that fails: what was live is live, the journal says why, and the way is free for the next model."""
+
+import dataclasses
+import fcntl
+import os
+
+import numpy as np
+import pytest
+
+from evergreen.registry.models import graph_folder, release_path
+from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
+from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from evergreen.serving import site
+from evergreen.serving.release import release
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.servers import Patience
+from tests.support.real_servers import Altered, kill_stubs
+from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
+
+
+def kept(world):
+    return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]
+
+
+@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
+def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
+    world.release(1)
+    config = world.repository.read_config()
+
+    def wrong(server, asked, *rows, version=None):
+        scores, answered = server.infer(asked, *rows, version=version)
+        return (scores + 1e-4 if asked == name and answered == 2 else scores), answered
+
+    with pytest.raises(PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"):
+        world.release(2, infer=wrong)
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]
+    assert world.repository.read_config() == config
+    assert [entry.action for entry in world.entries()][2:] == ["intent", "withdrawn"]
+    assert "differs from the training-side score" in world.entries()[-1].reason
+    # A version that clients may have met is kept, so that what it answered can be verified.
+    assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
+    assert world.release(3).version == 3, "the way is free, and the number that the journal named is not given again"
+
+
+def test_failed_first_release_leaves_nothing_served(make_candidate, client, settings, raw_rows, repository):
+    def refuse(real, name, version):
+        return name == CANDIDATE_NAME and real.is_ready(name, version)
+
+    now = iter(range(10_000))
+    patience = Patience(clock=lambda: next(now), sleep=lambda _: None)
+    hasty = dataclasses.replace(settings, patience=patience)
+    with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
+        release(
+            *make_candidate(settings.store, 1),
+            settings=dataclasses.replace(hasty, connect=lambda url: Altered(url, is_ready=refuse)),
+        )
+    assert repository.versions() == []
+    assert repository.read_config() is None
+    assert read_journal(settings.store) == []
+    with pytest.raises((PermanentError, TemporaryError)):
+        client.infer(MODEL_NAME, *raw_rows(1))
+
+
+def failing_journal(monkeypatch, error, *, after):
+    """Makes the line of a release fail, before or after it was written."""
+    written = site.append_promotion
+
+    def append(store, entry):
+        if entry.action != "release":
+            return written(store, entry)
+        if after:
+            written(store, entry)
+        raise error
+
+    monkeypatch.setattr(site, "append_promotion", append)
+
+
+def test_journal_that_cannot_be_written_undoes_switch(world, monkeypatch):
+    world.release(1)
+    failing_journal(monkeypatch, OSError(28, "no space left on device"), after=False)
+    with pytest.raises(OSError, match="no space"):
+        world.release(2)
+    monkeypatch.undo()
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]
+    assert world.release(3).version == 3, "a number that the journal named is not given again"
+
+
+def test_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monkeypatch):
+    world.release(1)
+    failing_journal(monkeypatch, OSError(5, "input/output error"), after=True)
+    with pytest.raises(OSError, match="input/output"):
+        world.release(2)
+    assert [entry.action for entry in world.entries()][-3:] == ["intent", "release", "withdrawn"]
+    world.check_all_is_well(1)
+
+
+def wrong_as_2(server, name, *rows, version=None):
+    """Answers wrongly with the live model's version 2."""
+    scores, answered = server.infer(name, *rows, version=version)
+    return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
+
+
+def test_callers_who_name_no_version_must_be_answered_by_new_one(world):
+    world.release(1)
+
+    def stuck(server, name, *rows, version=None):
+        scores, answered = server.infer(name, *rows, version=version)
+        return scores, 1 if name == MODEL_NAME and version is None else answered
+
+    with pytest.raises(PermanentError, match="answered click_model from version 1, expected 2"):
+        world.release(2, infer=stuck)
+    world.check_all_is_well(1)
+    assert kept(world) == [True, True], "clients may have met it"
+
+
+def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candidate, with_scores, tmp_path, repository):
+    model, verdict, raw = make_candidate(settings.store, 1)
+    wrong = with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path)
+    with pytest.raises(ContractError, match="graph differs from the training-side score by 0.001"):
+        release(model, wrong, raw, settings=settings)
+    assert repository.versions() == []
+    assert read_entries(settings.store) == []
+    assert list((settings.store / "graphs").iterdir()) == []
+
+
+def test_dead_python_stub_that_still_says_ready_stops_retried_step(settings, make_candidate, triton, client):
+    candidate = make_candidate(settings.store, 1)
+    release(*candidate, settings=settings)
+    kill_stubs(triton)
+    assert client.is_ready(MODEL_NAME, 1), "the server's word alone would have been believed"
+    with pytest.raises(PermanentError, match="not healthy"):
+        release(*candidate, settings=settings)
+    client.unload(MODEL_NAME)
+
+
+def test_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, unserved, tmp_path):
+    candidate = make_candidate(unserved.store, 1)
+    (tmp_path / "file").write_text("not a folder")
+    settings = dataclasses.replace(unserved, repository=str(tmp_path / "file" / "repository"))
+    with pytest.raises(ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"):
+        release(*candidate, settings=settings)
+
+
+def test_without_answering_server_nothing_is_published(make_candidate, unserved, tmp_path):
+    settings = dataclasses.replace(unserved, triton_urls=("127.0.0.1:9",))
+    with pytest.raises(TemporaryError, match=r"triton 127.0.0.1:9: liveness failed"):
+        release(*make_candidate(settings.store, 1), settings=settings)
+    assert not (tmp_path / "repository" / MODEL_NAME / "config.pbtxt").exists()
+    assert read_entries(settings.store) == []
+
+
+@pytest.fixture
+def lock_taken(tmp_path):
+    """The repository's lock in another's hands; call it to give it back."""
+    (tmp_path / "repository").mkdir()
+    descriptor = os.open(tmp_path / "repository" / f".{MODEL_NAME}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return lambda: os.close(descriptor)
+
+
+def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, lock_taken):
+    now, waits = iter(range(1000)), []
+    patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
+    settings = dataclasses.replace(unserved, patience=patience)
+    candidate = make_candidate(settings.store, 1)
+    with pytest.raises(TemporaryError, match="another deployment is running"):
+        release(*candidate, settings=settings)
+    assert 25 <= len(waits) <= 30
+    lock_taken()
+    assert release(*candidate, settings=settings).version == 1, "without servers it is published and recorded"
+
+
+def test_deployment_waits_little_for_whoever_has_lock(make_candidate, unserved, lock_taken):
+    """A watchdog that heals a server, in the very minute in which a person wants to go back."""
+    patience = Patience(sleep=lambda _: lock_taken())
+    settings = dataclasses.replace(unserved, patience=patience)
+    assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
+
+
+def test_verdict_about_another_model_is_refused(make_candidate, unserved):
+    model, _, raw = make_candidate(unserved.store, 1)
+    _, verdict, _ = make_candidate(unserved.store, 2)
+    with pytest.raises(ContractError, match="verdict is about model model-2, expected model-1"):
+        release(model, verdict, raw, settings=unserved)
+
+
+def test_server_that_could_not_be_restored_is_named_in_error_and_in_journal(world):
+    world.release(1)
+
+    def deaf(server, name):
+        """Does not listen any more once it has answered wrongly."""
+        if name == MODEL_NAME and server.loaded() == [2]:
+            raise TemporaryError("triton has gone deaf")
+        server.load(name)
+
+    with pytest.raises(
+        PermanentError, match=r"differs .*; triton triton-a:8001 could not be restored: triton has gone deaf"
+    ):
+        world.release(2, load=deaf, infer=wrong_as_2)
+    assert "triton triton-a:8001 could not be restored: triton has gone deaf" in world.entries()[-1].reason
+    assert current(world.settings.store).version == 1
+    assert world.release(3).version == 3
+    world.check_all_is_well(3)
+
+
+def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
+    """The storage goes away between the two writes; without the intent nobody would ever go back."""
+    world.release(1)
+    written = ModelRepository.write_config
+
+    def once(repository, text):
+        monkeypatch.setattr(ModelRepository, "write_config", refuse)
+        written(repository, text)
+
+    def refuse(repository, text):
+        raise TemporaryError("the storage is away")
+
+    monkeypatch.setattr(ModelRepository, "write_config", once)
+    with pytest.raises(PermanentError, match="could not be restored: the storage is away"):
+        world.release(2, infer=wrong_as_2)
+    monkeypatch.undo()
+    assert interrupted(world.settings.store).version == 2
+    assert world.rollback().version == 1
+    world.check_all_is_well(1)
+    assert world.repository.versions() == [1]

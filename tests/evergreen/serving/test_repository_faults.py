@@ -1,0 +1,233 @@
+"""The model repository on storage that fails: damaged files, refused writes, full disks, kills at each step."""
+
+import os
+
+import pytest
+
+from evergreen.contracts.serving import versions_of
+from evergreen.registry.models import DATA_FILE, GRAPH_FILE
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.triton_config import warmup_files_of
+from evergreen.storage.folder import FolderObjects
+from tests.support.crashes import Killed
+from tests.support.full_disk import files_of_at_most
+from tests.support.model_repository import OPTIONS, everything, named
+from tests.support.served_names import MODEL_NAME, NAMES
+
+
+@pytest.fixture
+def repository(open_objects):
+    return ModelRepository(open_objects(), NAMES)
+
+
+@pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
+def test_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
+    repository, make_version, put_live, lost
+):
+    with repository.locked():
+        put_live(repository, 1)
+        repository.stage(2, make_version(2), OPTIONS)
+        repository.publish(2)
+        repository.objects.delete(f"click_model/2/{lost}")
+        assert repository.versions() == [1]
+        assert repository.taken_numbers() == [1, 2]
+        repository.stage(3, make_version(3), OPTIONS)
+        assert repository.taken_numbers() == [1]
+        assert named(repository) == [1]
+
+
+def test_truncated_file_makes_version_none(repository, put_live):
+    with repository.locked():
+        put_live(repository, 1)
+        graph = repository.objects.read("click_model/1/model.onnx").content
+        repository.objects.write("click_model/1/model.onnx", graph[:-100])
+        assert repository.versions() == []
+        repository.prune(set(), num_kept=2)
+    # The configuration names it: a fault to be seen, not one to be cleared away behind the servers' back.
+    assert repository.taken_numbers() == [1]
+
+
+@pytest.mark.parametrize(
+    ("file", "at"),
+    [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
+    ids=["graph", "head", "rows", "directory"],
+)
+def test_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
+    with repository.locked():
+        put_live(repository, 1)
+        content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
+        content[at] ^= 255
+        repository.objects.write(f"click_model/1/{file}", bytes(content))
+        assert repository.versions() == [1]
+        with pytest.raises(ContractError, match=rf"1/{file} has sha256 \w{{64}}, expected \w{{64}}"):
+            (repository.published.check if file == "model.onnx" else repository.published.golden_rows)(1)
+
+
+def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository, make_version):
+    real = repository.objects
+
+    class Bitrot:
+        """Storage that keeps one bit wrong, with no error of its own."""
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def write(self, name, content, *, if_generation=None):
+            if name.endswith(GRAPH_FILE):
+                content = content.read_bytes()
+                content = content[:100] + bytes([content[100] ^ 4]) + content[101:]
+            return real.write(name, content, if_generation=if_generation)
+
+    with repository.locked():
+        repository.objects = Bitrot()
+        with pytest.raises(PermanentError, match=r"changed after they were written: .*2/model.onnx has sha256"):
+            repository.stage(2, make_version(2), OPTIONS)
+    assert (repository.versions(), repository.read_config()) == ([], None)
+
+
+def test_damaged_record_makes_version_none(repository, put_live):
+    with repository.locked():
+        put_live(repository, 1)
+        record = repository.objects.read("click_model/1/version.json").content
+        for content in (
+            b"{",
+            b"null",
+            b"{}",
+            record.replace(b'"format_version": 1', b'"format_version": 9'),
+            record.replace(b"golden.npz", b"other.npz"),
+        ):
+            repository.objects.write("click_model/1/version.json", content)
+            assert repository.versions() == []
+        repository.objects.write("click_model/1/version.json", record)
+        repository.objects.move("click_model/1", "click_model/7")
+        assert repository.versions() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["click_model/abc/x", "click_model/01/x", "click_model/1", "click_model/-1/x", "click_model/²/x"]
+)
+def test_what_is_no_version_folder_is_passed_over(open_objects, name):
+    objects = open_objects()
+    objects.write(name, b"1")
+    assert ModelRepository(objects, NAMES).taken_numbers() == []
+
+
+def test_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_live, make_version):
+    root = tmp_path / "model repository"
+    repository = ModelRepository(FolderObjects(root), NAMES)
+    with repository.locked():
+        put_live(repository, 1)
+    before = everything(repository.objects)
+    graph = make_version(2)
+    (graph / DATA_FILE).write_bytes(bytes(300_000))
+    full = pytest.raises(PermanentError, match=f"^{root}/click_model_candidate/2/model.data: ")
+    with repository.locked(), files_of_at_most(100_000), full:
+        repository.stage(2, graph, OPTIONS)
+    after = everything(repository.objects)
+    assert {name: content for name, content in after.items() if "candidate" not in name} == before
+    with repository.locked():
+        put_live(repository, 2, beside=[1])
+    assert named(repository) == [1, 2]
+
+
+NOW = 1_760_000_000.0
+
+
+def release(repository, number, make_version):
+    with repository.locked():
+        repository.stage(number, make_version(number), OPTIONS)
+        repository.publish(number)
+        repository.write_config(repository.config_for(number, OPTIONS))
+        repository.prune({number}, num_kept=2)
+
+
+def check_what_is_published(repository, allowed):
+    config = repository.read_config()
+    named = versions_of(config)
+    assert named in allowed
+    assert set(named) <= set(repository.versions())
+    for version in named:
+        repository.published.check(version)
+    rows = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
+    assert warmup_files_of(config) <= rows
+
+
+def check_the_next_release(repository, make_version):
+    number = max(repository.taken_numbers()) + 1
+    release(repository, number, make_version)
+    assert versions_of(repository.read_config())[-1] == number
+    assert repository.taken_numbers() == repository.versions()
+    assert repository.objects.list("click_model_candidate/") == []
+    for version in repository.versions():
+        repository.published.check(version)
+
+
+def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, make_version, monkeypatch):
+    names = ("replace", "rename", "link", "unlink", "rmdir")
+    real = {name: getattr(os, name) for name in names}
+    left = [10**9]
+
+    def counted(name):
+        def call(*arguments, **more):
+            if left[0] <= 0:
+                raise Killed
+            left[0] -= 1
+            return real[name](*arguments, **more)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(os, name, counted(name))
+    step, is_done = 0, False
+    while not is_done:
+        left[0] = 10**9
+        root = tmp_path / f"killed after {step}"
+        release(ModelRepository(FolderObjects(root), NAMES), 1, make_version)
+        left[0] = step
+        try:
+            release(ModelRepository(FolderObjects(root), NAMES), 2, make_version)
+            is_done = True
+        except Killed:
+            pass
+        left[0] = 10**9
+        repository = ModelRepository(FolderObjects(root), NAMES)
+        check_what_is_published(repository, ([1], [2]))
+        check_the_next_release(repository, make_version)
+        assert sorted(p.name for p in root.rglob(".*")) == [f".{MODEL_NAME}.lock", ".objects.lock"]
+        step += 1
+    assert step > 12
+
+
+def break_off(server, make_version, step):
+    """Whether a release came to its end although the bucket refuses everything after `step` requests of it."""
+    from evergreen.storage.bucket import BucketObjects
+
+    server.reset()
+
+    def repository(now):
+        return ModelRepository(BucketObjects("gs://models/triton"), NAMES, clock=lambda: now)
+
+    release(repository(NOW), 1, make_version)
+    seen, is_done = [], True
+    fault = server.front.fail(
+        lambda request: seen.append(1) or len(seen) > step, "status", status=403, message="gone", times=10**9
+    )
+    try:
+        release(repository(NOW), 2, make_version)
+    except PermanentError:
+        is_done = False
+    server.front.faults.remove(fault)
+    check_what_is_published(repository(NOW), ([1], [2]))
+    # The lease of the broken release may still lie there; it ends.
+    check_the_next_release(repository(NOW + 61.0), make_version)
+    return is_done
+
+
+@pytest.mark.parametrize(
+    "steps", [(9, 25, 37, 200), pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_release_cut_off_from_its_bucket_at_any_request_leaves_whole_versions(
+    cloud_storage, cloud_storage_server, make_version, steps
+):
+    assert next(step for step in steps if break_off(cloud_storage_server, make_version, step)) > 40

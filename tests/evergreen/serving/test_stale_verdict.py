@@ -1,0 +1,37 @@
+"""A verdict holds for the champion that it compared with: two runs at once, one wins and the other says so."""
+
+import dataclasses
+
+import pytest
+
+from evergreen.registry.promotion_journal import read_entries, read_journal
+from evergreen.serving.release import StaleVerdict, release
+
+
+@pytest.fixture
+def judged(make_candidate):
+    """The candidate of `seed`, judged against `champion` as the run had asked for it by `reference`."""
+
+    def make(store, seed, champion, reference="current"):
+        model, verdict, raw = make_candidate(store, seed)
+        return model, dataclasses.replace(verdict, champion_model_id=champion, champion_reference=reference), raw
+
+    return make
+
+
+def test_verdict_against_another_model_than_live_one_or_against_none_is_refused(judged, unserved):
+    release(*judged(unserved.store, 1, None, "current"), settings=unserved)
+    with pytest.raises(StaleVerdict, match="compared with no champion, but model-1 is live"):
+        release(*judged(unserved.store, 4, None), settings=unserved)
+    release(*judged(unserved.store, 2, "model-1"), settings=unserved)
+    with pytest.raises(StaleVerdict, match="model-3 was compared with model-1, but model-2 is live: evaluate it again"):
+        release(*judged(unserved.store, 3, "model-1"), settings=unserved)
+    assert [entry.version for entry in read_journal(unserved.store)] == [1, 2]
+    assert read_entries(unserved.store)[-1].action == "release", "nothing was even announced"
+
+
+@pytest.mark.parametrize(("champion", "reference"), [(None, "none"), ("model-1", "model-1")])
+def test_run_that_named_its_champion_is_not_held_to_live_one(judged, unserved, champion, reference):
+    release(*judged(unserved.store, 1, None), settings=unserved)
+    release(*judged(unserved.store, 2, "model-1"), settings=unserved)
+    assert release(*judged(unserved.store, 3, champion, reference), settings=unserved).version == 3

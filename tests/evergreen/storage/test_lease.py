@@ -1,0 +1,168 @@
+"""Leases under a clock of the test's own: who holds, who waits, who takes over, and who must notice."""
+
+import time
+
+import pytest
+
+from evergreen.runtime.errors import PermanentError, TemporaryError
+from evergreen.storage.folder import FolderObjects
+from evergreen.storage.lease import Lease
+from tests.support.processes import at_once
+
+
+class Clocks:
+    """Wall clock and monotonic clock, moved by hand."""
+
+    def __init__(self, wall=1_760_000_000.0):
+        self.wall, self.steady = wall, 50.0
+
+    def pass_(self, seconds):
+        self.wall += seconds
+        self.steady += seconds
+
+
+@pytest.fixture
+def clocks():
+    return Clocks()
+
+
+@pytest.fixture
+def objects(tmp_path):
+    return FolderObjects(tmp_path)
+
+
+@pytest.fixture
+def make_lease(objects):
+    def make(holder, clocks, objects=objects):
+        settings = {"seconds": 60.0, "clock": lambda: clocks.wall, "monotonic": lambda: clocks.steady}
+        return Lease(objects, "deployment.lease", holder=holder, **settings)
+
+    return make
+
+
+def taken(lease):
+    lease.acquire()
+    return lease
+
+
+def test_second_taker_is_told_who_holds_it_and_until_when(make_lease, clocks):
+    make_lease("pod a", clocks).acquire()
+    clocks.pass_(59.9)
+    with pytest.raises(TemporaryError, match=r"held by pod a until 2025-10-09T08:54:20\+00:00"):
+        make_lease("pod b", clocks).acquire()
+
+
+def test_lease_that_was_given_back_can_be_taken_at_once(make_lease, clocks, objects):
+    lease = taken(make_lease("pod a", clocks))
+    lease.release()
+    assert objects.list() == []
+    make_lease("pod b", clocks).acquire()
+
+
+def test_lease_is_taken_over_only_after_its_end(make_lease, clocks):
+    killed = taken(make_lease("pod a", clocks))
+    clocks.pass_(60.0)
+    heir = taken(make_lease("pod b", clocks))
+    heir.check()
+    for call in (killed.check, killed.renew):
+        with pytest.raises(TemporaryError, match="pod a no longer holds"):
+            call()
+
+
+def test_renewed_lease_lasts(make_lease, clocks):
+    lease = taken(make_lease("pod a", clocks))
+    for _ in range(10):
+        clocks.pass_(40.0)
+        lease.renew()
+        lease.check()
+        with pytest.raises(TemporaryError, match="held by pod a"):
+            make_lease("pod b", clocks).acquire()
+
+
+def test_holder_that_slept_past_end_notices_though_nobody_took_over(make_lease, clocks):
+    lease = taken(make_lease("pod a", clocks))
+    clocks.pass_(60.0)
+    with pytest.raises(TemporaryError, match="no longer holds"):
+        lease.check()
+
+
+def test_giving_back_what_another_took_over_leaves_it_to_other(make_lease, clocks):
+    late, heir = make_lease("pod a", clocks), make_lease("pod b", clocks)
+    late.acquire()
+    clocks.pass_(61.0)
+    heir.acquire()
+    late.release()
+    heir.check()
+
+
+@pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["back", "forth"])
+def test_holders_clock_that_steps_neither_shortens_nor_lengthens_lease(make_lease, step):
+    mine, others = Clocks(), Clocks()
+    lease = taken(make_lease("pod a", mine))
+    mine.wall += step
+    for _ in range(3):
+        mine.pass_(30.0)
+        others.pass_(30.0)
+        lease.renew()
+        lease.check()
+    others.pass_(59.0)
+    with pytest.raises(TemporaryError, match="held by pod a"):
+        make_lease("pod b", others).acquire()
+    others.pass_(1.0)
+    make_lease("pod b", others).acquire()
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["free", "ended"])
+def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
+    if is_ended:
+        make_lease("killed", clocks).acquire()
+        clocks.pass_(61.0)
+    leases, won, lost = [make_lease(f"pod {at}", clocks) for at in range(8)], [], []
+
+    def take(me):
+        lease = leases[me]
+        try:
+            lease.acquire()
+            won.append(lease)
+        except TemporaryError as error:
+            lost.append(str(error))
+
+    at_once(8, take)
+    assert (len(won), len(lost)) == (1, 7)
+    won[0].check()
+
+
+def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
+    lease = Lease(objects, "deployment.lease", holder="pod a", seconds=0.3)
+    lease.acquire()
+    with lease.kept():
+        first, deadline = objects.read("deployment.lease").generation, time.monotonic() + 120
+        seen = {first}
+        while len(seen) < 4:
+            assert time.monotonic() < deadline
+            seen.add(objects.read("deployment.lease").generation)
+    assert objects.read("deployment.lease") is None
+
+
+def test_object_that_is_no_lease_is_named(make_lease, objects):
+    objects.write("deployment.lease", b"{}")
+    with pytest.raises(PermanentError, match=r"deployment.lease is no lease .*remove it if no deployment is at work"):
+        make_lease("pod a", Clocks()).acquire()
+
+
+def test_lease_in_bucket_survives_lost_answer(open_bucket, cloud_storage, make_lease, clocks):
+    lease = make_lease("pod a", clocks, objects=open_bucket())
+    for call in (lease.acquire, lease.renew):
+        fault = cloud_storage.fail(lambda request: request.is_upload, "lose")
+        call()
+        lease.check()
+        assert fault.met == 1
+    other = make_lease("pod b", clocks, objects=open_bucket())
+    with pytest.raises(TemporaryError, match="held by pod a"):
+        other.acquire()
+    clocks.pass_(60.0)
+    other.acquire()
+    with pytest.raises(TemporaryError, match="pod a no longer holds"):
+        lease.check()
+    lease.release()
+    other.check()

@@ -1,0 +1,52 @@
+"""Incremental or full, as a table of cases, and through a monitor whose runs are refused."""
+
+import pytest
+
+from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from monitoring.policies.restraint import RunMemory, choose_parent, ended
+from tests.support.monitors import DRIFT
+
+
+@pytest.mark.parametrize(
+    ("rules", "memory", "parent", "reason"),
+    [
+        ({}, {"releases_since_full": 99, "refusals": 99}, "current", "incremental run"),
+        ({"full_every_releases": 3}, {"releases_since_full": 1}, "current", "incremental run"),
+        ({"full_every_releases": 3}, {"releases_since_full": 2}, "none", "2 releases since the last full run"),
+        ({"full_after_refusals": 2}, {"refusals": 2}, "none", "2 incremental runs in a row were refused"),
+    ],
+)
+def test_rule_names_parent_and_why(rules, memory, parent, reason):
+    found, why = choose_parent(RunMemory(**memory), RecipeSettings(**rules))
+    assert (found, reason in why) == (parent, True), why
+
+
+def test_memory_counts_what_rules_need():
+    def counts(memory, *runs):
+        for outcome, parent in runs:
+            memory = ended(memory, outcome, RestraintSettings(), now=10.0, parent=parent)
+        return memory, (memory.releases_since_full, memory.refusals)
+
+    runs = [("released", "current"), ("refused", "current"), ("failed", "current"), ("refused", "current")]
+    memory, counted = counts(RunMemory(), *runs)
+    assert counted == (1, 2)
+    assert counts(memory, ("failed", "none"))[1] == (1, 2)
+    assert counts(memory, ("refused", "none"))[1] == (1, 0)
+    assert counts(memory, ("released", "current"))[1] == (2, 0)
+    assert counts(memory, ("released", "none"))[1] == (0, 0)
+
+
+def test_two_refused_incremental_runs_are_followed_by_full_one_and_that_by_incremental_one(bench):
+    b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
+    monitor, hour = b.start(), 3600.0
+    for number in range(4):
+        b.judge(f"bad{number}", auc="bad")
+        b.trigger.end("refused")
+        monitor.tick()
+        b.clock.now += 24 * hour
+        monitor = b.start()  # the memory survives
+    assert [request.parent for request in b.trigger.requests] == ["current", "current", "none", "current"]
+    full = b.trigger.requests[2]
+    assert full.request_id.endswith("-v1-full")
+    assert "(full run: 2 incremental runs in a row were refused)" in full.reason
+    assert full.pipeline_arguments()["parent"] == "none"

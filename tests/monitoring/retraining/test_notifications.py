@@ -1,0 +1,273 @@
+"""Who is told of what: a monitor's incidents over real HTTP, to a server that fails, hangs and asks for patience."""
+
+import logging
+
+import pytest
+
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
+from evergreen.notifications.webhook import Answer, compose, post_to_file
+from evergreen.runtime.errors import ContractError
+from monitoring.journal import Event
+from monitoring.retraining import notifications
+from monitoring.retraining.notifications import NotificationSettings, Notifier, Outbox
+from tests.support.clocks import Clock
+from tests.support.kept_documents import KeptDocuments
+from tests.support.monitors import DRIFT, START
+from tests.support.processes import wait_for
+from tests.support.webhook_server import SECRET, WebhookServer
+
+
+@pytest.fixture
+def server():
+    made = WebhookServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def webhook_file(server, tmp_path):
+    path = tmp_path / "webhook address"
+    path.write_text(server.url + "\n")
+    return path
+
+
+def texts(server):
+    """First lines, without the recommender that each begins with."""
+    lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
+    assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
+    return [text for _, _, text in lines]
+
+
+def turn(monitor, until, *, what="the messages"):
+    """Lets the loop look in until the messages are through; the clock of the monitor stands still."""
+
+    def look():
+        monitor.acting.notifier.step(monitor._clock())
+        return until()
+
+    wait_for(look, what)
+
+
+@pytest.fixture
+def told(bench, server, webhook_file):
+    def make(**changes):
+        return bench(**{**DRIFT, "webhook_file": str(webhook_file), **changes})
+
+    return make
+
+
+def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_link(told, server):
+    b = told(status_url="https://monitor.example/page")
+    monitor = b.start()
+    for i in range(5):
+        b.judge(f"bad{i}", auc="bad")
+    b.trigger.end("released", version=2)
+    monitor.tick()
+    b.judge("v2", auc="good", version=2)
+    turn(monitor, lambda: len(monitor.acting.notifier.outbox) == 0)
+    titles = [text.split(":")[0] for text in texts(server)]
+    assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
+    first = server.messages[0]
+    assert "AUC 0.497" in first["text"]
+    assert "threshold 0.740, rows 400, clicks 200" in first["text"]
+    assert "Since: 2025-11-13 02:14:20 UTC" in first["text"]
+    assert first["text"].endswith("https://monitor.example/page")
+    assert "Done: a run was started" in server.messages[1]["text"]
+    assert f"Run: {b.trigger.requests[0].request_id}" in server.messages[1]["text"]
+    assert b.store.counters["notification_delivered"] == 4
+
+
+def test_run_that_ends_after_drift_is_over_is_reported_and_opens_no_incident():
+    clock, kept = Clock(START), KeptDocuments()
+    notifier = Notifier(
+        kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
+    )
+    for kind, details in (
+        ("decision", {}),
+        ("requested", {"request_id": "r"}),
+        ("recovered", {}),
+        ("run_ended", {"outcome": "released", "request_id": "r"}),
+    ):
+        notifier.on_event(Event(time=clock.now, kind=kind, text="as the test says", details=details))
+    assert len(notifier.outbox) == 4
+    assert notifier.open == {}  # or "Still: run r released" would be told for ever
+
+
+def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
+    """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
+    b = told(cooldown_seconds=1e6)
+    monitor = b.start()
+    b.judge("bad", auc="bad")
+    b.trigger.end("released", version=2)
+    monitor.tick()
+    assert list(monitor.acting.notifier.open) == ["drift"]
+    b.store.write_documents({"reported": {"action": ""}})
+    assert b.start().acting.notifier.open == {}
+
+
+def test_restart_neither_forgets_nor_repeats(told, server):
+    b = told()
+    server.answers = [(503, {})] * 3
+    monitor = b.start()
+    b.judge("bad", auc="bad")
+    waiting = len(monitor.acting.notifier.outbox)
+    assert waiting == 2
+    wait_for(lambda: server.asked, "the first try")
+    for number in range(3):  # as after a kill, while the server is down
+        monitor = b.start()
+        b.judge(f"bad{number}", auc="bad")
+
+    def through():
+        b.clock.now += 10.0
+        monitor.acting.notifier.step(b.clock.now)
+        return not len(monitor.acting.notifier.outbox)
+
+    wait_for(through, "the messages")
+    titles = [text.split(":")[0] for text in texts(server)]
+    assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
+
+
+def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
+    b = told()
+    monitor = b.start()
+    for _ in range(10):
+        monitor.acting.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
+        b.clock.now += 10.0
+    for _ in range(3):
+        monitor.acting.step(b.clock.now, log_problem=None)
+    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    expected = [
+        "The record log cannot be reached: broker 127.0.0.1:9092 does not answer",
+        "The record log can be reached",
+    ]
+    assert [text[: len(want)] for text, want in zip(texts(server), expected)] == expected
+    assert len(texts(server)) == 2
+
+
+def test_dead_log_is_reported_although_clock_was_set_back(told):
+    b = told()
+    acting = b.start().acting
+    acting.step(b.clock.now, log_problem="away")
+    acting.step(b.clock.now - 3600.0, log_problem="away")
+    assert list(acting.notifier.open) == ["log"]
+
+
+def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled(told, server):
+    b = told(remind_seconds=1000.0)
+    monitor = b.start()
+    for number in range(3):
+        b.log.publish([(f"poison-{number}", b"no record")])
+        monitor.tick()
+        b.clock.now += 300.0
+    b.tick(at=b.clock.now + 1000.0)
+    b.clock.now += 1000.0
+    monitor.tick()  # nothing came since: it ends in silence
+    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
+    assert "messages 3" in server.messages[1]["text"]
+    assert monitor.acting.notifier.open == {}
+
+
+# -- the outbox, under a clock of the test's own
+
+
+def deliver(outbox, clock, server, *, until, seconds=1.0):
+    def look():
+        clock.now += seconds
+        outbox.step(clock.now)
+        return until()
+
+    wait_for(look, "the outbox")
+
+
+@pytest.fixture
+def outbox(server, webhook_file):
+    return lambda kept: Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0))
+
+
+def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
+    clock, kept = Clock(START), KeptDocuments()
+    server.answers = [(500, {}), (429, {"Retry-After": "120"}), (503, {"Retry-After": "soon"})]
+    box, tries = outbox(kept), []
+    for number in range(3):
+        box.put({"text": str(number)}, now=clock.now)
+
+    def until():
+        if len(tries) < server.asked:
+            tries.append(clock.now)
+        return not len(box)
+
+    deliver(box, clock, server, until=until)
+    assert [message["text"] for message in server.messages] == ["0", "1", "2"]
+    pauses = [later - earlier for earlier, later in zip(tries, tries[1:])]
+    assert pauses[1] >= 120.0
+    assert pauses[0] >= 2.0
+    assert kept.counts == {"notification_delivered": 3}
+
+
+def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox):
+    clock, kept = Clock(START), KeptDocuments()
+    server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
+    box = outbox(kept)
+    for number in range(3):
+        box.put({"text": str(number)}, now=clock.now)
+    deliver(box, clock, server, until=lambda: not len(box))
+    assert [message["text"] for message in server.messages] == ["2"]
+    assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
+
+
+def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
+    monkeypatch.setattr(notifications, "MAX_WAITING", 3)
+    clock, kept = Clock(START), KeptDocuments()
+    server.answers = [(503, {})] * 1000
+    box = outbox(kept)
+    for number in range(10):
+        box.put({"text": str(number)}, now=clock.now)
+    assert len(box) == 3
+    assert kept.counts["notification_dropped"] == 7
+    server.answers = []
+    deliver(outbox(kept), clock, server, until=lambda: len(server.messages) == 3)
+    assert [message["text"] for message in server.messages] == ["7", "8", "9"]
+
+
+def test_message_older_than_day_is_given_up(server, outbox):
+    clock, kept = Clock(START), KeptDocuments()
+    server.answers = [(503, {})] * 1000
+    box = outbox(kept)
+    box.put({"text": "old"}, now=clock.now)
+    deliver(box, clock, server, until=lambda: not len(box), seconds=3600.0)
+    assert kept.counts == {"notification_dropped": 1}
+
+
+def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
+    caplog.set_level(logging.DEBUG)
+    clock, kept = Clock(START), KeptDocuments()
+    server.answers = [(503, {}), (302, {"Location": server.url})]
+    box = outbox(kept)
+    box.put({"text": "a"}, now=clock.now)
+    deliver(box, clock, server, until=lambda: not len(box))
+    server.close()
+    reasons = [post_to_file(webhook_file, b"{}", timeout_seconds=0.3).reason]
+    webhook_file.write_text("http://127.0.0.1:not-a-port" + SECRET)
+    reasons.append(post_to_file(webhook_file, b"{}").reason)
+    webhook_file.unlink()
+    reasons.append(post_to_file(webhook_file, b"{}").reason)
+    assert all(reasons)
+    assert "a-secret" not in "".join([caplog.text, *kept.texts.values(), *reasons])
+    assert "a notification was not delivered: answered 503" in caplog.text
+
+
+def test_address_given_in_place_of_its_file_is_refused_without_being_repeated():
+    with pytest.raises(ContractError, match="webhook_file is an address") as error:
+        NotificationSettings(webhook_file="https://hooks.example" + SECRET)
+    assert "a-secret" not in str(error.value)
+
+
+def test_message_shows_what_exists_and_escapes_what_slack_reads():
+    numbers = {"auc": None, "rows": 20_000, "clicks": 0}
+    message = compose("auc < 0.7 & falling", numbers=numbers, since=0.0, done="", link="")
+    expected = "auc &lt; 0.7 &amp; falling\nHow much: rows 20000, clicks 0\nSince: 1970-01-01 00:00:00 UTC"
+    assert message == {"text": expected}
+    cut = compose("<" * 10_000, numbers={}, since=0.0, done="", link="")["text"]
+    assert len(cut) <= 3000
+    assert cut.replace("&lt;", "") == ""

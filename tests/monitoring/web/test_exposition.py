@@ -1,0 +1,53 @@
+"""Health and readiness: which silence is a fault."""
+
+import pytest
+
+from monitoring.web.exposition import Exposition, Snapshot
+from tests.support.clocks import Clock
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def exposition(clock):
+    return Exposition(stall_seconds=10.0, clock=clock)
+
+
+def test_stalled_or_ended_loop_is_unhealthy(exposition, clock):
+    clock.now += 10
+    assert exposition.unhealthy() is None
+    clock.now += 1
+    assert exposition.unhealthy() == "the loop is silent for 11 s"
+    exposition.show(Snapshot())
+    assert exposition.unhealthy() is None
+    exposition.end("OSError: disk full")
+    exposition.show(Snapshot())
+    assert exposition.unhealthy() == "the loop has ended: OSError: disk full"
+
+
+def test_it_is_ready_from_its_first_whole_turn_on(exposition):
+    assert exposition.unready() == "no turn of the loop has ended yet"
+    exposition.show(Snapshot(time=1.0))
+    assert exposition.unready() is None
+
+
+def test_idle_log_is_ready_and_dead_subscriber_is_not(exposition):
+    exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_read_up_to=1e9))
+    assert exposition.unready() is None
+    exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound"))
+    assert exposition.unready() == "the log cannot deliver: the stream ended: NotFound"
+    assert exposition.unhealthy() is None, "a restart brings no broker back"
+
+
+def test_turn_cut_short_is_alive_and_not_ready_until_whole_one(exposition, clock):
+    exposition.show(Snapshot(time=1.0))
+    clock.now += 9
+    exposition.note_failed_turn("log is busy")
+    clock.now += 9
+    assert exposition.unhealthy() is None
+    assert exposition.unready() == "the last turn was cut short: log is busy"
+    exposition.show(Snapshot(time=2.0))
+    assert exposition.unready() is None

@@ -1,0 +1,173 @@
+"""Criteo rows as text, an independent reading of them (csv, gzip, int), and lakes made of raw tables."""
+
+import csv
+import gzip
+import io
+import json
+import random
+from dataclasses import fields
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.extraction.__main__ import main
+from components.extraction.extract import extract
+from evergreen.config.extraction import ExtractionSettings
+from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.manifests import RawDataset
+from evergreen.rows.raw_schema import MalformedRows
+from evergreen.rows.times import TimeSpan
+from tests.support.archives import day_folders
+from tests.support.lakes import folder_lake
+from tests.support.recommenders import accept_into, criteo_with, settings_text
+from tests.support.releases import keep_model, make_live
+from tests.support.releases import release as write_release
+
+
+@pytest.fixture
+def raw_table(raw_table):
+    """Rows of different times, each a request of its own unless a test says otherwise."""
+    return partial(raw_table, request_rows=1)
+
+
+@pytest.fixture
+def criteo_rows():
+    """Makes `n` rows as lists of 40 texts: label, integers (I2 negative at times), hex categories, empty = missing."""
+
+    def make(n: int, *, seed: int = 0) -> list[list[str]]:
+        source = random.Random(seed)
+        rows = []
+        for _ in range(n):
+            dense = ["" if source.random() < 0.2 else str(int(source.lognormvariate(2, 2))) for _ in criteo.DENSE]
+            dense[1] = str(source.randint(-2, 50))
+            cats = ["" if source.random() < 0.1 else f"{source.getrandbits(32):08x}" for _ in criteo.CATEGORICAL]
+            rows.append([str(int(source.random() < 0.25)), *dense, *cats])
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def write_text():
+    """Writes rows as delimited lines, gzipped where the name says so."""
+
+    def write(path: Path, rows: list[list[str]], *, delimiter: str = "\t", header: str = "", end: str = "\n") -> Path:
+        text = (header + end if header else "") + "".join(delimiter.join(row) + end for row in rows)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def truth():
+    """Reads Criteo text with the standard library alone: tuples of label, float or None, int or None."""
+
+    def parse(rows: list[list[str]]) -> list[tuple]:
+        text = io.StringIO("\n".join("\t".join(row) for row in rows))
+        return [
+            (int(row[0]), *(float(x) if x else None for x in row[1:14]), *(int(x, 16) if x else None for x in row[14:]))
+            for row in csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        ]
+
+    return parse
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads all of a reader: its rows' click columns as tuples, and what was set aside as parsed JSON lines."""
+
+    def run(reader, *, max_fraction: float = 1.0) -> tuple[list[tuple], list[dict]]:
+        path = tmp_path / "read.jsonl"
+        path.unlink(missing_ok=True)
+        with MalformedRows(path, max_fraction=max_fraction) as malformed:
+            rows = [row for batch in reader.batches(malformed) for row in click_tuples(batch)]
+            malformed.judge()
+        return rows, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    return run
+
+
+def click_tuples(table) -> list[tuple]:
+    columns = [table.column(name).to_pylist() for name in (raw_rows.LABEL, *criteo.FEATURES)]
+    return list(zip(*columns))
+
+
+@pytest.fixture
+def clicks():
+    """The click columns of a table or batch as tuples."""
+    return click_tuples
+
+
+@pytest.fixture
+def write_lake():
+    """Writes a raw table into day partitions below a folder, `num_files` a day."""
+
+    def write(folder: Path, table, *, num_files: int = 1, row_group_size: int = 100) -> Path:
+        for rows, partition in day_folders(folder, table):
+            for k in range(num_files):
+                part = rows.take(pa.array(range(k, rows.num_rows, num_files), pa.int64()))
+                pq.write_table(part, partition / f"part-{k}.parquet", row_group_size=row_group_size)
+        return folder
+
+    return write
+
+
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+ALL = TimeSpan()
+
+
+@pytest.fixture
+def flags(tmp_path, raw_table, write_lake):
+    accept_into(tmp_path / "my store")
+    lake = write_lake(tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
+    return {
+        "--run": "run 1",
+        "--store": (tmp_path / "my store").as_uri(),
+        "--work": str(tmp_path / "my work"),
+        "--lake": lake.as_uri(),
+        "--output": str(tmp_path / "out" / "raw.json"),
+    }
+
+
+@pytest.fixture
+def released(tmp_path):
+    """Releases a model whose newest learned row is of `last_learned_time`, and which has `more` in its manifest."""
+
+    def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
+        store = tmp_path / "my store"
+        keep_model(store, model_id, last_learned_time=last_learned_time, **more)
+        make_live(store, write_release(store, version, model_id))
+
+    return release
+
+
+@pytest.fixture
+def run_main():
+    """Runs the step's command line with some flags and settings changed; gives its exit code."""
+    names = {each.name for each in fields(ExtractionSettings)}
+
+    def run(flags: dict[str, str], **more: str) -> int:
+        asked = {**flags, **{f"--{name.replace('_', '-')}": value for name, value in more.items()}}
+        named = {name: asked.pop(flag) for name in names if (flag := f"--{name.replace('_', '-')}") in asked}
+        asked.setdefault("--settings", settings_text({f"extraction.{name}": value for name, value in named.items()}))
+        return main([f"{flag}={value}" for flag, value in asked.items()])
+
+    return run
+
+
+@pytest.fixture
+def run_step(tmp_path):
+    """Extracts the whole lake, or a window of it, by Criteo's recommender with settings of the section changed."""
+
+    def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
+        opened = folder_lake(lake) if isinstance(lake, Path) else lake
+        folder = tmp_path / "wo rk" / run / "extraction"
+        return extract(opened, window, folder=folder, recommender=criteo_with(extraction=settings))
+
+    return run

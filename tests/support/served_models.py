@@ -1,0 +1,142 @@
+"""Real and file-backed servers over a small model store, for the tests of deployment."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from demo.triton import TritonServer, TritonSettings
+from evergreen.registry.models import GRAPH_FILE
+from evergreen.serving.graph.export import export
+from evergreen.serving.release import ReleaseSettings, release
+from evergreen.serving.repository.model_repository import ModelRepository
+from evergreen.serving.repository.triton_config import ServingOptions
+from evergreen.serving.servers import Triton
+from evergreen.storage import uris
+from evergreen.storage.bucket import BucketObjects
+from evergreen.storage.folder import FolderObjects
+from tests.support.file_world import World
+from tests.support.model_repository import OPTIONS, small_version, with_versions
+from tests.support.served_names import MODEL_NAME, NAMES
+from tests.support.stored_models import make_candidate, make_parts, raw_rows  # noqa: F401  fixtures
+
+# ruff: noqa: F811  a fixture is imported by the name that its users ask for
+
+
+@pytest.fixture
+def with_scores():
+    """The verdict with its scores changed by `change(array) -> array`."""
+
+    def make(verdict, change, tmp_path):
+        path = tmp_path / "other-scores.npz"
+        np.savez(path, candidate=change(np.load(uris.local_path(verdict.scores_uri))["candidate"].copy()))
+        return dataclasses.replace(verdict, scores_uri=path.as_uri())
+
+    return make
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """Exports a stored model; the graph's file."""
+
+    def make(model, name="graph"):
+        export(model, tmp_path / name)
+        return tmp_path / name / GRAPH_FILE
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory):
+    """A real tritonserver over one repository, for all tests that start from nothing being served."""
+    root = tmp_path_factory.mktemp("triton with space")
+    # After a stub was killed, this Triton uses up whatever time it is given to stop.
+    settings = TritonSettings(stop_seconds=0.2)
+    (root / "home").mkdir()
+    variables = {"HOME": str(root / "home")}
+    with TritonServer(root / "repository", log=root / "triton.log", settings=settings, variables=variables) as server:
+        yield server
+
+
+@pytest.fixture
+def client(triton):
+    """A connection to `triton`; afterwards nothing is served and the repository is empty."""
+    client = Triton(triton.grpc_url)
+    yield client
+    client.unload(MODEL_NAME)
+    client.close()
+    shutil.rmtree(triton.repository)
+    triton.repository.mkdir()
+
+
+@pytest.fixture
+def settings(triton, client, tmp_path):
+    """A release to `triton` from a store of this test."""
+    return ReleaseSettings(
+        store=tmp_path / "store",
+        repository=triton.repository.as_uri(),
+        triton_urls=(triton.grpc_url,),
+        # One starts in half the time of two, and these tests ask for nothing at once.
+        options=ServingOptions(instances=1),
+        trigger_id="drift-7",
+        who="run-7",
+    )
+
+
+@pytest.fixture
+def unserved(tmp_path):
+    """A release that no server is told of."""
+    return ReleaseSettings(store=tmp_path / "a store", repository=(tmp_path / "repository").as_uri())
+
+
+@pytest.fixture
+def repository(settings):
+    """The repository that `settings` names."""
+    return ModelRepository(uris.open_objects(settings.repository), NAMES)
+
+
+@pytest.fixture
+def deploy(settings, make_candidate):
+    """Releases the model of `seed`; keyword arguments change the settings."""
+    return lambda seed, **changes: release(
+        *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
+    )
+
+
+@pytest.fixture
+def world(tmp_path, make_candidate):
+    """See `file_world`."""
+    return World(tmp_path, make_candidate)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def open_objects(request, tmp_path):
+    """Opens a model repository's storage; every call is one more handle on the same root."""
+    if request.param == "folder":
+        return lambda: FolderObjects(tmp_path / "model repository")
+    return request.getfixturevalue("open_bucket")
+
+
+@pytest.fixture
+def open_bucket(cloud_storage):
+    """Opens a bucket's storage for a model repository, with little patience."""
+    return lambda: BucketObjects("gs://models/triton", retry_seconds=20.0, first_delay_seconds=0.001)
+
+
+@pytest.fixture
+def make_version(tmp_path):
+    """A folder with a graph and golden rows that differ by number; the graph's bytes need no meaning."""
+    return lambda number, **more: small_version(tmp_path, number, **more)
+
+
+@pytest.fixture
+def put_live(make_version):
+    """Stages and publishes a small version, and names it with those in `beside`: a release without servers."""
+
+    def do(repository, number, *, beside=(), options=OPTIONS):
+        repository.stage(number, make_version(number), options)
+        repository.publish(number)
+        repository.write_config(with_versions(repository.config_for(number, options), [*beside, number]))
+
+    return do

@@ -1,0 +1,193 @@
+"""`evergreen scale simulate`: runs the shipped autoscaler over a trace, and prints what happened."""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.contracts.serving import MAX_BATCH_ROWS
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from tools.autoscaling.cluster import StartTimes
+from tools.autoscaling.hpa import (
+    QUEUE_METRIC,
+    SHIPPED_AUTOSCALER,
+    SYNC_SECONDS,
+    Autoscaler,
+    read_autoscaler,
+    with_queue_target,
+)
+from tools.autoscaling.queueing import PodSettings, read_service_times, shipped_or_file
+from tools.autoscaling.simulation import Settings, SimulatedRun, Simulation
+from tools.autoscaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
+
+_MOST_LINES = 48
+
+
+def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
+    """The run as text.
+
+    `objective_ms` is the queue time that is still in time.
+    """
+    waits = np.concatenate(outcome.waits)
+    counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]
+    num_dropped = counters.refused + counters.timed_out + outcome.num_homeless
+    num_late = int((waits > objective_ms / 1e3).sum()) + num_dropped
+    mean = outcome.pod_hours * 3600 / outcome.seconds
+    num_changes = sum(1 for a, b in zip(wanted, wanted[1:]) if a != b)
+    return "\n".join([
+        *_time_line(outcome),
+        "",
+        f"{outcome.num_arrived:,} requests: {counters.answered:,} answered, {counters.refused:,} found a full queue, "
+        f"{counters.timed_out:,} waited too long, {outcome.num_homeless:,} found no ready pod, {outcome.num_inside:,} "
+        "under way at the end",
+        f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
+        f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or dropped",
+        f"replicas {mean:.2f} in the mean, {max(wanted)} at most, changed {num_changes} times",
+        f"{outcome.pod_hours:.1f} pod hours (of a GPU or slice each, where pods have one)",
+    ])  # fmt: skip
+
+
+def _time_line(outcome: SimulatedRun) -> Iterator[str]:
+    """A line for each span of some syncs, so many that few lines tell the whole run."""
+    yield f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"
+    size = -(-len(outcome.moments) // _MOST_LINES)
+    for start in range(0, len(outcome.moments), size):
+        moments = outcome.moments[start : start + size]
+        waits = np.concatenate(outcome.waits[start : start + size])
+        seconds = int(moments[-1].seconds)
+        yield (
+            f"{seconds // 3600:3d}:{seconds // 60 % 60:02d}  {np.mean([each.ready for each in moments]):5.1f}  "
+            f"{np.mean([each.wanted for each in moments]):6.1f}  {len(waits) / (len(moments) * SYNC_SECONDS):8.1f}  "
+            f"{_quantile_ms(waits, 0.5):>8}  {_quantile_ms(waits, 0.99):>8}"
+        )
+
+
+def _quantile_ms(waits: NDArray[np.float32], quantile: float) -> str:
+    return f"{1e3 * float(np.quantile(waits, quantile)):.1f}" if len(waits) else "none"
+
+
+_INITIAL_LOAD = 0.6
+"""Share of their capacity at which the pods are loaded when a simulation begins."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The room's flags."""
+    parser = CommandParser(prog="evergreen scale", description="Try the autoscaler without a cluster.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    simulate = actions.add_parser(
+        "simulate",
+        help="run the shipped autoscaler over a trace of requests",
+        description="Run the shipped autoscaler over a trace of requests; some 4 seconds per million of them. "
+        "Try: evergreen scale simulate --trace spike",
+    )
+    trace = simulate.add_argument_group("requests")
+    trace.add_argument(
+        "--trace", required=True, metavar="FILE",
+        help=f"CSV: seconds,requests_per_second[,rows_per_request]; or a synthetic one: {', '.join(sorted(SYNTHETIC))}",
+    )  # fmt: skip
+    trace.add_argument(
+        "--peak-rate", type=_positive, default=1200.0, metavar="N",
+        help="requests per second of a synthetic trace's peak",
+    )  # fmt: skip
+    trace.add_argument(
+        "--rows", type=int, choices=range(1, MAX_BATCH_ROWS + 1), default=DEFAULT_ROWS, metavar="N",
+        help="rows per request of a synthetic trace",
+    )  # fmt: skip
+    trace.add_argument("--seed", type=int, default=0, help="of arrivals, choices and service times (default: 0)")
+
+    scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
+    scaler.add_argument("--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject")
+    scaler.add_argument("--target-queue-microseconds", type=_positive, metavar="N", help="instead of the manifest's")
+
+    pods = simulate.add_argument_group("pods and nodes")
+    pods.add_argument(
+        "--service-times", type=shipped_or_file, default="demo", metavar="FILE",
+        help="JSON of benchmarks.service_times, or a network that was measured on a CPU: demo (5 ms a request of 1024 "
+        "rows; the shipped target is for it) or sample (62 ms) (default: demo)",
+    )  # fmt: skip
+    pods.add_argument(
+        "--instances", type=int, choices=range(1, 65), default=PodSettings.instances, metavar="N",
+        help="model instances of a pod",
+    )  # fmt: skip
+    pods.add_argument(
+        "--node-seconds", type=_not_negative, default=StartTimes.node,
+        help="start of a node and pull of the image onto it; 0 = one is free (default: %(default)g, an assumption)",
+    )  # fmt: skip
+    pods.add_argument(
+        "--pod-seconds", type=_not_negative, default=StartTimes.pod,
+        help="from the container's start to a loaded model (default: %(default)g, an assumption)",
+    )  # fmt: skip
+
+    out = simulate.add_argument_group("results")
+    out.add_argument("--objective-ms", type=_not_negative, default=100.0, help="queue time that is in time")
+    return parser
+
+
+def _not_negative(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected 0 or more")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = _not_negative(text)
+    # Kubernetes' quantities are thousandths, and a second has at most a million requests.
+    if not 0.001 <= number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected 0.001 to 1e6")
+    return number
+
+
+def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> Settings:
+    times = read_service_times(arguments.service_times)
+    busy = trace.rates[0] * times.of_rows(int(trace.rows[0])) * times.mean_multiple / arguments.instances
+    return Settings(
+        service_times=times,
+        pod=PodSettings(instances=arguments.instances),
+        starts=StartTimes(node=arguments.node_seconds, pod=arguments.pod_seconds),
+        initial_replicas=min(max(math.ceil(busy / _INITIAL_LOAD), spec.least), spec.most),
+        seed=arguments.seed,
+    )
+
+
+def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
+    """Prints what is simulated, and how the target of queue time compares with the rule of docs/autoscaling.md."""
+    times = settings.service_times
+    usual = 1e6 * times.of_rows(int(trace.rows[0]))
+    print(f"trace {trace.name}: {trace.seconds / 3600:g} h, about {trace.num_expected:,.0f} requests")
+    print(f"service times: {times.what}")
+    print(f"a first request takes {usual:,.0f} us of an instance: by the rule the queue target is {usual / 5:,.0f} us")
+    target = next((metric.target for metric in spec.metrics if metric.name == QUEUE_METRIC), usual / 5)
+    print(f"replicas {spec.least} to {spec.most}, queue target {target:,.0f} us")
+    if not usual / 15 <= target <= usual:
+        print(
+            "such a target holds the replicas near their most or least: see docs/autoscaling.md, Choosing the targets"
+        )
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one simulation."""
+    arguments = build_parser().parse_args(argv)
+    generate = SYNTHETIC.get(arguments.trace)
+    if generate is None:
+        trace = read_trace(Path(arguments.trace))
+    else:
+        trace = generate(arguments.peak_rate, arguments.seed, arguments.rows)
+    spec = read_autoscaler(arguments.manifest)
+    if arguments.target_queue_microseconds is not None:
+        spec = with_queue_target(spec, arguments.target_queue_microseconds)
+    settings = _settings(arguments, trace, spec)
+    _introduce(trace, settings, spec)
+    outcome = Simulation(trace, spec, settings).run()
+    print(describe(outcome, objective_ms=arguments.objective_ms))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

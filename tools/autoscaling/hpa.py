@@ -1,0 +1,229 @@
+"""Kubernetes' HorizontalPodAutoscaler: how many replicas it asks for at each of its syncs, by the shipped manifests.
+
+The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
+`horizontal.go`), for metrics of type External, which KEDA and prometheus-adapter serve. The shipped ScaledObject is
+read here, so that no copy can differ from what a cluster runs. Pods and metrics are `simulation`'s.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evergreen.runtime.errors import ContractError
+
+SYNC_SECONDS = 15.0
+"""Between two syncs; kube-controller-manager's default."""
+TOLERANCE = 0.1
+"""Within so much of the target nothing is changed; the controller's default."""
+
+
+@dataclass(frozen=True)
+class ScalingPolicy:
+    """A limit of change: so many pods, or per cent, in a period."""
+
+    type: str
+    value: int
+    period_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """`behavior` in one direction."""
+
+    stabilization_seconds: float
+    policies: tuple[ScalingPolicy, ...]
+    select: str = "Max"
+
+
+DEFAULT_UP = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)))
+DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric and its target, in the metric's unit."""
+
+    name: str
+    target: float
+    is_average: bool = False
+    """Whether the target is of the value divided by the pods (`AverageValue`) or of the value itself (`Value`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoscaler:
+    """What the manifest says; the API server has judged it."""
+
+    metrics: tuple[Metric, ...]
+    least: int
+    most: int
+    up: Rules = DEFAULT_UP
+    down: Rules = DEFAULT_DOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodCounts:
+    """The Deployment's pods as the controller counts them."""
+
+    existing: int
+    """Pods that are not being deleted."""
+    ready: int
+    """Pods that run and are ready; one that is being deleted counts until it has ended."""
+
+
+@dataclass
+class Controller:
+    """The controller's memory of one autoscaler."""
+
+    spec: Autoscaler
+    _recommended: list[tuple[float, int]] = field(default_factory=list)
+    _changes: list[tuple[float, int]] = field(default_factory=list)
+
+    def sync(self, now: float, current: int, *, pods: PodCounts, readings: Mapping[str, float | None]) -> int:
+        """Replicas that it asks for now.
+
+        The Deployment is asked for `current` replicas now; a reading is None or absent where it could not be had.
+        """
+        if not self._recommended:
+            self._recommended.append((now, current))
+        if current == 0:
+            return 0
+        if not self.spec.least <= current <= self.spec.most:
+            wanted = min(max(current, self.spec.least), self.spec.most)
+        else:
+            proposal = self._largest_wish(current, pods, readings)
+            if proposal is None:
+                return current
+            wanted = self._within_policies(now, current, self._stabilised(now, current, proposal))
+        if wanted != current:
+            self._changes.append((now, wanted - current))
+        return wanted
+
+    def _largest_wish(self, current: int, pods: PodCounts, readings: Mapping[str, float | None]) -> int | None:
+        """The largest wish of all metrics; None where too little is known to act."""
+        values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
+        known = [self._wish(metric, value, current, pods=pods) for metric, value in values if value is not None]
+        # A metric that is missing might have asked for more: without it nothing is taken away.
+        if not known or (len(known) < len(values) and max(known) < current):
+            return None
+        return max(known)
+
+    def _wish(self, metric: Metric, value: float, current: int, *, pods: PodCounts) -> int:
+        ratio = _thousandths(value) / _thousandths(metric.target)
+        if metric.is_average:
+            return pods.existing if self._is_within(ratio / pods.existing) else math.ceil(ratio)
+        return current if self._is_within(ratio) else math.ceil(ratio * pods.ready)
+
+    def _is_within(self, ratio: float) -> bool:
+        return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
+
+    def _stabilised(self, now: float, current: int, proposal: int) -> int:
+        """The current number, moved only as far as every recent recommendation agrees."""
+        up_since = now - self.spec.up.stabilization_seconds
+        down_since = now - self.spec.down.stabilization_seconds
+        lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])
+        highest = max([proposal, *(n for at, n in self._recommended if at > down_since)])
+        oldest = min(up_since, down_since)
+        self._recommended = [(at, n) for at, n in self._recommended if at >= oldest]
+        self._recommended.append((now, proposal))
+        return min(max(current, lowest), highest)
+
+    def _within_policies(self, now: float, current: int, wanted: int) -> int:
+        longest = max(policy.period_seconds for rules in (self.spec.up, self.spec.down) for policy in rules.policies)
+        self._changes = [(at, change) for at, change in self._changes if at > now - longest]
+        if wanted > current:
+            limit = max(self._policy_limit(now, current, self.spec.up, sign=1), current)
+            return min(wanted, limit, self.spec.most)
+        if wanted < current:
+            limit = min(self._policy_limit(now, current, self.spec.down, sign=-1), current)
+            return max(wanted, limit, self.spec.least)
+        return wanted
+
+    def _policy_limit(self, now: float, current: int, rules: Rules, *, sign: int) -> int:
+        if rules.select == "Disabled":
+            return current
+        limits = []
+        for policy in rules.policies:
+            start = current - sum(change for at, change in self._changes if at > now - policy.period_seconds)
+            if policy.type == "Pods":
+                limits.append(start + sign * policy.value)
+            else:
+                # Upwards rounded up, or one replica could never become two; downwards cut off.
+                share = start * (1 + sign * policy.value / 100)
+                limits.append(math.ceil(share) if sign > 0 else int(share))
+        widest = max if (rules.select == "Max") == (sign > 0) else min
+        return widest(limits)
+
+
+def _thousandths(value: float) -> int:
+    """Thousandths, cut off: how the metrics APIs carry numbers."""
+    if math.isinf(value):
+        raise ContractError(f"a query's value is {value}, which no quantity holds; expected a finite one")
+    return int(value * 1000)
+
+
+QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
+"""What Triton is scaled by; the manifests' rules publish them under these names."""
+SHIPPED_AUTOSCALER = Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
+
+
+def read_autoscaler(path: Path) -> Autoscaler:
+    """What the HPA says that KEDA makes of the ScaledObject in `path`, whose one document it is.
+
+    What it leaves out has the default.
+
+    Raises:
+        ContractError: it is none, or cannot be simulated; names what.
+    """
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ContractError(f"{path} is no manifest: {error}") from error
+    try:
+        spec = document["spec"]
+        if unknown := [each["type"] for each in spec["triggers"] if each["type"] != "prometheus"]:
+            raise ContractError(f"a trigger of {path} is of type {unknown[0]}, expected prometheus")
+        behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+        return Autoscaler(
+            metrics=tuple(
+                Metric(
+                    name=each["name"],
+                    target=float(each["metadata"]["threshold"]),
+                    is_average=each.get("metricType") != "Value",
+                )
+                for each in spec["triggers"]
+            ),
+            least=int(spec.get("minReplicaCount", 1)),
+            most=int(spec.get("maxReplicaCount", 100)),
+            up=_rules(behavior.get("scaleUp", {}), DEFAULT_UP),
+            down=_rules(behavior.get("scaleDown", {}), DEFAULT_DOWN),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ContractError(f"{path} is no ScaledObject that can be simulated: {error!r}") from error
+
+
+def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
+    """Rules of one direction; what is not given is Kubernetes' default."""
+    policies = [
+        ScalingPolicy(p["type"], int(p["value"]), float(p["periodSeconds"])) for p in given.get("policies") or ()
+    ]
+    return Rules(
+        stabilization_seconds=float(given.get("stabilizationWindowSeconds", default.stabilization_seconds)),
+        policies=tuple(policies) or default.policies,
+        select=given.get("selectPolicy", default.select),
+    )
+
+
+def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
+    """The same autoscaler with another target of queue time, in microseconds.
+
+    Raises:
+        ContractError: it does not scale by queue time.
+    """
+    if QUEUE_METRIC not in [each.name for each in spec.metrics]:
+        raise ContractError(f"the autoscaler has no metric {QUEUE_METRIC}, expected it where its target is given")
+    metrics = (replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics)
+    return replace(spec, metrics=tuple(metrics))

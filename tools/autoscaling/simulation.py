@@ -1,0 +1,234 @@
+"""The simulation: requests of a trace meet the pods, Prometheus scrapes them, the autoscaler reads and decides.
+
+Clients choose among the ready pods at random, as many clients with a list of addresses do. Time advances from event to
+event: scrapes, the autoscaler's syncs, pods that become ready, steps of the trace. Everything follows from the seed.
+
+The two metrics that Triton is scaled by come from the counters that Prometheus scrapes. Queue time per request is the
+growth of all pods' queue time by the growth of their answered requests, both as `rate` of PromQL over a minute, with a
+floor of one request in the minute; pending requests are the sum of the pods' means over the minute. That is what the
+shipped queries say: a test holds this file to a real Prometheus that answers them.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.runtime.errors import ContractError
+from tools.autoscaling.cluster import SCRAPE_SECONDS, Cluster, Pod, StartTimes
+from tools.autoscaling.hpa import PENDING_METRIC, QUEUE_METRIC, SYNC_SECONDS, Autoscaler, Controller
+from tools.autoscaling.queueing import Counters, PodQueue, PodSettings, ServiceTimes
+from tools.autoscaling.traces import Trace, TraceRequests
+
+WINDOW_SECONDS = 60
+"""The range of the shipped queries."""
+_LAG_SECONDS = 1.0
+"""From a scrape until a query sees its samples."""
+_LOWEST_RATE = 1 / WINDOW_SECONDS
+
+
+class Sample(NamedTuple):
+    """What one scrape of a pod found."""
+
+    milliseconds: int
+    queue_microseconds: float
+    answered: float
+    pending: float
+
+
+def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[str, float | None]:
+    """Each metric of all pods together; None where no pod has enough samples in the window.
+
+    `samples` are of every pod that Prometheus has scraped in the window, those that are gone by now included; by the
+    pod's name, ascending in time.
+    """
+    last = round(now * 1000)
+    first = last - WINDOW_SECONDS * 1000
+    within = [[each for each in of_pod if first <= each.milliseconds <= last] for of_pod in samples.values()]
+    queue, answered = (
+        sum(counter_rate([(each[0], each[place]) for each in of_pod], first, last) for of_pod in within if of_pod[1:])
+        for place in (1, 2)
+    )
+    pending = [sum(each.pending for each in of_pod) / len(of_pod) for of_pod in within if of_pod]
+    return {
+        QUEUE_METRIC: queue / max(answered, _LOWEST_RATE) if any(of_pod[1:] for of_pod in within) else None,
+        PENDING_METRIC: sum(pending) if pending else None,
+    }
+
+
+def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
+    """PromQL's `rate`: a counter's growth per second, extrapolated to the window's ends.
+
+    As Prometheus 2.42 computes it. Prometheus 3 leaves the window's left end open, which matters only where a sample
+    falls on it to the millisecond. `samples`, at least two, are milliseconds and values within the window from `first`
+    to `last`, ascending.
+
+    >>> counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
+    2.0
+    """
+    (start, start_value), (end, end_value) = samples[0], samples[-1]
+    # A counter that fell was reset: it counted up to its last value, and then again from 0.
+    growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
+    covered = sampled = (end - start) / 1000
+    spacing = sampled / (len(samples) - 1)
+    to_start, to_end = (start - first) / 1000, (last - end) / 1000
+    if growth > 0 and start_value >= 0:
+        # A counter is never below 0, so it cannot be extrapolated to before it was 0.
+        to_start = min(to_start, sampled * start_value / growth)
+    for gap in (to_start, to_end):
+        covered += gap if gap < spacing * 1.1 else spacing / 2
+    return growth * covered / sampled / ((last - first) / 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is simulated, beside trace and autoscaler."""
+
+    service_times: ServiceTimes
+    pod: PodSettings = PodSettings()
+    starts: StartTimes = StartTimes()
+    initial_replicas: int | None = None
+    """None = the autoscaler's least."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SyncState:
+    """The state at one of the autoscaler's syncs."""
+
+    seconds: float
+    wanted: int
+    ready: int
+    metrics: dict[str, float | None]
+    """None where no pod has the metric."""
+
+
+@dataclass
+class SimulatedRun:
+    """What happened."""
+
+    moments: list[SyncState] = field(default_factory=list)
+    waits: list[NDArray[np.float32]] = field(default_factory=list)
+    """Queue seconds of the requests whose batch began before each of the syncs, since the one before; then the rest."""
+    num_arrived: int = 0
+    num_homeless: int = 0
+    """Requests that came while no pod was ready."""
+    counters: Counters = field(default_factory=Counters)
+    num_inside: int = 0
+    """Requests that still waited or ran at the end."""
+    seconds: float = 0.0
+    pod_hours: float = 0.0
+
+
+class Simulation:
+    """One run.
+
+    Raises:
+        ContractError: the trace ends before the autoscaler's first sync, or it has a metric that is not simulated.
+    """
+
+    def __init__(self, trace: Trace, spec: Autoscaler, settings: Settings) -> None:
+        if trace.seconds < SYNC_SECONDS:
+            raise ContractError(
+                f"trace {trace.name} lasts {trace.seconds:g} s, expected at least the {SYNC_SECONDS:g} s between two "
+                "syncs of the autoscaler"
+            )
+        known = (QUEUE_METRIC, PENDING_METRIC)
+        if unknown := {metric.name for metric in spec.metrics}.difference(known):
+            raise ContractError(f"metric is {min(unknown)}, expected one that is simulated: {', '.join(known)}")
+        self._trace, self._settings = trace, settings
+        self._controller = Controller(spec)
+        offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * SCRAPE_SECONDS
+        self._cluster = Cluster(
+            settings.starts,
+            lambda now: PodQueue(settings.pod, settings.service_times.of_rows, now),
+            lambda number: float(offsets[number % len(offsets)]),
+        )
+        self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
+        self._samples: dict[str, deque[Sample]] = {}
+        """The newest of each pod that has any in the window, as many as a query may see."""
+        self.outcome = SimulatedRun()
+
+    def run(self) -> SimulatedRun:
+        """What happens over the whole trace."""
+        cluster, outcome = self._cluster, self.outcome
+        cluster.start_at_once(self._wanted)
+        now, sync_at = 0.0, SYNC_SECONDS
+        for step in range(len(self._trace.rates)):
+            requests, end = self._trace.requests(step, self._settings.seed), float(self._trace.starts[step + 1])
+            taken = 0
+            outcome.num_arrived += len(requests.arrivals)
+            while now < end:
+                ready_times = [pod.ready_at for pod in cluster.pods if pod.ready_at > now]
+                upcoming = min([end, sync_at, *ready_times, *(pod.scrape_at for pod in cluster.pods)])
+                taken = self._dispatch_requests(requests, taken, now=now, until=upcoming)
+                now = upcoming
+                self._scrape_pods(now)
+                if now >= sync_at:
+                    self._sync_autoscaler(now)
+                    sync_at += SYNC_SECONDS
+        self._advance_pods(now)
+        outcome.seconds = now
+        for pod in cluster.pods:
+            self._add_to_outcome(pod)
+        outcome.pod_hours = cluster.pod_hours(now)
+        return outcome
+
+    def _dispatch_requests(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
+        """Gives the requests that come before `until` to ready pods; how many of the step's are given then."""
+        last = int(np.searchsorted(requests.arrivals, until))
+        if last == taken:
+            return taken
+        at, ready = slice(taken, last), self._cluster.ready(now)
+        if not ready:
+            self.outcome.num_homeless += last - taken
+            return last
+        arrivals = requests.arrivals[at]
+        multiples = self._settings.service_times.multiples(requests.service[at])
+        chosen = (requests.chances[at] * len(ready)).astype(np.intp)
+        for number, pod in enumerate(ready):
+            own = chosen == number
+            pod.queue.offer(arrivals[own].tolist(), requests.rows, multiples[own].tolist())
+        return last
+
+    def _scrape_pods(self, now: float) -> None:
+        """Takes the counters of the pods whose time it is; durations are whole microseconds, as Triton's are."""
+        for pod in self._cluster.pods:
+            if pod.scrape_at <= now:
+                pod.queue.advance(now)
+                pod.scrape_at += SCRAPE_SECONDS
+                counters = pod.queue.counters
+                queue = float(round(counters.queue_seconds * 1e6))
+                sample = Sample(round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued))
+                kept = int((WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
+                self._samples.setdefault(pod.name, deque(maxlen=kept)).append(sample)
+
+    def _advance_pods(self, now: float) -> None:
+        for pod in self._cluster.pods:
+            if pod.queue.now < now:
+                pod.queue.advance(now)
+        waits = [wait for pod in self._cluster.pods for wait in pod.queue.waits]
+        self.outcome.waits.append(np.array(waits, np.float32))
+        for pod in self._cluster.pods:
+            pod.queue.waits.clear()
+
+    def _sync_autoscaler(self, now: float) -> None:
+        cluster = self._cluster
+        self._advance_pods(now)
+        for pod in cluster.settle(now):
+            self._add_to_outcome(pod)
+        oldest, newest = round((now - WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
+        self._samples = {pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest}
+        seen = {pod: [each for each in kept if each.milliseconds <= newest] for pod, kept in self._samples.items()}
+        readings = fleet_metrics(seen, now)
+        self._wanted = self._controller.sync(now, self._wanted, pods=cluster.counted(now), readings=readings)
+        self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), readings))
+        cluster.scale(now, self._wanted)
+
+    def _add_to_outcome(self, pod: Pod) -> None:
+        self.outcome.counters.add(pod.queue.counters)
+        self.outcome.num_inside += pod.queue.num_inside

@@ -1,0 +1,179 @@
+"""Builds and pushes the project's images with the installed container engine: `make images`.
+
+`pipelines.images` lists the images; what one contains is in its Dockerfile. Needs git, docker or podman,
+and no package: a build machine has no environment of ours.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evergreen.runtime.durable import write_whole
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DIGESTS = REPOSITORY / "build" / "images.txt"
+"""One pushed image a line, by digest: what is signed and described, since a tag may move."""
+INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""pip's own variables; the build stages of our own locks take them, NVIDIA's images install one package only."""
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = CommandParser(prog="python -m tools.build_images", description=__doc__)
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: all of {', '.join(sorted(DOCKERFILES))}")
+    parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
+    parser.add_argument("--tag", default="", help="default: the git revision")
+    parser.add_argument("--revision", default="", help="what is built, for the label; default: asked of git")
+    parser.add_argument("--source", default="unknown", help="address of the repository, for the label")
+    parser.add_argument("--dirty", action="store_true", help="build uncommitted changes too; says so in the tag")
+    parser.add_argument("--push", action="store_true", help=f"push too, and write their digests to {DIGESTS.name}")
+    parser.add_argument("--engine", choices=("docker", "podman"), default="docker")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, as a shell takes them, and end")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Builds and pushes the images that were asked for, and prints their names.
+
+    Raises:
+        ContractError: misuse, or files that are not committed.
+        PermanentError: the engine is absent, or a build failed.
+    """
+    arguments = build_parser().parse_args(argv)
+    names = _chosen_images(arguments.images)
+    revision = arguments.revision or git_revision(arguments.dirty)
+    tag = arguments.tag or revision
+    if not _TAG.fullmatch(tag) or tag == "latest":
+        raise ContractError(f"--tag is {tag!r}, expected one that never moves, of letters, digits, _ . -")
+    if arguments.push and not arguments.registry:
+        raise ContractError("--push without --registry: expected the registry to push to")
+    engine = arguments.engine
+    # Podman takes a name without a registry for any registry's image of that name, and would tag that one.
+    registry = arguments.registry or ("localhost" if engine == "podman" else "")
+    references = {name: image_reference(name, registry=registry, tag=tag) for name in names}
+    commands = [
+        (build_command(engine, name, references[name], tag=tag, revision=revision, source=arguments.source), name)
+        for name in names
+    ]
+    if arguments.push:
+        commands += [(push_command(engine, name, references[name]), name) for name in names]
+    if arguments.dry_run:
+        print("\n".join(shlex.join(command) for command, _ in commands))
+        return 0
+    DIGESTS.parent.mkdir(exist_ok=True)
+    for command, name in commands:
+        _run_command(command, name)
+    if arguments.push:
+        write_digests(engine, references, DIGESTS)
+    print("\n".join(references.values()))
+    return 0
+
+
+def build_command(engine: str, name: str, reference: str, *, tag: str, revision: str, source: str) -> list[str]:
+    """The engine's command that builds image `name`; to be run in the repository's root, which is the context.
+
+    Wheels come from another index where the environment of the caller names one (`INDEXES`): the engine takes the
+    value of a `--build-arg` without one from there, so the address stands in no file and no log of ours.
+    """
+    facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
+    command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]
+    for key, value in facts.items():
+        command += ["--build-arg", f"{key}={value}"]
+    if name not in STEP_OF_VARIANT:
+        command += [word for key in INDEXES if key in os.environ for word in ("--build-arg", key)]
+    return [*command, "."]
+
+
+def push_command(engine: str, name: str, reference: str) -> list[str]:
+    """The engine's command that pushes image `name`; podman's leaves the registry's digest in `_digest_file`."""
+    noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
+    return [engine, "push", *noting, reference]
+
+
+def git_revision(dirty: bool) -> str:
+    """The full SHA of what is checked out; with `-dirty` behind it where files differ and `dirty` allows that.
+
+    Raises:
+        ContractError: no git checkout, or files differ from their commit.
+    """
+    revision = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain").splitlines()
+    if changed and not dirty:
+        raise ContractError(
+            f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a tag by revision "
+            "would not tell what is in the image; commit, or say DIRTY=1 (--dirty)"
+        )
+    return f"{revision}-dirty" if changed else revision
+
+
+def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
+    """Writes what the registry calls the pushed images, by name, as one `repository@sha256:...` a line.
+
+    Podman compresses an image anew when it pushes it: its `RepoDigests` are of the local one, so its push has noted the
+    registry's.
+
+    Raises:
+        PermanentError: the engine knows no digest of one of them, so it was not pushed.
+    """
+    lines = []
+    for name, reference in references.items():
+        if engine == "podman":
+            lines.append(f"{reference.rsplit(':', 1)[0]}@{_digest_file(name).read_text().strip()}")
+            continue
+        command = [engine, "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        repository = reference.rsplit(":", 1)[0]
+        known = json.loads(done.stdout.strip() or "[]") or [] if done.returncode == 0 else []
+        digests = [digest for digest in known if digest.partition("@")[0] == repository]
+        if not digests:
+            raise PermanentError(f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}")
+        lines.append(digests[0])
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def _digest_file(name: str) -> Path:
+    return DIGESTS.with_name(f"{name}.digest")
+
+
+def _chosen_images(names: Sequence[str]) -> list[str]:
+    """The images requested; all where none is."""
+    if unknown := sorted(set(names) - DOCKERFILES.keys()):
+        raise ContractError(
+            f"no image is called {', '.join(unknown)}, expected some of {', '.join(sorted(DOCKERFILES))}"
+        )
+    return list(names) or sorted(DOCKERFILES)
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=REPOSITORY)
+    except FileNotFoundError as error:
+        raise ContractError("git is not on PATH, so --revision and --tag must say what is built") from error
+    if done.returncode:
+        raise ContractError(f"git {words[0]} failed, so --revision must say what is built: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _run_command(command: Sequence[str], name: str) -> None:
+    print(shlex.join(command), flush=True)
+    try:
+        code = subprocess.run(command, cwd=REPOSITORY).returncode
+    except FileNotFoundError as error:
+        raise PermanentError(f"{command[0]} is not on PATH") from error
+    if code:
+        raise PermanentError(f"{shlex.join(command[:2])} of {name} ended with code {code}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,147 @@
+"""Builds the inference client as a wheel of its own: `make client-wheel`.
+
+For services that install nothing else of Evergreen. The wheel holds `inference_client` and the modules of `evergreen`
+that it imports, as they are in the repository. Needs the driver's environment and no network.
+"""
+
+import argparse
+import ast
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from evergreen.runtime.errors import ContractError, PermanentError
+from evergreen.runtime.exit_codes import exits_with_code
+from evergreen.runtime.flags import CommandParser
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NAME = "evergreen-client"
+ENTRY, CORE = "inference_client", "evergreen"
+DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
+"""What the client imports wherever it is used; gRPC and Protobuf come with the last one, in versions that fit it."""
+EXTRAS = {"gcs": "google-cloud-storage", "kafka": "confluent-kafka", "pubsub": "google-cloud-pubsub"}
+"""What a traffic plan in a bucket, or a log, needs."""
+LOCKS = ("driver.lock", "serving.lock")
+"""Which versions a dependency may have: from the older of the locked ones on, with which tests run the wheel."""
+_PROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "{version}"
+description = "Scores and ranks rows on a served Evergreen recommender, and logs both with what came of them"
+requires-python = ">=3.10"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+classifiers = ["Private :: Do Not Upload", "Operating System :: POSIX"]
+dependencies = {dependencies}
+
+[project.optional-dependencies]
+{extras}
+
+[tool.setuptools.packages.find]
+include = ["{entry}*", "{core}*"]
+
+[tool.setuptools.package-data]
+{entry} = ["py.typed"]
+{core} = ["py.typed"]
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = CommandParser(prog="python -m tools.client_wheel", description=__doc__)
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "wheels", help="folder of the wheel")
+    return parser
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Builds the wheel and prints its path.
+
+    Raises:
+        PermanentError: pip could not build it.
+    """
+    output: Path = build_parser().parse_args(argv).output.resolve()
+    with TemporaryDirectory() as folder:
+        lay_out(Path(folder))
+        flags = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+        command = [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", str(output), folder]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise PermanentError(f"pip built no wheel of {NAME}: {done.stderr.strip()}")
+    (wheel,) = output.glob(f"{NAME.replace('-', '_')}-{_version()}-*.whl")
+    print(wheel)
+    return 0
+
+
+def lay_out(folder: Path) -> None:
+    """Writes the wheel's sources into an empty folder."""
+    for path in client_modules().values():
+        place = folder / path.relative_to(REPOSITORY)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+    for package in (ENTRY, CORE):
+        (folder / package / "py.typed").touch()
+    (folder / "LICENSE").write_text((REPOSITORY / "LICENSE").read_text())
+    extras = "\n".join(f'{extra} = ["{_requirement(needed)}"]' for extra, needed in EXTRAS.items())
+    dependencies = json.dumps([_requirement(needed) for needed in DEPENDENCIES])
+    text = _PROJECT.format(
+        name=NAME, entry=ENTRY, core=CORE, version=_version(), dependencies=dependencies, extras=extras
+    )
+    (folder / "pyproject.toml").write_text(text)
+
+
+def client_modules() -> dict[str, Path]:
+    """The client's package and every module that it imports, at once or later: their files by name."""
+    found: dict[str, Path] = {}
+    waiting = [ENTRY]
+    while waiting:
+        name = waiting.pop()
+        path = _file_of(name)
+        if path is None or name in found:
+            continue
+        found[name] = path
+        parent = name.rpartition(".")[0]
+        waiting += [*_imported(path), *([parent] if parent else [])]
+    return found
+
+
+def _file_of(module: str) -> Path | None:
+    """Its file; None of a class or a function."""
+    path = REPOSITORY / module.replace(".", "/")
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """What the file imports of the packages that move: names of modules, and of what is taken from them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in (ENTRY, CORE):
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def _requirement(needed: str) -> str:
+    """`needed` from the oldest version on that a lock holds."""
+    name = needed.partition("[")[0]
+    texts = [(REPOSITORY / "requirements" / lock).read_text() for lock in LOCKS]
+    versions = [found[1] for text in texts if (found := re.search(rf"^{name}==([\d.]+)", text, re.MULTILINE))]
+    if not versions:
+        raise ContractError(f"{name} is in none of {', '.join(LOCKS)}, expected a version of it")
+    return f"{needed}>={min(versions, key=lambda text: [int(part) for part in text.split('.')])}"
+
+
+def _version() -> str:
+    return importlib.metadata.version("evergreen")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
