@@ -1,6 +1,6 @@
 """Run the training step as a Kubeflow TrainJob: create it, copy its log and end with its result.
 
-The job's workers run this same step on the same shared volume. `pipeline.placement` sets image,
+The job's workers run this same step on the same shared volume. `pipelines.placement` sets image,
 nodes and command, and the engine coordinates the processes. The job of a step has a fixed name, so
 a retried step finds the job of its earlier try. It continues to follow a running job, and it
 replaces a failed one. The runtime of `k8s/components/kubeflow-trainer` restarts lost workers, which
