@@ -126,7 +126,7 @@ def test_disk_without_room_is_error_and_no_bus_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with (
-        pytest.raises(PermanentError, match=r"cannot have \d+ bytes: No space left on device"),
+        pytest.raises(PermanentError, match=r"cannot be allocated with \d+ bytes: No space left"),
         new_model(tmp_path, SHAPES),
     ):
         pass
