@@ -120,7 +120,7 @@ DRAWN = [name for name in IMAGES if draws_pages(name)]
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_image_draws_pages_by_templates_that_its_build_may_see_and_lock_with_jinja(name, image):
+def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, image):
     root = image(name)
     code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
@@ -190,7 +190,7 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_container_writes_no_bytecode_and_has_its_home_where_pods_can_write(name):
+def test_container_writes_no_bytecode_and_its_home_is_writable_in_pods(name):
     variables = stages(name)[-1].variables({})
     assert (variables["PYTHONDONTWRITEBYTECODE"], variables["PYTHONUNBUFFERED"]) == ("1", "1")
     assert variables["HOME"] == "/tmp"

@@ -127,7 +127,7 @@ def test_no_test_module_imports_another():
     assert found == []
 
 
-def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobuf():
+def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
     before = modules_after("")
     names = {
         f"evergreen.{room}.{path.stem}"
