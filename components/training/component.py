@@ -35,8 +35,8 @@ def training(
             More than one only for torchrec.
         train_job: Spec of the TrainJob that runs the step's workers, as JSON. Empty to train in
             this step's own container.
-        training_set: Manifest of the encoded rows. It names the validation report, whose statistics
-            and schema are stored with the model.
+        training_set: Manifest of the encoded rows. It names the report with the statistics and the
+            schema to store with the model.
         model: Manifest of the trained model.
     """
     from components.training.__main__ import main
@@ -45,7 +45,7 @@ def training(
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes,
-        train_job=train_job, training_set=training_set.path, output=model.path)  # fmt: skip
+        run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
+        training_set=training_set.path, output=model.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

@@ -334,7 +334,7 @@ if "port-forward" in sys.argv:
 
 
 @pytest.mark.parametrize("ready", ["2", ""], ids=["with a model", "before the first model"])
-def test_roll_out_gives_every_image_of_ours_revision_and_waits_for_what_can_come(checkout, kubectl, ready):
+def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
     path, notes = kubectl
     (notes.parent / "ready").write_text(ready)
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
@@ -352,7 +352,7 @@ def test_roll_out_gives_every_image_of_ours_revision_and_waits_for_what_can_come
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_build_with_digests_names_every_image_of_ours_by_digest(checkout, kubectl, tmp_path):
+def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(checkout, kubectl, tmp_path):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"

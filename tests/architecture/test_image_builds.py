@@ -123,7 +123,7 @@ def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, en
     assert not [command for command in told() if command[1] == "push"]
 
 
-def test_uncommitted_changes_are_refused_and_told_in_tag_where_they_are_allowed(tree, engines, capsys):
+def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engines, capsys):
     told = engines("docker")
     (tree / "components" / "new.py").write_text("")
     assert build_images.main([]) == 2

@@ -108,12 +108,19 @@ def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-DRAWN = [name for name in IMAGES if any(source == "evergreen/reports" for _, source, _ in stages(name)[-1].copies())]
+def draws_pages(name: str) -> bool:
+    """Whether the image's own code, beside the core, draws pages."""
+    sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {"evergreen"}
+    files = [path for source in sources for path in (REPOSITORY / source).rglob("*.py")]
+    return any("from evergreen.reports" in path.read_text() for path in files)
+
+
+DRAWN = [name for name in IMAGES if draws_pages(name)]
 """Images whose programs draw pages."""
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_image_draws_pages_by_templates_that_its_build_may_see_and_lock_with_jinja(name, image):
+def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, image):
     root = image(name)
     code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
@@ -121,8 +128,8 @@ def test_image_draws_pages_by_templates_that_its_build_may_see_and_lock_with_jin
     assert "&lt;why&gt;" in drawn
     locked = (REPOSITORY / "requirements" / f"{lock(name)}.lock").read_text()
     assert {"jinja2", "markupsafe"} <= set(re.findall(r"^([a-z0-9-]+)==", locked, re.MULTILINE))
-    suffixes = {path.suffix for path in (REPOSITORY / "components" / "charts").rglob("*.*")} - {".pyc"}
-    seen = re.findall(r"^!components/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
+    suffixes = {path.suffix for path in (REPOSITORY / "evergreen" / "reports").rglob("*.*")} - {".pyc"}
+    seen = re.findall(r"^!evergreen/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
     assert suffixes <= set(seen)
 
 
@@ -183,7 +190,7 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_container_writes_no_bytecode_and_has_its_home_where_pods_can_write(name):
+def test_container_writes_no_bytecode_and_its_home_is_writable_in_pods(name):
     variables = stages(name)[-1].variables({})
     assert (variables["PYTHONDONTWRITEBYTECODE"], variables["PYTHONUNBUFFERED"]) == ("1", "1")
     assert variables["HOME"] == "/tmp"

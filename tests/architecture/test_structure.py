@@ -127,12 +127,12 @@ def test_no_test_module_imports_another():
     assert found == []
 
 
-def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobuf():
+def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
     before = modules_after("")
     names = {
-        f"components.{room}.{path.stem}"
+        f"evergreen.{room}.{path.stem}"
         for room in ("config", "contracts")
-        for path in (REPOSITORY / "components" / room).glob("*.py")
+        for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
     own = {"__mp_main__"}  # multiprocessing's name for the main module
     optional = {"typing_extensions"}  # msgspec knows its types where it is installed

@@ -43,7 +43,7 @@ def test_arrivals_have_rate_and_spread_of_independent_users():
     assert np.mean(gaps > gaps.mean()) == pytest.approx(np.exp(-1), abs=0.03)
 
 
-def test_closed_loop_keeps_its_callers_busy_and_counts_errors_by_kind_with_their_first_message():
+def test_closed_loop_keeps_callers_busy_and_counts_errors_by_kind():
     time = VirtualTime()
     failing = {3: TemporaryError, 7: PermanentError}
 

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
         (["-p", "recommender=2"], "recommender is '2', expected current, the number of an accepted version"),
     ],
 )
-def test_wrong_parameter_or_setting_is_refused_by_name_before_anything_runs(words, expected, tmp_path, capsys):
+def test_wrong_parameter_or_setting_is_refused_before_anything_runs(words, expected, tmp_path, capsys):
     accept_into(tmp_path / "store")
     assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path), *words]) == 2
     assert expected in capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["models", "runs"])
-def test_folder_that_is_no_store_is_refused_and_empty_one_is_store_of_nothing(command, tmp_path, capsys):
+def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command, tmp_path, capsys):
     assert main([command, "--store", str(tmp_path)]) == 0
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([command, "--store", str(tmp_path)]) == 2

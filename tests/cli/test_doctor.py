@@ -192,7 +192,7 @@ def test_server_that_does_not_answer_is_wrong_and_rest_is_looked_at(look, server
     assert ("share", RIGHT) in {(each.part, each.state) for each in findings}
 
 
-def test_failed_run_that_left_nothing_is_told_and_one_that_left_note_is_not(look, server, tmp_path):
+def test_failed_run_without_note_is_reported_and_one_with_note_is_not(look, server, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     server.experiments.append({"experiment_id": "e1", "display_name": EXPERIMENT})
@@ -216,7 +216,7 @@ def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
     assert (found.state, "may write 1 files" in found.text, str(store / "open") in found.text) == (WRONG, True, True)
 
 
-def test_command_prints_line_for_each_part_and_answers_1_where_one_is_wrong(server, tmp_path, monkeypatch, capsys):
+def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
     assert doctor.main(["--host", server.url]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -141,7 +141,7 @@ def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_tex
     assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
 
 
-def test_our_own_raw_schema_is_ingested_too_with_warning_that_its_times_are_replaced(
+def test_own_raw_schema_is_ingested_with_warning_that_times_are_replaced(
     tmp_path, raw_table, clicks, run_ingest, criteo_rows, write_text, caplog
 ):
     run_ingest(write_text(tmp_path / "day_0", criteo_rows(20)), lake=tmp_path / "other")
@@ -221,7 +221,7 @@ def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
         assert held() == {**expected, "day=2026-03-07/part-other.parquet": other}
 
 
-def test_killed_ingest_shows_whole_files_of_first_days_and_is_finished_by_next(
+def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage, monkeypatch
 ):
     path, calls, write = write_text(tmp_path / "day_0.gz", criteo_rows(400)), itertools.count(), BucketObjects.write

@@ -80,7 +80,7 @@ def call(folder, *words, runner=search.RUNNER):
 
 
 @built
-def test_search_begins_with_recommender_as_it_is_goes_on_where_it_ended_and_names_best(tmp_path):
+def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     accept_into(tmp_path / "store")
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "run.py").write_text(RUN)

@@ -73,7 +73,7 @@ def test_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
 
-def test_what_monitor_found_takes_version_back_and_bars_its_model_until_person_overrides_it(world, bakes):
+def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bakes):
     store = world.settings.store
     world.release(1), world.release(2)
     say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
@@ -145,7 +145,7 @@ def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, c
     assert (found["action"], "40 of " in found["reason"]) == (TAKEN_BACK, True), found
 
 
-def test_counters_that_are_damaged_end_round_with_their_name_and_nothing_else(deploy, settings, controller):
+def test_corrupt_counters_end_run_with_their_name_and_nothing_else(deploy, settings, controller):
     deploy(1), deploy(2)
     controller.round()
     (settings.store / "baking" / COUNTERS_FILE).write_text("{")

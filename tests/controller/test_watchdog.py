@@ -113,9 +113,7 @@ class Counted(Triton):
         super().load(name)
 
 
-def test_wrong_scores_are_believed_at_second_time_and_model_that_stays_wrong_is_reloaded_ever_less_often(
-    deploy, client, triton, settings
-):
+def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(deploy, client, triton, settings):
     deploy(1), deploy(2)
     # With its record: a graph that is not the recorded one is not loaded at all.
     other, live = (triton.repository / MODEL_NAME / version for version in "12")
@@ -151,9 +149,7 @@ def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     assert Counted.loads == []
 
 
-def test_server_that_came_back_with_another_version_is_led_to_live_one_without_failed_request(
-    deploy, client, watchdog, triton, raw_rows
-):
+def test_server_with_another_version_gets_live_one_without_failures(deploy, client, watchdog, triton, raw_rows):
     deploy(1), deploy(2)
     config = triton.repository / MODEL_NAME / "config.pbtxt"
     published = config.read_text()

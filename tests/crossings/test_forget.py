@@ -240,7 +240,7 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_nothing_tells_of_user_afterwards_and_all_others_rows_are_as_before(world, kind, cloud_storage, capsys):
+def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(world, kind, cloud_storage, capsys):
     before, flags = others_rows(world), []
     assert [len(rows) > 50 for rows in before] == [True, True]
     assert forget(world) == 0
@@ -260,7 +260,7 @@ def test_nothing_tells_of_user_afterwards_and_all_others_rows_are_as_before(worl
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
 
 
-def test_models_that_learnt_are_named_with_run_that_replaces_them_and_what_cannot_be_removed(world, capsys):
+def test_models_that_learned_user_are_named_with_run_to_replace_them(world, capsys):
     forget(world)
     told = capsys.readouterr().out
     assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
@@ -281,7 +281,7 @@ def test_models_that_learnt_are_named_with_run_that_replaces_them_and_what_canno
     assert "version 2, which is live, did not learn from the user" in capsys.readouterr().out
 
 
-def test_live_version_is_said_to_contain_removed_user_until_one_from_scratch_is_live(world, capsys):
+def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
     """Rows alone show that model m4 learnt from the user, and they are gone after the first command."""
     store = world / "store"
     make_live(store, release(store, 2, "m4"))

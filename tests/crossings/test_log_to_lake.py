@@ -88,7 +88,7 @@ def test_every_row_arrives_once_in_its_day_with_its_click(extracted, rows, predi
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 
 
-def test_values_scores_versions_and_times_are_predictions_own_and_missing_values_null(rows, predictions):
+def test_logged_values_scores_versions_and_times_are_those_of_prediction(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read, sent = rows[prediction.request_id, row], prediction.dense[row]
@@ -104,7 +104,7 @@ def test_values_scores_versions_and_times_are_predictions_own_and_missing_values
 
 
 @pytest.mark.parametrize("name", ["a demo", "100%25 true", "what? #1"])
-def test_demos_log_is_one_file_to_client_and_monitor_whatever_its_folder_is_called(tmp_path, name):
+def test_demos_log_is_one_file_to_client_and_monitor_for_any_folder_name(tmp_path, name):
     settings = DemoSettings(folder=tmp_path / name)
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)

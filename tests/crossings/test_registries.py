@@ -142,7 +142,7 @@ def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
                 assert spec["shape"] == [-1 if each.dim_param else each.dim_value for each in tensor.shape.dim]
 
 
-def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(story):
+def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
     stages = [story.first, story.canary, story.back]
     assert [stage.code for stage in stages] == [0, 0, 0], [stage.said for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
@@ -155,7 +155,7 @@ def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(sto
         assert len(stage.mlflow.versions) == len(stage.kubeflow["model_versions"]) == 2
 
 
-def test_model_registry_has_each_versions_graph_and_numbers_and_its_api_is_kept_to(story):
+def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
     assert story.kubeflow.faults == []
     held = story.back.kubeflow
     uris = {each["id"]: each["uri"] for each in held["artifacts"]}

@@ -162,7 +162,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(monitor_asks, k
     assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
-def test_what_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
+def test_users_own_file_is_not_overwritten_and_drifting_column_must_exist(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings

@@ -53,7 +53,7 @@ def held_out(this):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_correction(rounds, turn):
+def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn):
     """Bound: four standard errors of clicks counted, in the held-out rows and among as many that were learnt."""
     this, rate = rounds.rounds[turn], RATES[turn]
     labels, scores = held_out(this)
@@ -86,7 +86,7 @@ def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
+def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, turn):
     import onnxruntime
 
     this = rounds.rounds[turn]

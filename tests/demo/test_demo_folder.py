@@ -104,7 +104,7 @@ def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, content, said, i
         ("empty.csv", ""),
     ],
 )
-def test_what_no_draft_can_be_made_of_has_drafts_own_sentence_and_is_never_criteos(tmp_path, name, text):
+def test_undraftable_input_gets_drafts_own_message_and_never_criteos(tmp_path, name, text):
     data = tmp_path / name
     data.write_text(text)
     with pytest.raises(ContractError) as own:
@@ -200,7 +200,7 @@ def ended(state, step):
     )
 
 
-def test_first_model_that_gate_refuses_ends_demo_with_what_would_release_one(begun, tmp_path, capsys):
+def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun, tmp_path, capsys):
     advice = ["about 600 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.52')}"]
     verdict = passing_verdict("m1", tmp_path / "s", num_rows=9, accepted=False, advice=advice, warnings=["price leaks"])
     demo = begun(1, ended("refused", "evaluation"), verdict)

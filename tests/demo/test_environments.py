@@ -48,7 +48,7 @@ def make_serving(folder):
 
 @needs_make
 @pytest.mark.slow
-def test_environment_is_built_once_and_again_when_content_of_lock_changed_or_its_interpreter_is_gone(folder):
+def test_environment_is_rebuilt_if_lock_changed_or_interpreter_is_gone(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building
     assert environments.python_of("serving", folder).exists()
@@ -76,7 +76,7 @@ def test_failed_build_shows_reason_names_its_log_and_stays_unfinished(folder):
         assert "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
 
 
-def test_every_environment_has_its_locks_and_every_pin_is_exact_and_has_its_hash():
+def test_every_environment_has_locks_and_every_pin_is_exact_with_hash():
     listed = re.search(r"^ENVIRONMENTS \?= (.*)$", MAKEFILE.read_text(), re.M)[1].split()
     locks = {lock.name: lock for lock in LOCKS.glob("*.lock")}
     assert locks.keys() >= {f"{name}{kind}.lock" for name in listed for kind in ("", ".test")}

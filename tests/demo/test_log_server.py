@@ -61,7 +61,7 @@ def exchange(place, monkeypatch):
         log.close()
 
 
-def test_reader_of_demos_kafka_knows_what_it_has_read_before_anything_is_written(tmp_path):
+def test_reader_of_demos_kafka_knows_its_offsets_before_first_write(tmp_path):
     """The demo's traffic waits for this."""
     with (
         Stack(logs=tmp_path / "logs", variables={}) as stack,

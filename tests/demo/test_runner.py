@@ -11,7 +11,7 @@ from demo.runner import STEP_NICENESS, PipelineFailed, yielding
 from evergreen.runtime.exit_codes import ExitCode
 
 
-def test_tasks_run_in_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd, monkeypatch):
+def test_tasks_run_in_environment_of_their_image_and_clean_up_files(run_tiny, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     folder = run_tiny(passes=True)
     assert "word from first, threads None" in (folder / "logs" / "extraction.log").read_text()
@@ -22,7 +22,7 @@ def test_tasks_run_in_environment_of_their_image_and_leave_no_temporary_files(ru
     assert not Path(temporary).exists()
 
 
-def test_steps_give_way_to_server_beside_them_and_get_their_arguments_whole():
+def test_steps_yield_cpu_to_server_and_get_their_arguments_unchanged():
     look = "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = pathlib.Path('/proc/self/autogroup')\n"
     look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
     done = subprocess.run(

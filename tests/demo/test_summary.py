@@ -42,7 +42,7 @@ def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
 
 
 @pytest.mark.parametrize("late", [{"late_requests": 1}, {"late_rows": 64}])
-def test_decisions_that_did_not_know_late_record_may_differ_and_report_says_so(late):
+def test_decisions_without_late_record_may_differ_and_report_says_so(late):
     summary = replace(GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late))
     assert numbers.failed_promises(summary, simulated=True) == []
     (sentence,) = [each for each in numbers.decision_sentences(summary) if "replayed" in each]
@@ -153,7 +153,7 @@ DECISIONS = [
 NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
 
 
-def test_each_policy_is_sure_when_it_says_so_first_and_never_where_nothing_changed():
+def test_each_policys_first_sure_decision_counts_and_none_before_change():
     never = {"threshold": None, "sequential": None, "data_drift": None}
     assert numbers.first_sure(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
     assert numbers.first_sure(DECISIONS, None) == numbers.first_sure(DECISIONS[:1], DRIFT_TIME) == never
@@ -167,7 +167,7 @@ def drift_event(bucket_end, version=1, **distances):
     }  # fmt: skip
 
 
-def test_features_that_moved_have_their_largest_distance_and_worst_comes_first():
+def test_features_that_moved_show_largest_distance_with_worst_first():
     events = [drift_event(98.0, C2=0.03), drift_event(102.0, C2=0.03), drift_event(104.0, C2=0.1, C14=0.2)]
     found = numbers.feature_drift([*events, drift_event(120.0, version=2, I1=0.9)], DRIFT_TIME)
     assert found.seconds == 2.0
@@ -215,7 +215,7 @@ def test_release_is_described_by_seconds_that_it_overlaps(store):
     )  # fmt: skip
 
 
-def test_bad_release_counts_requests_from_its_start_to_answer_of_version_before():
+def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic = [traffic_line(200, 2, failed=9), traffic_line(201, {"2": 1000, "1": 984})]
     traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
@@ -297,7 +297,7 @@ def test_loop_that_turned_needs_nothing():
     assert ways(CHANGED) == []
 
 
-def test_rows_that_would_make_monitor_sure_grow_with_logarithm_of_its_evidence(tmp_path):
+def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
     """500 rows since the change made evidence 10; 100 is twice its logarithm, so twice the rows."""
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [
@@ -333,7 +333,7 @@ def test_rows_that_ran_out_before_change_are_counted(tmp_path):
     assert "8,000 labelled rows fill the window before the change, and all 1,050 rows were sent by then" in way
 
 
-def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_settings_from(tmp_path):
+def test_gate_without_auc_gives_its_own_advice_and_source_of_settings(tmp_path):
     advice = ["about 600 held-out rows are needed", f"good enough? {run_again('--set gate.min_auc=0.52')}"]
     unknown = verdict(tmp_path, decision="inconclusive", advice=advice)
     first, second = ways(UNASKED, verdicts=[unknown])
@@ -343,7 +343,7 @@ def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_setting
     assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
 
 
-def test_verdicts_come_in_order_of_their_models_whatever_their_runs_are_called(tmp_path):
+def test_verdicts_come_in_order_of_models_whatever_their_runs_are_called(tmp_path):
     folders = LocalFolders(root=tmp_path)
     for run, model in (("first", "20261129T110607Z-73762cc8"), ("drift-v1", "20261129T110711Z-789af7f6")):
         folder = folders.artifacts / run / "evaluation"

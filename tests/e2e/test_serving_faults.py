@@ -86,9 +86,7 @@ def test_kill_9_in_middle_of_release_brings_back_what_journal_says(deploy, trito
     check_answers(traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings)
 
 
-def test_damaged_live_graph_ends_start_with_reason_and_rollback_without_servers_brings_it_up(
-    deploy, triton, settings, raw_rows, expected
-):
+def test_corrupt_live_graph_fails_start_and_offline_rollback_restores_it(deploy, triton, settings, raw_rows, expected):
     deploy(1), deploy(2)
     triton.stop()
     graph = triton.repository / MODEL_NAME / "2" / "model.onnx"
@@ -105,7 +103,7 @@ def test_damaged_live_graph_ends_start_with_reason_and_rollback_without_servers_
     np.testing.assert_allclose(scores, expected(1, rows), atol=1e-5)
 
 
-def test_damaged_graph_that_running_server_is_told_to_load_leaves_old_version_answering(deploy, triton, raw_rows):
+def test_corrupt_graph_on_running_server_leaves_old_version_answering(deploy, triton, raw_rows):
     deploy(1)
     model = triton.repository / MODEL_NAME
     (model / "2").mkdir()
@@ -170,7 +168,7 @@ while not Path({str(root / "open")!r}).exists():
     write_model(root / "repository", work=work, options=options)
 
 
-def test_overload_is_refused_before_any_accepted_request_is_done_and_all_accepted_are_answered(tmp_path):
+def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_path):
     """Quick without a clock: the gate is opened only after the last refusal has arrived."""
     instances, queue, askers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))

@@ -252,7 +252,7 @@ def test_prometheus_reads_every_count_and_whether_log_is_there(time, prediction)
     assert {family.type for family in families.values()} == {"counter", "gauge"}
 
 
-def test_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
+def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, prediction, caplog):
     is_out = True
     log = MemoryLog(lambda: TemporaryError("gone") if is_out else None)
     publisher = publisher_of(log, time, max_queued=12)
@@ -302,7 +302,7 @@ def test_closing_sends_at_once_what_is_due_long_after(time):
     assert 1010.0 <= time.now < 1012.0
 
 
-def test_of_log_in_partitions_one_has_everything_of_request_and_none_waits_for_another(time, prediction):
+def test_one_partition_has_everything_of_request_and_none_waits_for_other(time, prediction):
     down = [True]
     logs = [MemoryLog(), MemoryLog(lambda: TemporaryError("gone") if down[0] else None)]
     publisher = PartitionedPublisher([publisher_of(log, time) for log in logs])

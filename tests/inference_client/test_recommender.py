@@ -117,9 +117,7 @@ def test_rows_by_name_are_scored_and_logged_as_model_takes_them(server, log, mak
         np.testing.assert_array_equal(getattr(record, name), expected)
 
 
-def test_request_that_got_no_probability_for_some_rows_fails_and_is_logged_so_that_monitor_learns_of_it(
-    server, log, make_rows, score_rows, read_log
-):
+def test_request_with_missing_probabilities_fails_and_is_logged(server, log, make_rows, score_rows, read_log):
     server.scoring.reply_scores = lambda scores: np.where(np.arange(5)[:, None] % 2, scores, np.float32([[np.nan]]))
     dense, categorical = make_rows(5)
 
@@ -640,7 +638,7 @@ def test_without_log_scores_come_and_outcomes_are_refused(server, make_rows):
     assert asyncio.run(talk()).logged is False
 
 
-def test_synchronous_client_scores_from_many_threads_and_publishes_between_calls(server, log, make_rows, read_log):
+def test_synchronous_client_scores_from_threads_and_publishes_meanwhile(server, log, make_rows, read_log):
     rows = by_name(*make_rows(2))
     publishing = PublisherSettings(interval_seconds=0.01)
     with connect_sync(server.url, log=f"sqlite:///{log}", publishing=publishing) as client:

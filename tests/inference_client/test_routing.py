@@ -243,7 +243,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
     assert shadow["dropped"] + shadow["answered"] == 8
 
 
-def test_ranked_list_is_one_arms_and_its_record_holds_shadows_scores_of_what_was_shown(
+def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path
 ):
     publish(make_plan(share=1.0, shadow=1.0))

@@ -45,7 +45,7 @@ def test_more_rows_than_batch_are_split_and_put_together_in_order(server, make_r
     assert sorted(server.scoring.requests) == [5, MAX_BATCH_ROWS, MAX_BATCH_ROWS]
 
 
-def test_one_connection_serves_many_requests_and_no_more_than_bound_are_in_flight(server, make_rows):
+def test_one_connection_serves_many_requests_within_in_flight_bound(server, make_rows):
     async def ask():
         async with ScoringClient(server.url, MODEL_NAME, ClientSettings(max_in_flight=3)) as client:
             return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))

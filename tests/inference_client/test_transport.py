@@ -174,7 +174,7 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_no_request(replicas, make_rows, score_rows):
+def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(replicas, make_rows, score_rows):
     first, second = replicas
     rows = make_rows(2)
 

@@ -118,7 +118,7 @@ def test_cases_notice_rule_that_is_deaf_late_or_loud(change, tmp_path):
     assert said.keys() == ALERTS.keys()
 
 
-def test_every_alert_has_case_that_fires_and_ends_and_one_that_stays_silent():
+def test_every_alert_has_case_that_fires_and_ends_and_one_that_is_silent():
     for name in ALERTS:
         cases = [case for case in CASES if case["alert"] == name]
         assert any(case.get("fires") for case in cases), f"{name} never fires"
@@ -175,7 +175,7 @@ def test_label_values_asked_for_are_those_that_exist():
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(name):
+def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
     rule = ALERTS[name]
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
     assert rule["labels"]["severity"] in ("page", "ticket")

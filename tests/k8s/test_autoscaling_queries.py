@@ -89,7 +89,7 @@ def test_reference_query_misses_truth_of_same_series():
     )
 
 
-def test_servers_that_complete_nothing_say_zero_queue_time_and_how_many_wait():
+def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
     waiting = RECORD["readings"]["stuck"][-1][PENDING]["click_model"]
     assert waiting >= 10
     queries = shipped("stuck")

@@ -82,7 +82,7 @@ def test_queue_panels_show_by_pod_what_autoscaler_asks():
 
 
 @every_dashboard
-def test_every_panel_says_what_it_shows_in_which_unit_from_chosen_data_source(name):
+def test_every_panel_has_description_unit_and_chosen_data_source(name):
     for panel in panels(DASHBOARDS[name]):
         assert len(panel["description"]) > 20, panel["title"]
         assert panel["description"].endswith("."), panel["title"]
@@ -94,7 +94,7 @@ def test_every_panel_says_what_it_shows_in_which_unit_from_chosen_data_source(na
 
 
 @every_dashboard
-def test_every_variable_is_defined_before_it_is_used_and_offers_label_that_exists(name):
+def test_every_variable_is_defined_before_use_and_offers_existing_label(name):
     dashboard = DASHBOARDS[name]
     defined = [variable["name"] for variable in dashboard["templating"]["list"]]
     assert defined[:2] == ["datasource", "namespace"]

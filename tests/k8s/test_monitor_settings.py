@@ -140,7 +140,7 @@ def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, set
     assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
-def test_token_for_kubeflow_lies_where_trigger_looks_and_is_good_for_nothing_else(monitor):
+def test_kubeflow_token_is_where_trigger_looks_and_good_for_nothing_else(monitor):
     volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
     (source,) = volume["projected"]["sources"]
     (mount,) = [m for m in container(monitor, "monitor")["volumeMounts"] if m["name"] == volume["name"]]
@@ -156,7 +156,7 @@ def test_log_is_one_that_several_machines_reach(settings):
     assert log.path
 
 
-def test_webhooks_address_is_read_from_optional_secret_and_stands_nowhere_else(manifests, monitor, settings):
+def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(manifests, monitor, settings):
     if not settings.acting.notifications.webhook_file:
         assert "evergreen-notifications" not in str(monitor)
         return
@@ -214,7 +214,7 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
         assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 
 
-def test_second_recommender_has_log_disk_store_and_lake_of_its_own_on_same_triton(rendered):
+def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendered):
     objects = rendered("cpu+second-recommender")
     places = []
     for suffix in ("", "-shop"):
@@ -242,7 +242,7 @@ def test_second_recommender_has_log_disk_store_and_lake_of_its_own_on_same_trito
     assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
 
 
-def test_each_archiver_has_partition_and_disk_of_its_own_and_all_else_is_monitors(rendered):
+def test_each_archiver_has_own_partition_and_disk_and_rest_is_monitors(rendered):
     objects = rendered("cpu+archivers")
     archivers, monitor = find(objects, "StatefulSet", "archivers"), find(objects, "Deployment", "monitor")
     spec = archivers["spec"]

@@ -129,7 +129,7 @@ def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):
     assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
 
 
-def test_slice_is_gpu_on_gkes_nodes_of_that_partition_and_elsewhere_resource_of_its_own(changed, tmp_path):
+def test_slice_is_gpu_on_partitioned_gke_nodes_and_resource_elsewhere(changed, tmp_path):
     manifests = changed("gke-mig", {"PARTITION": "3g.20gb"})
     assert gpus(manifests) == {"nvidia.com/gpu": 1}
     assert selector(manifests)["cloud.google.com/gke-gpu-partition-size"] == "3g.20gb"

@@ -47,7 +47,7 @@ def tolerates(toleration: dict, taint: dict) -> bool:
     return toleration["key"] == taint["key"] and toleration["effect"] == taint["effect"] and same_value
 
 
-def test_every_step_mounts_claim_of_pipelines_namespace_that_many_may_write(compiled, manifests, overlay):
+def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(compiled, manifests, overlay):
     claims = {m["metadata"]["name"]: m["spec"]["accessModes"] for m in in_kubeflow(manifests, "PersistentVolumeClaim")}
     for step in STEPS:
         (mount,) = compiled(overlay).platform(step)["pvcMount"]
@@ -113,7 +113,7 @@ def test_steps_run_as_user_that_their_images_have(compiled, overlay):
         assert (context["runAsUser"], context["runAsNonRoot"]) == (users[-1], True)
 
 
-def test_only_exit_handler_may_see_webhooks_address_and_secret_need_not_exist(compiled, overlay):
+def test_only_exit_handler_sees_webhook_address_and_secret_is_optional(compiled, overlay):
     for step in STEPS:
         secrets = compiled(overlay).platform(step).get("secretAsEnv", [])
         assert [each["secretName"] for each in secrets] == (

@@ -100,7 +100,7 @@ def test_gpu_nodes_slices_can_all_be_used(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_training_step(rendered, overlay):
+def test_pool_can_grow_to_all_replicas_one_surge_pod_and_training_step(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
     manifests = rendered(overlay)
@@ -109,7 +109,7 @@ def test_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_training_step(
     assert most + surge + 1 <= int(flag(line, "max-nodes")) * SLICES[partition]
 
 
-def test_subscriptions_keep_messages_as_long_as_pubsub_can_and_give_up_last():
+def test_subscriptions_keep_messages_for_pubsub_maximum_and_give_up_last():
     for name in ("evergreen-records-monitor", "evergreen-records-monitor-dead-letters"):
         line = command(f"gcloud pubsub subscriptions create {name} ")
         assert flag(line, "message-retention-duration") == "31d"

@@ -72,7 +72,7 @@ def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
     return found
 
 
-def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(rendered, kubeflow):
+def test_every_verb_granted_at_kubeflow_is_used_and_every_used_is_granted(rendered, kubeflow):
     manifests = rendered("gke+kubeflow-multi-user")
     variables = environment_of(manifests, find(manifests, "Deployment", "monitor"), "monitor")
     kubeflow.pipelines[0]["display_name"] = variables["EVERGREEN_MONITOR_PIPELINE_NAME"]
@@ -142,7 +142,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"] == "team-a"
 
 
-def test_only_rights_given_are_kubeflows_own_to_pipelines_account_which_no_workload_of_ours_has(variant):
+def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
     """Nothing of ours asks the API server, so nothing may."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]

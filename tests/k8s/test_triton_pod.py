@@ -100,9 +100,7 @@ def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, ren
     assert named == {name: int(flag(container, f"{name}-port")) for name in ("http", "grpc", "metrics")}
 
 
-def test_without_model_pod_stays_takes_no_traffic_and_is_reached_by_first_release(
-    pod, repository, tmp_path, make_candidate
-):
+def test_pod_without_model_stays_unready_and_is_reached_by_first_release(pod, repository, tmp_path, make_candidate):
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
         assert not started.passes("readinessProbe")
@@ -138,7 +136,7 @@ def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered,
     assert len(users) == 2
 
 
-def test_over_bucket_first_object_is_needed_and_then_pod_starts_without_model(rendered, cloud_storage, tmp_path):
+def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(rendered, cloud_storage, tmp_path):
     """Why the setup of a cluster writes one object below the repository's prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
@@ -155,7 +153,7 @@ def test_over_bucket_first_object_is_needed_and_then_pod_starts_without_model(re
         assert not late.passes("readinessProbe")
 
 
-def test_pod_without_its_repository_is_started_anew_instead_of_staying_useless(pod, repository):
+def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, repository):
     repository.rmdir()
     with pod() as started:
         wait_for(lambda: started.get("/v2/health/live"))
@@ -176,7 +174,7 @@ def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository
         assert started.get("/v2/health/ready") != 200, "readiness of the whole server would take every pod away"
 
 
-def test_pod_with_broken_model_takes_no_traffic_lives_and_is_healed_by_load(pod, repository):
+def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repository):
     write_model(repository, code=BROKEN)
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
@@ -207,7 +205,7 @@ def pre_stop_seconds(container):
     return float(seconds)
 
 
-def test_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(variant):
+def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
     container = triton_container(variant)
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"

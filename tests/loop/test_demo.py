@@ -61,7 +61,7 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
     assert min(release["p99_ms_before"], release["during"]["p99_ms"], release["p99_ms_after"]) > 0
 
 
-def test_bad_release_under_traffic_was_taken_back_by_itself_and_failed_no_request(turned):
+def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned):
     folder, _, summary = turned
     bad = summary["bad_release"]
     assert (bad["made"]["version"], bad["taken_back"]["version"]) == (3, 2)
@@ -92,7 +92,7 @@ def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned
         assert found["digest"] == hashlib.sha256(written).hexdigest()
 
 
-def test_every_policy_is_sure_of_change_alone_and_only_one_of_them_asked_for_run(turned):
+def test_every_policy_is_sure_only_of_change_and_one_requested_run(turned):
     _, _, summary = turned
     assert list(summary["policies"]) == ["sequential", "data_drift", "baking"]
     assert re.match(r"evidence .* that the auc is below", summary["trigger"]["reason"])

@@ -99,7 +99,7 @@ def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
             place.run(block)
 
 
-def test_commands_that_do_not_run_here_say_why_and_guide_for_contributors_has_their_number():
+def test_commands_not_run_here_say_why_and_contributing_has_their_number():
     """Prints them too: `pytest -s`."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):

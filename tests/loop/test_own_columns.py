@@ -53,7 +53,7 @@ def tutorial(folder):
             yield [str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w for w in shlex.split(line)]
 
 
-def test_readmes_commands_take_csv_of_other_columns_to_model_that_learned_them(write_clicks, tmp_path, run_to_end):
+def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_path, run_to_end):
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
     store, commands = folder / "store", list(tutorial(tmp_path))

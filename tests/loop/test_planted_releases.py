@@ -176,7 +176,7 @@ def test_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reas
 
 
 @pytest.mark.slow
-def test_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100_000_rows(site):
+def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     """The gate saw the right columns; since the release the client gives each row two values of the row before."""
 
     def wrong(rows):
@@ -193,7 +193,7 @@ def test_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100
     assert "of an AUC below" in world.until_taken_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
-def test_scores_of_one_slice_that_are_no_numbers_are_taken_back_within_10_000_rows(site, raw_rows):
+def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
     """The slice is a category that the golden rows lack: 1 to 5 % of the traffic has it."""
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
@@ -219,7 +219,7 @@ def test_five_times_latency_is_taken_back_after_thousand_requests(site):
 
 
 @pytest.mark.slow
-def test_one_slow_request_of_sixty_is_taken_back_after_twelve_readings_of_p99(site):
+def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
     world = site(13, max_latency_ratio=100.0)
     world.release(2, world.toy)
     slow = "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * (self._asked % 60 == 0))"

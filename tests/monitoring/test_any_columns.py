@@ -79,7 +79,7 @@ def reference_of(batch, features):
 
 
 @EACH
-def test_record_with_recommenders_columns_is_taken_and_others_are_refused_with_numbers(features):
+def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
@@ -123,7 +123,7 @@ def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path
 
 
 @pytest.mark.parametrize("features", SHOPS[:3], ids=["both", "no numeric", "no categorical"])
-def test_cells_of_every_column_hold_each_row_once_and_changed_column_is_one_that_drifts(features):
+def test_cells_of_every_column_hold_each_row_once_and_changed_one_drifts(features):
     trained, changed = batch_of(features, 4000), batch_of(features, 4000, seed=1)
     array = changed.categorical if features.categorical else changed.dense
     array[:, -1] = 1
@@ -214,7 +214,7 @@ def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_p
     bench.close()
 
 
-def test_column_that_came_later_is_archived_with_rows_of_clients_that_know_it(tmp_path):
+def test_new_column_is_archived_with_rows_of_clients_that_know_it(tmp_path):
     bench, price = Bench(tmp_path), np.arange(8, dtype=np.float32)
     more = replace(CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
     bench.start()
@@ -241,7 +241,7 @@ def test_column_that_came_later_is_archived_with_rows_of_clients_that_know_it(tm
     bench.close()
 
 
-def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost():
+def test_drift_compares_columns_by_name_and_is_undefined_if_one_is_lost():
     features = SHOPS[0]
     rows = Features(numeric=("age", "price"), categorical=("shop", "item"), lists=("genres",))
     trained, sent = batch_of(features, 40), batch_of(rows, 40)
@@ -254,7 +254,7 @@ def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost(
     assert not lost.fits(Predictions.of([sent]))
 
 
-def test_metrics_of_two_recommenders_monitors_are_same_series_with_another_label(tmp_path):
+def test_metrics_of_two_recommenders_are_same_series_with_other_label(tmp_path):
     series = {}
     for name in ("click_model", "shop"):
         (tmp_path / name).mkdir()
@@ -270,7 +270,7 @@ def test_metrics_of_two_recommenders_monitors_are_same_series_with_another_label
     assert len(series["shop"]) > 30
 
 
-def test_rows_of_one_user_are_alike_also_after_kill_in_backtest_and_in_incident(tmp_path):
+def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
     shop, form = Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")), RecordFormat(SHOPS[0])
     rules = {"policies": "threshold", "auc_threshold": 0.7, "min_clicks": 1, "window_rows": 60, "decide_seconds": 5.0}
     b = Bench(tmp_path, archive_roll_rows=50, **rules)

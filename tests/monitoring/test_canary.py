@@ -42,7 +42,7 @@ def test_canary_is_not_version_that_serves_however_new_its_answers(beside, resta
     assert set(beside.monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
 
 
-def test_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(beside):
+def test_canary_serves_once_promoted_and_late_records_do_not_revert_that(beside):
     beside.clock.now += 5
     beside.tick(prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
     assert beside.monitor.serving_version == 2

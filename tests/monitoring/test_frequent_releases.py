@@ -55,7 +55,7 @@ def seen(tmp_path_factory):
     bench.close()
 
 
-def test_banner_is_grey_until_labels_are_final_and_then_names_whose_rows_were_judged(seen):
+def test_banner_is_grey_until_labels_are_final_and_then_names_versions(seen):
     banners, _ = seen
     assert {state for state, _ in banners[: int(WINDOW)]} == {"wait"}
     assert "Nothing has been judged yet: no label is final." in banners[int(WINDOW) - 5][1]

@@ -41,7 +41,7 @@ def take_back(b: Bench) -> None:
     append_promotion(b.settings.store, replace(back, barred_model_id="m2"))
 
 
-def test_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_run(two_versions):
+def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_versions):
     b = two_versions
     traffic(b, "before", auc="good")
     b.turn(2, WINDOW)
@@ -69,7 +69,7 @@ def test_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_r
     assert (b.trigger.requests, b.kinds().count("held")) == ([], 1)
 
 
-def test_version_that_gives_some_rows_no_probability_is_named_before_any_label_is_known(two_versions):
+def test_version_without_some_probabilities_is_named_before_any_label(two_versions):
     b = two_versions
     for number in range(60):
         scores = np.linspace(0.1, 0.9, 8)
@@ -119,7 +119,7 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_monitor_killed_before_it_leaves_finding_tells_it_again_and_never_not_at_all(two_versions, monkeypatch):
+def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions, monkeypatch):
     def die(*_):
         raise Killed
 

@@ -191,7 +191,7 @@ def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, buc
     expect_moved(archive, open_bucket())
 
 
-def test_passes_are_farther_and_farther_apart_while_lake_is_away_and_close_again_after(archive, bucket):
+def test_passes_back_off_while_lake_is_away_and_are_frequent_again_after(archive, bucket):
     bucket.fail(lambda request: True, "status", times=10**6)
     waits = []
 
@@ -208,9 +208,7 @@ def test_passes_are_farther_and_farther_apart_while_lake_is_away_and_close_again
 
 
 @pytest.mark.parametrize(("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")])
-def test_no_room_or_no_permission_stops_process_with_what_is_needed_and_keeps_files(
-    archive, bucket, capsys, status, message
-):
+def test_full_disk_or_missing_permission_stops_process_and_keeps_files(archive, bucket, capsys, status, message):
     bucket.fail(lambda request: request.is_upload, "status", status=status, message=message, times=10**6)
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.01"]
     assert main(argv, {}) == 3
@@ -221,7 +219,7 @@ def test_no_room_or_no_permission_stops_process_with_what_is_needed_and_keeps_fi
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move(archive, open_lake, capsys):
+def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(archive, open_lake, capsys):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with pytest.raises(Differs, match="part-1.parquet is there with other bytes"):
@@ -267,7 +265,7 @@ def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_
     expect_moved(archive, open_lake())
 
 
-def test_process_moves_to_bucket_what_is_sealed_while_it_runs_and_ends_at_sigterm(archive, bucket, tmp_path):
+def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(archive, bucket, tmp_path):
     late = archive / "day=2025-11-14" / "part-3.parquet"
     late.parent.mkdir()
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.05"]

@@ -103,7 +103,7 @@ def test_each_step_takes_only_what_step_before_hands_on(compiled):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_artifact_is_file_of_kubeflows_own_store_which_its_page_opens(compiled, step):
+def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled, step):
     """The page opens no path of a share, so manifests and reports stay where Kubeflow puts a task's outputs."""
     script = " ".join(compiled.executor(step)["command"])
     outputs = compiled.spec["components"][f"comp-{dashed(step)}"].get("outputDefinitions", {}).get("artifacts", {})

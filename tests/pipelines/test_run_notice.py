@@ -85,9 +85,7 @@ def test_run_of_person_or_schedule_is_announced_once_it_is_recorded(server, tmp_
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_that_monitor_asked_for_is_left_to_it_and_without_address_nobody_is_notified(
-    server, tmp_path, ended, caplog
-):
+def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(server, tmp_path, ended, caplog):
     ended(url=server.url, trigger_id="drift-1")
     assert find_outcome(tmp_path, "run").state == "refused"
     ended(url=" \n")

@@ -58,7 +58,7 @@ def test_release_is_one_whatever_backend_calls_success(tmp_path, kfp_state):
 
 
 @pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])
-def test_round_that_gives_way_to_canary_ends_as_that_canary_and_any_other_refusal_as_one(tmp_path, ended, state):
+def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, ended, state):
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):

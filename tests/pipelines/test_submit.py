@@ -95,7 +95,7 @@ def test_first_upload_makes_pipeline_and_later_ones_only_versions(server, send):
     assert references == [{"pipeline_id": "p1", "pipeline_version_id": version} for version in ("v2", "v3")]
 
 
-def test_version_that_is_there_with_same_content_is_used_and_not_sent_again(server, kfp, caplog):
+def test_existing_version_of_same_content_is_used_and_not_sent_again(server, kfp, caplog):
     caplog.set_level("INFO")
     first = submit.upload(kfp, GOLDEN, "3f2a9c1")
     assert submit.upload(kfp, GOLDEN, "3f2a9c1") == first
@@ -123,7 +123,7 @@ def test_upload_is_named_by_revision_of_its_images(server, command, tmp_path, ca
     assert server.runs == server.experiments == []
 
 
-def test_version_says_in_kubeflows_page_which_folders_and_servers_its_runs_use(server, command):
+def test_version_shows_folders_and_servers_of_its_runs_in_kubeflow(server, command):
     assert command("--upload-version", "v1", "--no-run") == 0
     digest = hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
     assert server.versions[-1]["description"] == (
@@ -247,7 +247,7 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
     assert len(server.runs) == 2, "the other one of that name was there before"
 
 
-def test_run_created_after_submit_gave_up_is_announced_and_leaves_nothing_in_other_runs_folder(server, send):
+def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
     server.num_late = 1
     with pytest.raises(TemporaryError, match="may create the run later all the same: look for 'one' there before you"):
         send()

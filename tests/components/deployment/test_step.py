@@ -70,7 +70,7 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     assert repository.stat().st_mode & 0o777 == 0o755
 
 
-def test_model_that_is_not_to_be_released_is_kept_and_person_may_promote_it(step, tmp_path):
+def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tmp_path):
     assert step(True, "run-1", release={"rollout": "none"}) == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, note.facts) == ("refused", {"rollout": "none"})
@@ -108,7 +108,7 @@ def test_full_needs_pass_and_nothing_takes_refused_model(step, tmp_path, capsys)
     assert current(tmp_path / "store") is None
 
 
-def test_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
+def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, tmp_path):
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_component_leaves_release_and_its_numbers(arguments):
     assert 0 <= written["parity_max_abs_diff"] <= 1e-5
 
 
-def test_component_whose_verdict_is_stale_ends_without_release_and_without_retry(arguments, tmp_path):
+def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, tmp_path):
     stale = Verdict.read(arguments["verdict"].path)
     dataclasses.replace(stale, champion_model_id="model-0", champion_reference="current").write(
         arguments["verdict"].path

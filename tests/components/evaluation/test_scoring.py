@@ -56,7 +56,7 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
     assert rows.champion is None
 
 
-def test_rows_of_user_are_one_group_and_unknown_users_are_grouped_by_request(made):
+def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
     rows, by_request = score(made, named=ColumnNames(user="C19")), score(made).requests
     users = made.categorical[:, 18]
     assert (users == MISSING_CATEGORY).any()

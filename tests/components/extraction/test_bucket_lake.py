@@ -145,7 +145,7 @@ def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path
     assert [entry["day"] for entry in found.replay_days] == [day(1), day(2)]
 
 
-def test_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
+def test_object_replaced_between_listing_and_fetch_is_temporary_error(lake, folder, tmp_path):
 
     def replace_before_its_download(request):
         if is_fetch_of(part(5))(request):

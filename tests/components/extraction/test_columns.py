@@ -64,7 +64,7 @@ def test_what_champion_learns_from_is_read_all_same(flags, run_main, champion_wi
         assert min(part["I2"], part["C7"]) > 0
 
 
-def test_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
+def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     flags, run_main, champion_without, capsys, tmp_path
 ):
     champion_without()

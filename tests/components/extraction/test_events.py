@@ -116,7 +116,7 @@ def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     assert clicks(in_lake(tmp_path)) == sum(row["clicked"] for row in made)
 
 
-def test_equal_rows_of_one_file_are_events_of_their_own_and_of_another_are_same(tmp_path):
+def test_equal_rows_are_two_events_in_one_file_and_one_across_files(tmp_path):
     made = [{**row, "ts": "2026-04-01"} for row in rows(3)] * 100
     first = run(tmp_path, write(tmp_path / "a.csv", made))
     assert (first.rows, len({row["request_id"] for row in in_lake(tmp_path)})) == (300, 300)
@@ -135,7 +135,7 @@ def test_click_that_later_export_adds_is_newer_copy_of_same_row(tmp_path):
     assert len({(row["request_id"], row["row"]) for row in copies}) == 1
 
 
-def test_rows_without_times_are_refused_in_lake_that_holds_them_unless_told(tmp_path):
+def test_rows_without_times_are_refused_in_lake_with_times_unless_allowed(tmp_path):
     made = [{name: value for name, value in row.items() if name != "ts"} for row in rows(300)]
     names, days = ColumnNames(label="clicked"), {"last_day": START.date(), "days": 2}
     first = run(tmp_path, write(tmp_path / "a.csv", made), data=names, **days)

@@ -95,7 +95,7 @@ def test_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, betwee
     assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
 
 
-def test_unseen_files_older_than_late_days_are_named_and_wait_for_round_that_asks_for_them(rounds, between, caplog):
+def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds, between, caplog):
     rounds.add(between(0, 96, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 40, step=2), "b.parquet")  # two days, of which the second is older than late_days, too
@@ -130,7 +130,7 @@ def test_unseen_rows_before_what_round_reads_are_counted_to_row(rounds, between,
     assert (dataset.num_left_files, dataset.num_left_rows, dataset.num_late_rows) == (*left, 0)
 
 
-def test_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between):
+def test_explicit_window_has_no_late_rows_and_settles_days_before_it(rounds, between):
     rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 30, step=2), "b.parquet")
@@ -167,7 +167,7 @@ def test_click_that_comes_as_late_copy_of_learned_row_is_counted_and_named(round
     assert "4 late rows of day 2026-03-02 came with another label or other features after they had been" in caplog.text
 
 
-def test_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
+def test_row_whose_seen_copy_was_malformed_is_learned_from_valid_copy(rounds, between):
     good = between(24, 30)
     labels = pa.array([7, *good[raw_rows.LABEL].to_pylist()[1:]], pa.int32())
     rounds.add(good.set_column(0, raw_rows.LABEL, labels), "a.parquet")

@@ -83,7 +83,7 @@ def test_model_carries_what_its_line_of_descent_saw(told):
     assert [each["num_holdout_rows"] for each in m3["days"]] == [0, 0, 0, 0, 15]
 
 
-def test_model_tells_which_of_those_that_continue_it_learned_rows_that_judged_it(told, store):
+def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
     keep_model(store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45))
     found = told()
     assert {model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]} == {
@@ -104,7 +104,7 @@ def test_model_tells_which_of_those_that_continue_it_learned_rows_that_judged_it
     ],
     ids=["one after the other", "all rows", "the child skips rows", "the grandchild skips rows", "it reads them again"],
 )
-def test_judging_rows_are_learned_later_where_windows_of_line_cover_them_all(
+def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
     told, store, child_start, grandchild_start, expected
 ):
     """The model is judged by half an hour of rows; the child learns 0.3 h of them, the grandchild up to their end."""

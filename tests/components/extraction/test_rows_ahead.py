@@ -69,7 +69,7 @@ def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(rows, add
     assert set(keys_of(later)) <= set(read)
 
 
-def test_rows_within_tolerance_are_read_and_others_when_their_time_has_come(rows, add, turn, released):
+def test_rows_within_tolerance_are_read_and_others_once_their_time_comes(rows, add, turn, released):
     add(rows(0, 400), "a.parquet")
     table = rows(40, 30, seed=1)
     add(table, "b.parquet")

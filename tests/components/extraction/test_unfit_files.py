@@ -267,7 +267,7 @@ def test_file_of_bucket_is_named_by_its_object(lake, hour, tmp_path, cloud_stora
     assert read_by(found) == keys_of_hours(hour, others())
 
 
-def test_window_that_was_asked_for_begins_record_anew_without_its_unfit_files(lake, hour, turn):
+def test_requested_window_starts_record_anew_without_its_unfit_files(lake, hour, turn):
     folder = lake(*range(HOURS))
     turn(folder)
     truncated(folder / NAME, None)

@@ -43,7 +43,7 @@ def encoded(window, tmp_path_factory):
     return folder / "r" / "preprocessing"
 
 
-def test_first_round_is_scripts_but_for_order_of_equally_frequent_categories(window, encoded):
+def test_first_run_equals_script_but_for_order_of_equal_frequencies(window, encoded):
     assert expect_same(window[1], encoded) == 20_000
 
 

@@ -132,7 +132,7 @@ def bucketed_values(count, seed):
 
 
 @pytest.mark.parametrize("others", [(), ("item",)], ids=["alone", "beside others"])
-def test_bucketed_columns_become_numpys_quantile_buckets_and_later_rounds_keep_them(
+def test_bucketed_columns_get_numpys_quantiles_and_later_runs_keep_them(
     others, write_raw, run_step, reading, keep_as_model
 ):
     options = {name: NumericOptions(transform=(step,)) for name, (step, _) in BUCKETED.items()}
@@ -180,9 +180,7 @@ LISTS = Features(
 
 
 @pytest.mark.parametrize("left_out", [[], ["tags"], ["item", "last"]], ids=["all", "own table", "shared table"])
-def test_lists_count_and_encode_elements_that_count_by_vocabulary_of_their_table(
-    write_raw, run_step, reading, left_out
-):
+def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(write_raw, run_step, reading, left_out):
     random = np.random.default_rng(1)
     lists = [[random.integers(0, 30, random.integers(0, 6)).tolist() or None for _ in range(400)] for _ in range(2)]
     table = table_of(Features(numeric=("price",), categorical=("item",)))

@@ -80,7 +80,7 @@ def die_once(folder):
 
 
 @pytest.mark.slow
-def test_two_workers_one_killed_while_it_counts_and_one_while_it_writes_leave_bytes_of_one_process(
+def test_two_workers_killed_at_count_and_write_leave_bytes_of_one_process(
     write_raw, run_step, raw_table, keep_as_model, tmp_path, monkeypatch
 ):
     def files():

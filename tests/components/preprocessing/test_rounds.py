@@ -64,7 +64,7 @@ def play(write_raw, run_step, keep_as_model, raw_table, reading):
     return play
 
 
-def test_nvtabular_encodes_as_contract_while_categories_leave_and_their_ids_are_reused(play, run_step, reading):
+def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_step, reading):
     rounds = [play(0, None, keep="m0"), play(1, "m0", keep="m1"), play(2, "m1")]
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [

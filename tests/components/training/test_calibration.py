@@ -63,7 +63,7 @@ def calibration(weights, model, rows):
 
 
 @pytest.mark.parametrize("backend", ["pytorch", pytest.param("hugectr", marks=pytest.mark.slow)])
-def test_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_correction(
+def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
     backend, run, world, held_out, make_training_set, tmp_path
 ):
     parent = None
@@ -104,9 +104,7 @@ def test_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_s
     assert content(resumed.weights) == content(whole.weights)
 
 
-def test_round_starts_from_its_parents_scores_at_its_own_rate_whatever_parents_was(
-    run, world, held_out, make_training_set
-):
+def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(run, world, held_out, make_training_set):
     first = make_training_set(*thinned(*world.rows(2_000, 1)[:3], 0.2), name="first")
     parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
     second = make_training_set(*thinned(*world.rows(2_000, 2)[:3], 0.6), name="second")
@@ -118,9 +116,7 @@ def test_round_starts_from_its_parents_scores_at_its_own_rate_whatever_parents_w
     assert calibration(start, parent, held_out) == pytest.approx(before, rel=1e-6)
 
 
-def test_rows_have_clicks_of_log_as_they_are_served_and_next_round_begins_with_those_as_they_are(
-    run, world, make_training_set
-):
+def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(run, world, make_training_set):
     world.by_id[0][:] = np.where(np.arange(len(world.by_id[0])) == FIRST_ID, 2, 0)
     training_set = make_training_set(*world.rows(NUM_ROWS)[:3])
     path = local_path(training_set.workflow_uri)

@@ -141,7 +141,7 @@ def test_learns_planted_signal(name, config, make_engine, initial, world):
 
 
 @everyone
-def test_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothing_had_happened(
+def test_checkpoint_restores_identical_scores_and_continues_identically(
     name, config, make_engine, initial, world, tmp_path
 ):
     rows, order = world.encoded(4_000), shuffled(4_000)
@@ -234,9 +234,7 @@ def test_rows_of_incomplete_last_batch_are_learned(name, make_engine, initial, w
 
 
 @engines
-def test_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_restored_weights(
-    name, make_engine, initial, world
-):
+def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(name, make_engine, initial, world):
     rows, sound = world.encoded(4_000), world.encoded(128 * 10, 2)
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
@@ -273,7 +271,7 @@ def test_without_numeric_columns_both_engines_learn_same(make_engine, world, tmp
 
 
 @pytest.mark.parametrize("name", [marked(f"torchrec {size}") for size in (1, 2, 4)], scope="module")
-def test_rows_with_weights_are_learned_as_by_pytorch_and_batch_without_takes_no_step(name, make_engine, initial, world):
+def test_weighted_rows_train_as_in_pytorch_and_no_weight_takes_no_step(name, make_engine, initial, world):
     rows, random = world.encoded(128 * 10), np.random.default_rng(4)
     rows = replace(rows, weights=random.integers(0, 4, len(rows)).astype(np.float32))
     rows.weights[128 * 3 : 128 * 5] = 0
@@ -317,7 +315,7 @@ def float64_vectors(folder, ids):
 
 
 @engines
-def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_row_holds(name, make_engine, tmp_path):
+def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(name, make_engine, tmp_path):
     rows = rows_with_lists(128 * 40, 1)
     write_initial(tmp_path / "initial", WIDE, SLOT_SIZES, click_rate=0.5, seed=3, places=PLACES)
     engine, truth = (make_engine(each, WIDE, SLOT_SIZES, PLACES) for each in (name, "pytorch"))
@@ -344,7 +342,7 @@ def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_ro
     np.testing.assert_allclose(continued.score(judging), engine.score(judging), atol=1e-6)
 
 
-def test_table_whose_lists_are_pooled_in_two_ways_is_refused_by_hugectr_alone(tmp_path, double):
+def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path, double):
     options = {"last": ListOptions(max=3, table="item", pool="sum"), "seen": ListOptions(max=2, table="item")}
     features = Features(numeric=(), categorical=("item",), lists=("last", "seen"), list_options=options)
     config = replace(V1, num_dense=0, num_categorical=3)

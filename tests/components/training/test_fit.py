@@ -47,7 +47,7 @@ def test_first_models_rate_falls_to_zero_over_second_half_of_its_steps(world, ma
     np.testing.assert_allclose(engine.rates, expected)
 
 
-def test_first_model_learns_shuffled_rows_and_round_learns_them_in_time_order(world, make_training_set, run, parent):
+def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(4_000)[:3])
     first, later = (np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent))
     assert first[:400].max() > 3_500
@@ -69,7 +69,7 @@ class WatchedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_last_tenth_of_pass_is_scored_before_it_is_learned_and_those_scores_are_fits(
+def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(3_200)
@@ -105,7 +105,7 @@ def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, 
 
 
 @pytest.mark.parametrize("rows_a_request", [1, 64])
-def test_equally_good_rate_is_chosen_as_seldom_where_rows_come_in_long_requests(rows_a_request):
+def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request):
     random, num_requests, chosen = np.random.default_rng(5), 6_400 // rows_a_request, 0
 
     def shared(deviation):
@@ -138,9 +138,7 @@ class BiasedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("bias", [0.0, -0.7, 0.7])
-def test_round_takes_high_rate_where_world_changed_and_low_one_where_it_did_not(
-    world, make_training_set, run, parent, bias
-):
+def test_run_picks_high_rate_after_change_and_low_rate_otherwise(world, make_training_set, run, parent, bias):
     settings = replace(SETTINGS, round_rates=(0.01, 1.0))
     other = world.drifted(range(26))
     changed = [np.concatenate(p) for p in zip(world.rows(4_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
@@ -153,7 +151,7 @@ def test_round_takes_high_rate_where_world_changed_and_low_one_where_it_did_not(
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_mean_prediction_is_click_rate_of_all_learned_rows_unless_newest_contradict_it(
+def test_mean_prediction_is_click_rate_of_all_rows_unless_newest_differ(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(20_000, seed=3)
@@ -326,7 +324,7 @@ def test_save_that_finds_disk_full_costs_no_earlier_one(world, make_training_set
     assert content(again.weights) == content(whole.weights)
 
 
-def test_loss_or_score_that_is_not_finite_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
+def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
     training_set = make_training_set(*world.rows(1_000)[:3])
     for bad_at, message in ((10, "loss is not finite in pass 1, batches 9 to 12 of 32"), (32, "after step 32")):
         engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"

@@ -82,9 +82,7 @@ def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world
 
 
 @pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
-def test_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
-    world, make_training_set, run, network, least
-):
+def test_first_model_of_few_rows_is_no_noise_with_multiplied_vectors(world, make_training_set, run, network, least):
     config = shaped(network, {}, num_dense=13, num_categorical=26)
     result, _ = run(make_training_set(*world.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config)
     labels, dense, ids, _ = world.rows(8_000, seed=9)
@@ -192,7 +190,7 @@ def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(command,
     assert model.name == Model.read(tmp_path / "killed" / "model.json").model_id
 
 
-def test_sigterm_saves_ends_with_code_for_retry_and_retry_ends_with_same_weights(command, run_apart, tmp_path):
+def test_sigterm_saves_and_exits_for_retry_that_ends_with_same_weights(command, run_apart, tmp_path):
     run = [sys.executable, "-c", STEP, *command("stopped")]
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         said = ""

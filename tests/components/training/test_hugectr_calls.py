@@ -126,7 +126,7 @@ def test_reader_and_both_optimizers_are_told_all(built, double, world):
         assert optimizer.update_type == double.Update_t.Local
 
 
-def test_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_looked(double, rows, world, tmp_path):
+def test_new_batch_size_continues_training_with_or_without_scoring(double, rows, world, tmp_path):
     config, settings = (
         replace(CONFIG, dropout=0.0),
         replace(SETTINGS, precision="float32", solver=SolverSettings(stage_rows=256)),
@@ -143,7 +143,7 @@ def test_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_look
 
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
-def test_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(rank, world, tmp_path):
+def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, world, tmp_path):
     config = replace(CONFIG, projection_dim=rank)
     write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
     with closing(PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")) as engine:

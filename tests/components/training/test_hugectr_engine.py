@@ -73,7 +73,7 @@ def initial(tmp_path, world):
     ],
     ids=["bfloat16", "batch"],
 )
-def test_settings_that_exclude_each_other_are_refused_before_model_is_built(settings, num_gpus, message, make_engine):
+def test_conflicting_settings_are_refused_before_model_is_built(settings, num_gpus, message, make_engine):
     with pytest.raises(ContractError, match=message):
         make_engine(settings=settings, num_gpus=num_gpus)
 

@@ -93,7 +93,7 @@ def test_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_path,
     assert run() == first
 
 
-def test_run_killed_while_it_drops_another_settings_files_can_go_back_to_those(run, tmp_path, killed_removing):
+def test_run_killed_while_dropping_other_settings_files_can_resume_those(run, tmp_path, killed_removing):
     first = run(seed=1)
     killed_removing("training")
     with pytest.raises(Killed):
@@ -123,7 +123,7 @@ def test_engine_is_closed_and_its_scratch_removed_where_fit_fails(run, folder, m
     assert not (folder / "engine").exists()
 
 
-def test_sigterm_while_model_is_published_leaves_none_and_retry_publishes_same(run, tmp_path, monkeypatch):
+def test_sigterm_during_publish_leaves_no_model_and_retry_publishes_same(run, tmp_path, monkeypatch):
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")

@@ -61,7 +61,7 @@ def assert_same_bits(one, other):
             np.testing.assert_array_equal(values, its.dense[name])
 
 
-def test_tables_of_other_widths_are_refused_though_network_takes_as_many_values(tmp_path, world):
+def test_tables_of_other_widths_are_refused_even_if_total_width_matches(tmp_path, world):
     write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
     dim = CONFIG.embedding_dim
     other = replace(CONFIG, widths=(dim - 1, dim + 1) * 13)

@@ -38,7 +38,7 @@ def stepped(tmp_path, world):
     return step
 
 
-def test_row_of_weight_three_moves_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
+def test_row_of_weight_three_counts_as_three_copies_and_zero_as_none(stepped, world):
     rows = world.encoded(300)
     weights = np.random.default_rng(0).integers(0, 4, 300)
     loss, _, by_weight = stepped(replace(rows, weights=(weights / 2).astype(np.float32)), "weights")

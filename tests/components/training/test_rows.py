@@ -139,7 +139,7 @@ def test_flat_files_that_system_refuses_are_told_with_their_folder(read_rows, wr
         read_rows(written[0], 1200, world.slot_sizes)
 
 
-def test_ids_of_lists_come_back_by_place_and_none_is_beyond_slot_of_its_table(tmp_path):
+def test_ids_of_lists_are_read_by_position_and_none_exceeds_its_table(tmp_path):
     options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1)}
     features = Features(numeric=(), categorical=("item",), lists=("last", "tags"), list_options=options)
     ids = np.array([[1, 5, 0, 3], [4, 0, 0, 0]])

@@ -36,7 +36,7 @@ SIZES = [1, 2, 3, *(50 * (i + 1) for i in range(23))]
 
 
 @pytest.mark.parametrize(("network", "share"), [("dcn", 1), ("deepfm", 0.1), ("dlrm", 0.1)])
-def test_fresh_table_is_uniform_within_share_of_one_over_root_of_its_slots_size(tmp_path, network, share):
+def test_fresh_table_is_uniform_within_one_over_root_of_its_size(tmp_path, network, share):
     config = shaped(network, {"embedding_dim": 16}, num_dense=13, num_categorical=26)
     write_initial(tmp_path, config, SIZES, click_rate=0.25, seed=0)
     stored, at = open_model(tmp_path, SIZES), 0
@@ -126,7 +126,7 @@ def test_rows_go_where_their_categories_are_and_rest_starts_afresh(tmp_path, mon
 
 
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
-def test_rows_of_old_ids_are_scored_bit_for_bit_as_before_directly_after_growth(tmp_path, config):
+def test_rows_of_old_ids_score_bit_for_bit_equal_directly_after_growth(tmp_path, config):
     before, now = churned(11)
     folder = write_random(tmp_path, before.slot_sizes, config=config)
     grown(folder, before, now, config)
@@ -316,7 +316,7 @@ def fit_twice(folder, layout, rows):
     [("dcn", {}), ("dcn", {"widths": True}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})],
     ids=str,
 )
-def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_trace(name, shape, tmp_path):
+def test_added_columns_change_no_score_train_and_leave_without_trace(name, shape, tmp_path):
     before, now, after = (layout_of(name, *each, more=more, **shape) for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1)))
     random = np.random.default_rng(1)
     names = (*MORE.dense_inputs, *MORE.id_names)
@@ -344,7 +344,7 @@ def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_t
     assert np.abs(found[0] - found[1]).max() > 1e-5
 
 
-def test_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could_hide_it(tmp_path):
+def test_new_list_of_known_vectors_is_refused_if_no_weight_can_hide_it(tmp_path):
     without = replace(FEW, lists=(), list_options={})
     before, now = layout_of("deepfm", without), layout_of("deepfm", FEW)
     stored = open_model(

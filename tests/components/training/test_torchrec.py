@@ -42,7 +42,7 @@ def environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_two_processes_make_model_of_one_and_round_that_grows_goes_on_from_it(
+def test_two_processes_train_model_of_one_and_growing_run_continues_it(
     step, train_run, world, make_training_set, environment, workers
 ):
     training_set = make_training_set(*world.rows(12_000)[:3])  # four row groups
@@ -138,7 +138,7 @@ def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
 
 
-def test_table_of_billion_rows_is_shared_out_by_columns_where_no_worker_has_room_and_takes_no_memory():
+def test_table_of_billion_rows_is_split_by_columns_without_using_memory():
     from torchrec.distributed.planner import Topology
 
     from components.training.torchrec.tables import COLUMN_WISE, TABLE_WISE, Sharder, planner_of, table_collection

@@ -152,9 +152,7 @@ def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, wr
     assert seen[CATEGORIES.names]["item"] < seen[SHOP.names]["item"]
 
 
-def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elements_and_may_grow(
-    step, write, tmp_path, release_model
-):
+def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(step, write, tmp_path, release_model):
     trained = shop_rows(LISTS, seed=0, lists1=pa.array([[i % 20] for i in range(ROWS)]))
     longer = pa.array(
         [[*(each or [])[:3], 99] if len(each or []) > 2 else each for each in trained["tags"].to_pylist()]

@@ -229,7 +229,7 @@ def bucket():
     return Bucket
 
 
-def test_rows_and_results_pass_through_bucket_of_which_all_is_deleted_afterwards(files, bucket):
+def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, bucket):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")

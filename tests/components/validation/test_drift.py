@@ -32,7 +32,7 @@ def drifted(drift):
     return [name for name, entry in drift.items() if entry.drifted]
 
 
-def test_every_feature_has_entry_of_finite_numbers_and_unchanged_window_none_that_warns(judged, drift_of):
+def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(judged, drift_of):
     drift = drift_of(judged(4000, seed=1), judged(4000))
     assert tuple(drift) == criteo.FEATURES
     assert drifted(drift) == []
@@ -118,9 +118,7 @@ def test_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift
         assert drifted(drift) == list(planted)
 
 
-def test_shift_of_whole_requests_is_found_where_requests_are_many_and_called_undetectable_where_few(
-    in_requests, drift_of
-):
+def test_shift_of_whole_requests_is_found_in_many_and_undetectable_in_few(in_requests, drift_of):
     before = in_requests(64_000, seed=1)
 
     def entry(rows):
@@ -172,7 +170,7 @@ def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, 
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_change_that_newest_window_learned_is_not_reported_again_and_its_return_is(judged, drift_of):
+def test_drift_newest_window_learned_is_reported_again_only_on_return(judged, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -194,7 +192,7 @@ def test_newest_window_too_small_to_show_change_hides_none(judged, drift_of):
     assert drift_of(now, before, judged(60, seed=5))["I5"].drifted
 
 
-def test_effect_is_undefined_where_side_has_no_values_and_missing_share_drifted(judged, drift_of):
+def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(judged, drift_of):
     drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
     for name in ("I1", "C1"):
         assert [getattr(drift[name], key) for key in ("effect", "threshold", "divergence", "new_value_share")] == [
@@ -205,7 +203,7 @@ def test_effect_is_undefined_where_side_has_no_values_and_missing_share_drifted(
     assert drift["I2"].effect is not None
 
 
-def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(judged, drift_of):
+def test_constant_columns_have_no_mean_shift_in_standard_deviations(judged, drift_of):
     def rows(value):
         return judged(3000, I1=pa.array([value] * 3000, pa.float32()))
 
@@ -290,7 +288,7 @@ def test_rates_and_difference_are_those_of_rows(clicked):
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_of_rates_that_stand_still_no_more_are_called_changed_than_level_says(clicked, alike):
+def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
     """Rows of a request with one click rate for all, or with its own; 5 % of 120 windows, within 1 in 1000."""
     random = np.random.default_rng(1)
 

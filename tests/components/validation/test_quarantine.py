@@ -78,7 +78,7 @@ def test_without_rule_valid_dataset_is_raw_one(world):
     assert not (world.store / "quarantine").exists()
 
 
-def test_offending_rows_are_quarantined_with_their_reason_and_rest_is_judged_and_handed_on(world):
+def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world):
     world.release()
     table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
     code, report, valid = world.judge(manifest, "r1")

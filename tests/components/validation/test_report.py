@@ -165,7 +165,7 @@ def test_bars_are_drawn_to_scale():
     ]
 
 
-def test_first_screen_says_what_was_checked_and_findings_have_their_numbers(document, page):
+def test_first_screen_says_what_was_checked_and_findings_have_numbers(document, page):
     drifted = {entry["feature"]: entry for entry in document["drift"] if entry["drifted"]}
     checked = table_of(page, "What was checked")
     assert [row[0] for row in checked[1:]] == [

@@ -35,7 +35,7 @@ def write_with_price(write_rows, raw_table):
     return write
 
 
-def test_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
+def test_accepted_column_is_no_longer_new_and_its_absence_is_no_fault(
     step, write_rows, write_with_price, raw_table, release_model, tmp_path, store
 ):
     release_model(step(write_rows(raw_table(300)))[1])
@@ -90,7 +90,7 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(step, wri
     assert judged("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
 
 
-def test_new_values_are_proposed_and_schema_in_force_is_used_until_people_accept(
+def test_new_values_are_proposed_and_current_schema_holds_until_accepted(
     step, write_rows, judged, release_model, tmp_path, store, capsys
 ):
     release_model(step(write_rows(judged(500)))[1])

@@ -67,7 +67,7 @@ def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 
 
-def test_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
+def test_column_without_negatives_forbids_them_only_if_rows_are_many(judged):
     for rows, is_bounded in ((9_999, False), (10_000, True)):
         columns = {
             "I1": pa.array([0.0] * rows, pa.float32()),

@@ -112,9 +112,7 @@ def stale(served):
 
 
 @pytest.mark.parametrize(("plant", "name"), [(scaled, "I3"), (nulled, "C7"), (stale, "C20")])
-def test_feature_served_with_other_values_is_found_named_and_counted_as_pandas_counts(
-    training, archive, tmp_path, plant, name
-):
+def test_feature_served_with_other_values_is_counted_as_pandas_counts(training, archive, tmp_path, plant, name):
     frame = make_frame(200)
     served = frame.copy()
     plant(served)
@@ -167,7 +165,7 @@ def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archiv
     assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
-def test_of_many_rows_whole_requests_are_compared_and_same_ones_on_both_sides(training, archive, tmp_path):
+def test_of_many_rows_same_whole_requests_are_compared_on_both_sides(training, archive, tmp_path):
     frame = make_frame(400)
     served = frame.copy()
     nulled(served)
@@ -195,7 +193,7 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     assert not any(entry.drifted for entry in skew.entries)
 
 
-def test_archive_without_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
+def test_archive_without_days_is_reported_and_non_folder_is_refused(training, archive, tmp_path):
     frame = make_frame(20)
     served = frame.copy()
     served[raw_rows.EVENT_TIME] = START - dt.timedelta(days=30)
@@ -302,9 +300,7 @@ def test_archive_in_bucket_gives_what_same_one_in_folder_gives(training_rows, in
     assert in_bucket.facts.served_uri == URI
 
 
-def test_only_spans_days_are_fetched_each_file_once_and_only_spans_rows_are_kept(
-    in_both, served_rows, cloud_storage, tmp_path
-):
+def test_only_spans_days_are_fetched_once_and_only_spans_rows_are_kept(in_both, served_rows, cloud_storage, tmp_path):
     found = kept_rows(open_served(URI), tmp_path)
     asked = [request.name for request in cloud_storage.seen if request.is_download]
     assert sorted(asked) == [f"a lake/day=2026-03-0{day}/part-{n}.parquet" for day in (1, 2) for n in range(3)]

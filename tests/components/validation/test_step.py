@@ -100,7 +100,7 @@ def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
     assert report.reasons == ["I7 has no value in any of 200 rows", "C7 has no value in any of 200 rows"]
 
 
-def test_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(step, write_rows, judged, release_model):
+def test_column_entirely_null_blocks_only_if_it_had_values_before(step, write_rows, judged, release_model):
     release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
@@ -111,9 +111,7 @@ def test_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(ste
     assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
 
 
-def test_rare_column_without_values_in_small_window_warns_because_it_may_be_chance(
-    step, write_rows, judged, release_model
-):
+def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(step, write_rows, judged, release_model):
     rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
     release_model(step(write_rows(judged(3000, I7=rare)))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
@@ -186,7 +184,7 @@ def test_second_attempt_replaces_first(step, write_rows, raw_table):
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])
-def test_champion_of_other_statistics_than_it_was_stored_with_is_error_of_one_line(
+def test_champion_with_unexpected_statistics_is_one_line_error(
     step, write_rows, raw_table, release_model, capsys, is_flipped
 ):
     model = release_model(step(write_rows(raw_table(300)))[1])

@@ -106,7 +106,7 @@ def test_merged_windows_are_window_of_all_rows(in_requests, window_of):
     assert_same(merged, whole)
 
 
-def test_of_long_column_frequent_values_are_kept_and_floor_bounds_what_is_lacking(judged, window_of):
+def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(judged, window_of):
     random = np.random.default_rng(0)
     parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
     tables = [judged(30_000, C3=pa.array(part, pa.int64())) for part in parts]

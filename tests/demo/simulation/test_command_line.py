@@ -224,7 +224,7 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_line_per_row_of_every_form_and_names_what_is_malformed(server, folder, store, raw_table, form):
+def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(server, folder, store, raw_table, form):
     table = raw_table(20).drop_columns(["label", "event_time"])
     path = folder / f"rows.{form}"
     if form == "csv":  # Criteo's text has categories as hex digits

@@ -131,7 +131,7 @@ def outcome_batches(draw):
 
 @given(prediction_batches() | st.tuples(any_features(), outcome_batches()))
 @settings(max_examples=100, deadline=None)
-def test_record_survives_wire_exactly_and_others_read_it_by_published_schema(drawn):
+def test_record_survives_wire_exactly_and_is_readable_by_published_schema(drawn):
     features, record = drawn
     form = RecordFormat(features)
     message = form.encode(record)
@@ -150,7 +150,7 @@ def test_record_survives_wire_exactly_and_others_read_it_by_published_schema(dra
         np.testing.assert_array_equal(np.array(getattr(read.predictions.features, field), expected.dtype), expected)
 
 
-def test_column_keeps_its_field_when_others_come_and_go_and_absent_one_is_missing():
+def test_column_keeps_its_field_as_others_change_and_absent_is_missing():
     short = Features(numeric=("b",), categorical=("item",))
     long = Features(numeric=("x", "b"), categorical=("c", "item"))
     before, after = (set(fields_of(RecordFormat(each).proto())["Features"]) for each in (short, long))

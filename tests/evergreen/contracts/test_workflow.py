@@ -98,7 +98,7 @@ def without_columns(encoder, names=EXCLUDED):
     return replace(encoder, vocabularies=tuple(kept), excluded=names)
 
 
-def test_excluded_column_is_missing_whatever_rows_hold_and_others_are_as_they_were():
+def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     encoder = fitted()
     dense, categorical = raw_rows(encoder)
     ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)

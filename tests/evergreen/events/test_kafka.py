@@ -106,7 +106,7 @@ def test_lease_taken_before_clock_was_set_back_is_over():
 # -- readers that come and go
 
 
-def test_partitions_are_shared_by_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
+def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
     wide.publisher().publish(batch(40))
     one = wide.reader()
     first = pull(one, count=40)
@@ -301,7 +301,7 @@ def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, m
     assert ends.reader().list_dead_letters() == []
 
 
-def test_message_dead_lettered_twice_by_crash_in_between_is_listed_and_replayed_once(ends):
+def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
@@ -345,7 +345,7 @@ def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
     ]
 
 
-def test_largest_message_with_long_name_and_long_reason_can_be_dead_lettered(ends):
+def test_largest_message_with_long_name_and_reason_can_be_dead_lettered(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
@@ -355,7 +355,7 @@ def test_largest_message_with_long_name_and_long_reason_can_be_dead_lettered(end
     assert kept.reason.startswith("éé")
 
 
-def test_larger_messages_than_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})

@@ -157,7 +157,7 @@ def test_other_content_under_known_id_is_delivered_too(bench, publisher, subscri
     assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
 
 
-def test_poison_becomes_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
+def test_poison_message_becomes_dead_letter_with_reason_and_is_gone(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
@@ -282,7 +282,7 @@ def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(bench,
     assert len(pull(subscriber, count=1)[0].payload) == MAX_MESSAGE_BYTES
 
 
-def test_connected_log_has_no_problem_and_is_read_up_to_now_once_it_is_empty(bench, publisher, subscriber):
+def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
     bench.expire_leases()  # of a predecessor that there may have been

@@ -74,9 +74,7 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         bench.close()
 
 
-def test_acknowledgement_that_frozen_server_did_not_confirm_is_error_and_reading_goes_on(
-    mortal_server, tmp_path, monkeypatch
-):
+def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(mortal_server, tmp_path, monkeypatch):
     """Whether the server carries the call out once it goes on is its affair: the message comes again, or is done."""
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
@@ -146,7 +144,7 @@ def test_url_opens_both_ends_and_makes_what_is_missing_on_emulator(bench):
     both.close()
 
 
-def test_dead_letter_and_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):
+def test_dead_letters_and_foreign_messages_are_listed_as_such(bench, subscriber):
     client = publisher_client()
     publish_all(
         client,

@@ -25,7 +25,7 @@ def test_still_log_is_read_up_to_now_but_for_what_may_be_on_its_way():
     assert [mark_at(mark, at) for at in (30.0, 31.0, 100.0)] == [25.0, 26.0, 95.0]
 
 
-def test_busy_log_is_read_up_to_its_newest_message_since_backlog_may_follow():
+def test_busy_log_is_current_up_to_newest_message_as_backlog_may_follow():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START - 1000.0, at=99.0)
     assert mark_at(mark, 100.0) == -1005.0

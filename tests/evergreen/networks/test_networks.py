@@ -163,7 +163,7 @@ def test_what_no_network_has_is_refused_by_name(network, settings, message):
 
 
 @pytest.mark.parametrize("network", ["deepfm", "dlrm"])
-def test_network_that_multiplies_vectors_refuses_those_of_another_width_by_name(network):
+def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
     options = {"item": CategoricalOptions(embed=8)}
     features = Features(numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options)
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})

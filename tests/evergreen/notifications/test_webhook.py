@@ -15,7 +15,7 @@ def listening():
 
 
 @pytest.mark.parametrize("path", ["/hook é", "/a b", "/a?x=\x00"])
-def test_address_that_no_request_can_hold_is_refused_at_once_and_not_tried_again(listening, path):
+def test_impossible_address_is_refused_at_once_and_not_retried(listening, path):
     answer = post(f"http://{listening}{path}", b"{}", timeout_seconds=1.0)
     assert answer == ("refused", NO_ADDRESS, None)
 

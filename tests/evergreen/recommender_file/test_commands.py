@@ -84,7 +84,7 @@ def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
     )
 
 
-def test_other_recommender_is_accepted_into_store_in_use_by_flag_that_refusal_names(run, file):
+def test_other_recommender_is_accepted_by_flag_that_refusal_names(run, file):
     assert run("accept", file, "--why", "first")[0] == 0
     file.write_text(SHOP.replace("name: shop", "name: films"))
     code, printed = run("accept", file, "--why", "films")

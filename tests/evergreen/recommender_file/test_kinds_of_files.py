@@ -176,7 +176,7 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
-def test_few_rows_of_other_content_do_not_end_key_and_more_than_hundredth_do(num_other, is_key, write):
+def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_other, is_key, write):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
     for n in range(num_other):  # of 240 rows
         columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = f"q{n + 100}", 1, 2
@@ -366,7 +366,7 @@ def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_hundredth_of_odd_values_are_malformed_rows_and_more_are_not_guessed(write):
+def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
@@ -475,7 +475,7 @@ def test_json_lines_are_drafted(tmp_path):
     assert recommender.features.list_options == {"tags": ListOptions(type="string", max=2)}
 
 
-def test_times_of_parquet_in_nanoseconds_are_read_and_sentinels_are_malformed(tmp_path):
+def test_parquet_nanosecond_times_are_read_and_sentinels_are_malformed(tmp_path):
     columns = clicks(**USERS)
     times = np.array(
         [np.datetime64(BEGIN.replace(tzinfo=None)) + np.timedelta64(20 * n, "m") for n in range(N)]

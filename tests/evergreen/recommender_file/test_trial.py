@@ -116,7 +116,7 @@ def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_refused"), [(2, False), (3, True)])
-def test_rows_that_repeat_key_are_counted_and_many_of_other_content_are_refused(num_other, is_refused, write):
+def test_rows_that_repeat_key_are_counted_and_many_differing_are_refused(num_other, is_refused, write):
     keyed = [f"r{n // 2},{n % 2},{row(n)}" for n in range(200)]
     again = [f"r{n},0,{row(2 * n, click=1)}" for n in range(20)]
     other = [f"r{n},1,{row(2 * n + 1, item='zzz')}" for n in range(num_other)]

@@ -45,7 +45,7 @@ def store(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "version", "model_id"), [(CURRENT, 2, "second"), ("first", 1, "first"), (NONE, None, None)]
 )
-def test_current_is_what_is_live_none_is_nothing_and_model_is_named_by_its_id(store, reference, version, model_id):
+def test_current_is_live_version_none_is_nothing_and_model_is_named_by_id(store, reference, version, model_id):
     champion, parent = model_store.champion(store, reference), model_store.parent(store, reference)
     assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 

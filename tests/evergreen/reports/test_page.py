@@ -121,7 +121,7 @@ def test_checks_are_table_of_value_interval_limit_and_result():
     ]
 
 
-def test_routine_events_are_folded_between_others_and_date_is_named_once_day():
+def test_routine_events_are_folded_and_each_date_is_named_once():
     kinds = ["release", "drift", "archived", "drift", "rollback"]
     events = [ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}") for i, kind in enumerate(kinds)]
     drawn = event_list(events, routine=("drift", "archived")).__html__()

@@ -114,7 +114,7 @@ def test_time_that_no_date_has_is_malformed_row(tmp_path, raw_table, run_step, m
     assert f"event_time {micros} of timestamp[us, tz=UTC] is outside the file's day" in text
 
 
-def test_words_and_lists_encoded_by_dictionaries_give_rows_that_plain_ones_give(tmp_path, raw_table, write_lake):
+def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(tmp_path, raw_table, write_lake):
     table = raw_table(5000, start=START.timestamp(), seconds=80_000, request_rows=50)
     found = []
     for name, options in (("a", {"use_dictionary": True}), ("b", {"use_dictionary": False})):

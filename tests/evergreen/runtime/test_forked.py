@@ -140,7 +140,7 @@ def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
-def test_shares_are_all_items_in_order_and_off_equal_share_by_one_item_at_most(number):
+def test_shares_are_all_items_in_order_and_sizes_differ_by_at_most_one(number):
     random = Random(number)
     for _ in range(200):
         weights = [random.choice([1, 2, 50, 131_072]) for _ in range(random.randint(1, 12))]

@@ -119,7 +119,7 @@ def test_damage_of_another_file_in_each_copy_is_mended_from_both(world):
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_version_of_which_both_copies_are_damaged_is_refused_with_both_names(world, file):
+def test_version_whose_two_copies_are_corrupt_is_refused_with_both_names(world, file):
     world.release(1), world.release(2)
     flip(served(world, 1, file))
     flip(kept(world, 1, file), at=40)

@@ -93,7 +93,7 @@ def test_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     assert starting.loaded() == [1]
 
 
-def test_pod_whose_image_is_still_pulled_holds_nobody_up_and_reads_what_was_published(cluster, make_candidate, caplog):
+def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(cluster, make_candidate, caplog):
     cluster.add("10.0.0.1")
     cluster.pod("10.0.0.2").crash()
     cluster.listed.append("10.0.0.2")

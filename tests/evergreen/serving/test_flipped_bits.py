@@ -24,7 +24,7 @@ def rows_of(world):
 
 
 @pytest.mark.parametrize("flips", [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 25])
-def test_no_flipped_bit_of_models_manifests_journal_or_graphs_is_read_as_something_else(world, tmp_path, flips):
+def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, tmp_path, flips):
     model, verdict, raw = world.candidate(1)
     done = world.release(1)
     store, folder = world.settings.store, local_path(model.uri)

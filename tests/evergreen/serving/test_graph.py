@@ -143,7 +143,7 @@ def test_regular_keys_find_their_places_in_hash_table_too(step):
     assert len(table.keys) < 3 * len(keys) + 30
 
 
-def test_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_keys_do_not_fit(monkeypatch):
+def test_hash_table_keeps_to_its_load_factor_and_grows_if_keys_do_not_fit(monkeypatch):
     keys = np.unique(np.random.default_rng(0).integers(0, 2**40, 100_000))
     table = build_table(keys, np.arange(len(keys), dtype=np.int32))
     assert len(keys) / len(table.keys) == pytest.approx(encoding.LOAD, rel=0.01)

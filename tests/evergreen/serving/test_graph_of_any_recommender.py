@@ -182,7 +182,7 @@ def test_column_that_is_served_as_value_without_category_is_refused():
         shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 
-def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
+def test_categories_of_52_bits_are_found_and_no_other_number_matches(tmp_path):
     known = [each for each in EDGES if each < 2**52]
     workflow = workflow_of([known[::2], known[1::2]], Features(numeric=(), categorical=("item", "user")))
     table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)

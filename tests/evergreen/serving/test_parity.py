@@ -101,7 +101,7 @@ def test_scores_of_other_rows_are_refused_and_empty_holdout_proves_nothing(candi
             read_held_out(dataclasses.replace(raw, num_holdout_rows=0), other)
 
 
-def test_lost_and_damaged_files_of_holdout_scores_and_golden_rows_are_named(candidate, tmp_path):
+def test_lost_and_corrupt_holdout_scores_and_golden_rows_are_named(candidate, tmp_path):
     _, verdict, raw = candidate
     with pytest.raises(ContractError, match="scores .*absent.npz cannot be read"):
         read_held_out(raw, dataclasses.replace(verdict, scores_uri="/nowhere/absent.npz"))

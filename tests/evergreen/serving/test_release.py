@@ -69,7 +69,7 @@ def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(world
     assert (kept / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
 
 
-def test_local_server_that_holds_model_leaves_no_telemetry_in_its_home_folder(deploy, triton):
+def test_local_server_with_model_leaves_no_telemetry_in_home_folder(deploy, triton):
     deploy(1)
     assert list(triton.log_path.with_name("home").rglob("*")) == []
 

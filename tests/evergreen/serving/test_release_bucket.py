@@ -98,9 +98,7 @@ class Overtaken:
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 
 
-def test_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_new_holder(
-    settings, repository, make_candidate
-):
+def test_deployment_without_lease_leaves_configuration_to_new_holder(settings, repository, make_candidate):
     release(*make_candidate(settings.store, 1), settings=settings)
 
     def take_over():

@@ -186,7 +186,7 @@ def test_verdict_about_another_model_is_refused(make_candidate, unserved):
         release(model, verdict, raw, settings=unserved)
 
 
-def test_server_that_could_not_be_restored_is_named_in_error_and_in_journal(world):
+def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
     world.release(1)
 
     def deaf(server, name):

@@ -216,7 +216,7 @@ def test_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put
     assert ModelRepository(open_bucket(), NAMES).versions() == [1, 2]
 
 
-def test_expired_holder_that_passed_its_check_just_before_is_stopped_by_generation(open_bucket, put_live):
+def test_expired_holder_that_passed_its_check_is_stopped_by_generation(open_bucket, put_live):
     late = ModelRepository(open_bucket(), NAMES, holder="late")
     with late.locked():
         put_live(late, 1)

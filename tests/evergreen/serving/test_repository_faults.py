@@ -22,9 +22,7 @@ def repository(open_objects):
 
 
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
-def test_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
-    repository, make_version, put_live, lost
-):
+def test_half_copied_version_is_none_its_number_is_used_and_it_is_cleared(repository, make_version, put_live, lost):
     with repository.locked():
         put_live(repository, 1)
         repository.stage(2, make_version(2), OPTIONS)
@@ -227,7 +225,7 @@ def break_off(server, make_version, step):
 @pytest.mark.parametrize(
     "steps", [(9, 25, 37, 200), pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_release_cut_off_from_its_bucket_at_any_request_leaves_whole_versions(
+def test_release_cut_off_from_bucket_at_any_request_leaves_whole_versions(
     cloud_storage, cloud_storage_server, make_version, steps
 ):
     assert next(step for step in steps if break_off(cloud_storage_server, make_version, step)) > 40

@@ -19,7 +19,7 @@ def judged(make_candidate):
     return make
 
 
-def test_verdict_against_another_model_than_live_one_or_against_none_is_refused(judged, unserved):
+def test_verdict_against_none_or_another_than_live_model_is_refused(judged, unserved):
     release(*judged(unserved.store, 1, None, "current"), settings=unserved)
     with pytest.raises(StaleVerdict, match="compared with no champion, but model-1 is live"):
         release(*judged(unserved.store, 4, None), settings=unserved)

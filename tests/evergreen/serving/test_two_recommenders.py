@@ -60,7 +60,7 @@ def places(settings, make_candidate, client):
         client.unload(name)
 
 
-def test_releases_canary_and_rollback_of_one_leave_other_as_it_is_and_fail_no_request(places, triton, client, raw_rows):
+def test_releases_of_one_recommender_leave_other_alone_without_failures(places, triton, client, raw_rows):
     click, shop = places
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
@@ -110,7 +110,7 @@ def test_store_refuses_model_of_recommender_of_another_name(places):
     assert shop.settings.open_repository().versions() == before
 
 
-def test_watchdog_waits_for_first_release_of_store_that_knows_no_recommender_yet(places):
+def test_watchdog_waits_for_first_release_of_registry_without_recommender(places):
     _, shop = places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(site=shop.settings)

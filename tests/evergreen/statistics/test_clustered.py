@@ -97,7 +97,7 @@ def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
     np.testing.assert_allclose(comparison_design(correlation, now, before), 32)
 
 
-def test_single_rows_have_no_design_effect_and_unknown_cell_has_that_of_all():
+def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
     values = np.array([0, 0, 1, 1, 2, 2] * 50)
     single = sample(values, np.arange(300), 3)
     np.testing.assert_allclose(comparison_design(correlations((single, single))[0], single, single), 1)

@@ -67,7 +67,7 @@ def test_users_who_come_back_need_to_be_counted_as_alike():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 64], ids="{} rows a request".format)
-def test_windows_of_few_clicks_mostly_have_no_interval_and_else_one_that_holds_in_nine_of_ten(size):
+def test_windows_of_few_clicks_have_no_interval_or_one_of_ninety_percent(size):
     found = coverage(windows=2000, rows=2000, size=size, rate=0.001)
     assert found["exists"] < 0.2
     assert found["auc"] >= 0.9

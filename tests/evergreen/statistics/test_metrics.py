@@ -134,7 +134,7 @@ def test_groups_may_have_any_names_in_any_order():
         metrics.auc_estimate(labels, scores, groups=[1, 2, 3])
 
 
-def test_clicks_of_three_requests_are_too_few_for_interval_however_many_rows():
+def test_clicks_of_three_requests_are_too_few_for_interval():
     labels, scores = np.r_[np.ones(300), np.zeros(300)], np.random.default_rng(0).random(600)
     groups = np.r_[np.arange(300) % 3, np.arange(300)]
     assert metrics.auc_estimate(labels, scores, groups=groups) is None

@@ -53,7 +53,7 @@ def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path
     np.testing.assert_array_equal(found.scores.edges, SCORE_EDGES)
 
 
-def test_feature_that_model_does_not_use_has_no_profile_and_is_feature_of_rows():
+def test_feature_that_model_does_not_use_has_no_profile_but_is_in_rows():
     found = reference(excluded=("age", "tags"))
     assert list(found.profile.columns) == ["price", "item", "shop"]
     assert (found.features.names, found.compared.names) == (FEATURES.names, ("price", "item", "shop"))

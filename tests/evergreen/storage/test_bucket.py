@@ -177,7 +177,7 @@ def test_read_cut_midway_is_finished(cloud_storage, open_bucket):
     assert fault.met == 2
 
 
-def test_content_damaged_on_way_down_is_read_again_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket):
+def test_download_corrupted_on_way_is_read_again_and_never_returned(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("object", b"content")
     fault = cloud_storage.fail(is_download, "damage", times=2)
@@ -255,7 +255,7 @@ def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(cloud
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_what_is_fetched_damaged_is_begun_anew_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket, tmp_path):
+def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "damage")
@@ -279,7 +279,7 @@ def test_answers_without_byte_are_not_asked_for_without_end(cloud_storage, open_
     assert (tmp_path / "part").read_bytes() == b"content"[:size]
 
 
-def test_object_replaced_in_middle_of_fetch_is_not_mixed_with_its_successor(cloud_storage, open_bucket, tmp_path):
+def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")

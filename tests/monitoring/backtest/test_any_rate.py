@@ -85,9 +85,7 @@ def arrivals(draw):
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), times=arrivals(), pull_messages=st.sampled_from([1, 7, 500]))
-def test_any_rate_any_gap_any_turn_and_any_kill_is_replayed_as_it_was_judged(
-    requests, reference, data, times, pull_messages
-):
+def test_any_rate_gap_turn_and_kill_replays_to_recorded_decisions(requests, reference, data, times, pull_messages):
     numbers = st.sets(st.integers(0, len(times) - 1), max_size=len(times))
     looks, kills = data.draw(numbers, label="looks"), data.draw(st.sets(st.integers(0, len(times) - 1), max_size=3))
     with tempfile.TemporaryDirectory() as folder:

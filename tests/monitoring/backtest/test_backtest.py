@@ -76,7 +76,7 @@ def test_command_compares_policies_on_one_archive(ran, capsys):
     assert "threshold" in capsys.readouterr().out
 
 
-def test_it_judges_by_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_judging(tmp_path, ran.settings)
     told = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]

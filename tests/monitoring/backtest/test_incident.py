@@ -43,14 +43,14 @@ def test_incident_from_middle_replays_to_monitors_own_lines(ran, incident):
     assert replayed.first_difference is None
 
 
-def test_incident_without_start_and_end_holds_every_decision_that_was_written(ran, tmp_path):
+def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_path):
     assert record(ran, tmp_path / "all", None, None) == 0
     replayed = replay(tmp_path / "all")
     assert list(replayed.lines) == ran.lines
     assert replayed.first_difference is None
 
 
-def test_where_first_decisions_have_rolled_away_incident_begins_with_what_is_left(ran, tmp_path):
+def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
     """Two full files are kept: the first line left gives its memory, the lines after it are replayed."""
     shutil.copytree(ran.state, tmp_path / "state")
     left = ran.lines[len(ran.lines) // 3 :]
@@ -142,7 +142,7 @@ def rolled_back(tmp_path_factory):
 ROLLED_BACK_AT = 200.0
 
 
-def test_rollback_and_way_back_within_one_window_replay_equal_and_give_no_negative_age(rolled_back, tmp_path):
+def test_rollback_and_return_in_one_window_replay_without_negative_age(rolled_back, tmp_path):
     assert record(rolled_back, tmp_path / "all", None, None) == 0
     assert list(replay(tmp_path / "all").lines) == rolled_back.lines
     assert replay(tmp_path / "all").first_difference is None
@@ -165,7 +165,7 @@ def archive_up_to(ran, folder, until):
     return folder
 
 
-def test_incident_that_cannot_be_complete_yet_says_so_and_which_decisions_are_open(rolled_back, tmp_path, capsys):
+def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
     """The monitor knew that version 1 was live again; the rows that show it had not matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
@@ -200,7 +200,7 @@ def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, ca
     assert "decision 1 differs from the recorded one" in capsys.readouterr().out
 
 
-def test_incident_over_more_versions_than_one_line_remembers_keeps_each_baseline():
+def test_incident_over_more_versions_than_lineage_keeps_each_baseline():
     lines = [
         json.dumps({"memory": {"baselines": {str(version): {"auc": version / 100} for version in versions}}})
         for versions in (range(1, 9), range(2, 10), range(5, 13))

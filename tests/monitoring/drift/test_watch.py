@@ -85,7 +85,7 @@ def test_category_that_doubles_is_found(reference, rows):
     assert column(report, "C14").effect == pytest.approx(moved.share_now - moved.share_before)
 
 
-def test_ten_points_more_of_missing_values_are_found_in_both_kinds_of_columns(reference, rows):
+def test_ten_points_more_missing_values_are_found_in_both_column_kinds(reference, rows):
     lost = np.random.default_rng(1).random(len(rows.label)) < 0.1
     rows.dense[lost, criteo.DENSE.index("I2")] = np.nan
     rows.categorical[lost, criteo.CATEGORICAL.index("C5")] = MISSING_CATEGORY

@@ -105,7 +105,7 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
             assert kpis.auc is None
 
 
-def test_interval_holds_for_users_who_come_back_and_not_for_their_requests_alone():
+def test_interval_holds_for_returning_users_and_not_by_requests_alone():
     """50 users with 20 requests each, of 100 populations; the truth is the AUC over users who come once."""
     random, held = np.random.default_rng(6), {"users": 0, "requests": 0}
     everybody, _ = draw_returning(random, users=250_000, requests=250_000)
@@ -138,7 +138,7 @@ def test_empty_window_has_no_number():
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_interval_counts_rows_of_request_as_alike_also_where_window_cuts_it(size):
+def test_interval_treats_rows_of_request_as_alike_even_in_split_window(size):
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):

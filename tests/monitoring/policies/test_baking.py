@@ -61,7 +61,7 @@ def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
     ],
     ids=["twice the clicks", "half of them", "0.05 less AUC"],
 )
-def test_version_that_is_bad_on_live_traffic_is_asked_back_within_stated_rows(planted, within, reason):
+def test_version_bad_on_live_traffic_is_rolled_back_within_stated_rows(planted, within, reason):
     good = traffic(0, rows=80_000)
     auc = roc_auc(good.labels, good.scores)
     gate = Baseline(auc=auc, low=auc - 0.01, high=auc + 0.01, previous_version=1)
@@ -93,7 +93,7 @@ def _share_taken_back(planted, runs, *, rows=20_000):
     ],
     ids=str,
 )
-def test_version_at_very_limit_is_asked_back_with_probability_of_at_most_alpha(planted):
+def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
     """At the limit itself, and by one test of five: a twentieth of the runs by an alpha of a quarter."""
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
@@ -131,7 +131,7 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     assert states == [BAKES, BAD]
 
 
-def test_after_change_of_world_version_is_held_to_what_its_predecessor_reaches():
+def test_after_change_version_is_held_to_what_its_predecessor_reaches():
     """Both are below what the gate promised; going back would help nobody."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert taken_back(rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5))[0] is None
@@ -142,7 +142,7 @@ def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
     assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
 
 
-def test_version_is_judged_by_its_own_rows_alone_and_not_before_one_has_matured():
+def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     bad = traffic(1, rows=6_400, calibration=5.0)
     policy = BakingPolicy(LIMITS)
     waiting, memory = policy.decide(

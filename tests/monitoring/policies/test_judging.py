@@ -132,7 +132,7 @@ def test_points_are_multiples_of_span_at_which_rows_matured():
     assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
 
 
-def test_version_that_serves_one_attribution_window_less_grace_period_ahead_is_judged():
+def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
     assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and version 1's rows mature"
@@ -171,7 +171,7 @@ def reasons(points, policy):
     return {point.time - START: each for point in points for each in point.decisions if each.policy == policy}
 
 
-def test_ages_are_never_negative_after_rollback_and_way_back_within_one_window():
+def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves since 23 then, though its rows from 20 on mature: "14720 matured rows ..., -1254 s"."""
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Judge(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
@@ -200,7 +200,7 @@ def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
     assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, "since it was set right"
 
 
-def test_rows_of_earlier_versions_are_evidence_about_serving_one_and_of_later_ones_are_not():
+def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
     seen = []
 
     def look(evidence):
@@ -262,7 +262,7 @@ def test_canary_is_not_judged_and_its_rows_are_in_no_others_window():
     assert [(each.version, each.decision.numbers["rows"]) for each in judged] == [(1, 4), (1, 8)]
 
 
-def test_request_that_comes_after_its_point_is_passed_over_also_after_restart():
+def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
     judge = fed(make_judge(), requests(0.0, 8.0))
     judge.decide_up_to(START + 12.0)
     (late,) = requests(3.0)
@@ -279,7 +279,7 @@ def test_request_that_comes_after_its_point_is_passed_over_also_after_restart():
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
+def test_prediction_after_its_point_changes_no_serving_version_or_time(is_restarted):
     """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)
@@ -295,7 +295,7 @@ def test_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_
     assert judge.serving_version == 2
 
 
-def test_prediction_newer_than_all_known_counts_at_next_point_though_its_own_has_passed():
+def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
     judge = fed(make_judge(), requests(0.0, 40.0 + AHEAD - 2))
     judge.decide_up_to(START + 40.0)
     note(judge, *requests(40.0 + AHEAD - 1, version=2))
@@ -318,7 +318,7 @@ def test_baseline_is_read_once_per_version_and_remembered_over_restart():
     assert asked == [1]
 
 
-def test_version_that_returns_finds_its_window_and_its_baseline_while_few_others_served():
+def test_returning_version_finds_its_window_and_baseline_among_few():
     read = []
     smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
     judge = Judge(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)

@@ -46,7 +46,7 @@ class Line:
         return decision
 
 
-def test_rows_of_earlier_versions_raise_alarm_of_one_that_has_no_matured_row():
+def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
     seen = Line({1: -50.0, 2: -30.0, 3: 5.0})
     assert seen.see([1, 2, 3], {1: 0.85}, points=10).action is Action.OK
     decision = seen.see([1, 2, 3], {2: FALLEN}, points=10)
@@ -67,7 +67,7 @@ def test_bets_continue_over_release():
     )
 
 
-def test_rows_of_version_that_was_rolled_back_say_nothing_about_one_that_is_live_again():
+def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     seen = Line({1: -50.0, 2: -40.0, 3: -30.0})
     seen.see([1], {1: AUC}, points=5)
     assert seen.see([1, 2], {2: FALLEN}, points=10).action is Action.RETRAIN
@@ -90,7 +90,7 @@ def test_way_back_counts_rows_of_both_versions():
 
 
 @pytest.mark.parametrize(("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)])
-def test_release_ends_alarm_only_if_its_model_has_learned_rows_that_show_change(learned, action):
+def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learned, action):
     seen = Line({1: -50.0, 2: learned})
     seen.see([1], {1: AUC}, points=10)
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
@@ -126,7 +126,7 @@ def test_older_model_that_is_promoted_after_change_is_under_alarm_at_once():
         assert "shown by rows of model version 1 from" in decision.reason
 
 
-def test_version_of_which_is_not_known_what_it_learned_is_judged_by_its_own_rows_alone():
+def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     seen = Line({1: -50.0, 2: None})
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
     waiting = seen.see([1, 2], {1: FALLEN})
@@ -137,7 +137,7 @@ def test_version_of_which_is_not_known_what_it_learned_is_judged_by_its_own_rows
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)
 
 
-def test_as_many_versions_as_one_window_of_releases_holds_are_enough_to_go_on():
+def test_as_many_versions_as_fit_one_window_of_releases_suffice():
     learned = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
     seen = Line(learned)
     for version in range(1, 20):

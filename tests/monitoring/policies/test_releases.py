@@ -47,7 +47,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
     assert first.decision.numbers["version"] == first.version
 
 
-def test_version_that_learned_rows_after_change_ends_evidence_and_no_other_does():
+def test_only_version_that_learned_rows_after_change_ends_evidence():
     """The rows that older versions scored after that go on being bad: they say nothing about the new version."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
@@ -70,7 +70,7 @@ def test_second_change_is_found_on_rows_of_versions_that_know_first():
 
 
 @pytest.mark.parametrize("policies", ["threshold", "data_drift", "schedule"])
-def test_other_policies_decide_too_where_no_row_of_serving_version_has_matured(policies):
+def test_other_policies_decide_too_without_matured_row_of_serving_version(policies):
     settings = PolicySettings(policies=policies, auc_threshold=0.7, min_clicks=50, max_serving_seconds=900.0)
     releases = replace(FALL, every=1200.0, learns=False)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -82,7 +82,7 @@ def test_other_policies_decide_too_where_no_row_of_serving_version_has_matured(p
         assert (min(ages) >= 0.0, max(ages) <= 1200.0) == (True, True)
 
 
-def test_threshold_asks_for_no_run_once_version_has_learned_rows_after_first_breach():
+def test_threshold_requests_no_run_once_version_learned_after_breach():
     settings = PolicySettings(policies="threshold", auc_threshold=0.7, min_clicks=50)
     releases = replace(FALL, every=600.0)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -92,7 +92,7 @@ def test_threshold_asks_for_no_run_once_version_has_learned_rows_after_first_bre
     assert points[-1].decision.action is Action.OK
 
 
-def test_no_text_of_decision_has_negative_age_or_line_longer_than_page_shows():
+def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
     settings = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.7, min_clicks=50)
     for every in (360.0, 1800.0, 5400.0):
         releases = replace(FALL, every=every)
@@ -113,7 +113,7 @@ NULL = replace(without_change(FALL), seconds=3 * 3600.0, gate_half_width=0.0, ro
 
 
 @pytest.mark.parametrize("windows", [0.2, 1.0, 5.0])
-def test_of_streams_without_change_at_most_alpha_alarm_whatever_is_released(windows):
+def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
     """`make benchmark-policies` counts 1,000 streams; all versions of a stream share one alpha."""
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, "P(more of 20 at 5 %) = 0.016"
 

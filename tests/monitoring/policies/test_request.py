@@ -36,7 +36,7 @@ def test_memory_counts_what_rules_need():
     assert counts(memory, ("released", "none"))[1] == (0, 0)
 
 
-def test_two_refused_incremental_runs_are_followed_by_full_one_and_that_by_incremental_one(bench):
+def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
     monitor, hour = b.start(), 3600.0
     for number in range(4):

@@ -30,7 +30,7 @@ def test_of_stationary_streams_at_most_alpha_alarm():
     assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
 
 
-def test_few_users_who_come_back_raise_no_more_alarms_where_gate_counted_theirs_as_alike():
+def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
     """The gate sees 100 requests of 50 users, the monitor 5,000 of others; at the edge, where the bound is used up."""
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
@@ -44,7 +44,7 @@ def test_few_users_who_come_back_raise_no_more_alarms_where_gate_counted_theirs_
     assert alarms["requests"] > alarms["users"]
 
 
-def test_requests_of_one_partition_in_four_alarm_as_rarely_as_all_and_show_fall():
+def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
     """`make benchmark-policies` counts 1,000 such streams."""
     alarms, falls = 0, 0
     for number in range(20):
@@ -77,7 +77,7 @@ def test_long_service_before_fall_costs_little():
     assert 0 < delays[0] <= delays[1] <= 3 * delays[0] + 1_000
 
 
-def test_alarm_lasts_until_another_version_serves_and_waits_for_rows_to_learn_from():
+def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
     policy, memory, actions = SequentialPolicy(replace(EDGE, min_rows_since_breach=50)), {}, []
     for i in range(8):
         decision, memory = policy.decide(evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), memory)

@@ -9,7 +9,7 @@ from tests.support.monitors import DRIFT
 
 
 @pytest.mark.parametrize("has_trigger", [True, False])
-def test_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(bench, has_trigger):
+def test_policy_that_only_notifies_requests_no_run_and_pauses_as_usual(bench, has_trigger):
     b = bench(**DRIFT, notify_only="threshold" if has_trigger else "")
     b.trigger = b.trigger if has_trigger else None
     monitor = b.start()

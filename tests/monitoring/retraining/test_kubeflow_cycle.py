@@ -44,9 +44,7 @@ def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow
 
 @pytest.mark.parametrize("created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"])
 @pytest.mark.parametrize("is_before_retry", [True, False])
-def test_run_created_after_its_request_timed_out_is_one_run_and_counts_once(
-    kubeflow, start, is_before_retry, created_at
-):
+def test_run_created_after_request_timed_out_is_one_run_and_counts_once(kubeflow, start, is_before_retry, created_at):
     b = start()
     kubeflow.num_late = 1
     traffic(b, "bad", auc="bad")
@@ -72,7 +70,7 @@ def test_run_created_after_its_request_timed_out_is_one_run_and_counts_once(
     assert len(b.monitor.acting.retraining.memory.requested_at) == 1
 
 
-def test_two_monitors_that_saw_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(kubeflow, start):
+def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
     """As where a second one is started before the first has ended."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ

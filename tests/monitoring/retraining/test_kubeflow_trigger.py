@@ -44,7 +44,7 @@ def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
         assert trigger.state(name).state == "released"
 
 
-def test_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(kubeflow, connect):
+def test_named_pipeline_is_looked_up_each_time_and_runs_newest_version(kubeflow, connect):
     kubeflow.pipelines.append({"pipeline_id": "p0", "display_name": "another"})
     kubeflow.versions.append({"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"})
     trigger = connect()
@@ -209,7 +209,7 @@ def test_outcome_that_cannot_be_read_is_error_of_ours(kubeflow, connect, tmp_pat
 @pytest.mark.parametrize(
     ("status", "error"), [(400, PermanentError), *((each, TemporaryError) for each in (401, 403, 409, 429, 500, 503))]
 )
-def test_server_in_trouble_is_temporary_error_and_refused_request_permanent_one(kubeflow, connect, status, error):
+def test_server_error_is_temporary_and_refused_request_is_permanent(kubeflow, connect, status, error):
     kubeflow.failure = status
     with pytest.raises(error, match=f"submitting a: KFP at .* answered {status}"):
         connect().submit(request("a"))

@@ -56,7 +56,7 @@ def told(bench, server, webhook_file):
     return make
 
 
-def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_link(told, server):
+def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
@@ -77,7 +77,7 @@ def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_
     assert b.store.counters["notification_delivered"] == 4
 
 
-def test_run_that_ends_after_drift_is_over_is_reported_and_opens_no_incident():
+def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), KeptDocuments()
     notifier = Notifier(
         kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
@@ -152,7 +152,7 @@ def test_dead_log_is_reported_although_clock_was_set_back(told):
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled(told, server):
+def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, server):
     b = told(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):
@@ -257,7 +257,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
     assert "a notification was not delivered: answered 503" in caplog.text
 
 
-def test_address_given_in_place_of_its_file_is_refused_without_being_repeated():
+def test_address_in_place_of_its_file_is_refused_without_being_repeated():
     with pytest.raises(ContractError, match="webhook_file is an address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)

@@ -50,7 +50,7 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             ].tolist()
 
 
-def test_file_is_on_disk_before_its_name_and_its_name_before_store_lets_rows_go(started, monkeypatch):
+def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
     """No crash of a process shows this, only one of the machine: so the order of the calls is held."""
     calls = []
 

@@ -179,7 +179,7 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_set_aside_and_others_of_its_pull_are_kept(started, monkeypatch, refuse):
+def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(started, monkeypatch, refuse):
     b = started()
     refuse(b, monkeypatch)
     names = [f"r{number}" for number in range(7)]
@@ -252,7 +252,7 @@ def test_longest_id_and_most_rows_are_taken(bench):
     assert [row["request_id"] for row in b.archived] == [longest] * MAX_ROWS_PER_RECORD
 
 
-def test_versions_that_store_does_not_know_are_few_and_release_is_always_taken(bench):
+def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench):
     b = bench()
     b.start()
     forged = [prediction(f"forged {number}", 1, version=1000 + number) for number in range(3 * MAX_OTHERS)]

@@ -89,7 +89,7 @@ def test_clock_set_back_lets_windows_opened_after_it_stay_open(started):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_client_whose_clock_is_ahead_does_not_name_serving_version_for_hours(started, restart):
+def test_client_with_fast_clock_does_not_set_serving_version_for_hours(started, restart):
     b = started()
     b.tick(prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
     if restart:

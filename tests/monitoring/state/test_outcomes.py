@@ -18,7 +18,7 @@ from tests.support.monitors import START, WINDOW, Bench, add_in_pulls, clicks, p
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
 
 
-def test_clicks_after_their_window_are_archived_wherever_they_are_found_late(started):
+def test_clicks_after_their_window_are_archived_wherever_found_late(started):
     b = started()
     b.tick(
         prediction("a", 3),
@@ -66,7 +66,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 
 @pytest.mark.parametrize("archived_between", [False, True])
-def test_click_in_time_is_kept_though_one_after_window_was_stored_before_it(started, archived_between):
+def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, archived_between):
     """Of a row's late clicks the earliest is what says whether it was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
@@ -123,7 +123,7 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
     return {(f"r{i}", i % 3, CLICK) for i in range(1, 12, 2)} | {("r5", 2, CONVERSION)}
 
 
-def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(started):
+def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started):
     b = started(keep_ids_seconds=0.0)
     b.checkpoint = crash_at("outcomes.renamed")
     with pytest.raises(Killed):
@@ -145,7 +145,7 @@ def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_t
     assert b.store.files("uploaded") == [path.relative_to(b.settings.archive).as_posix()]
 
 
-def test_conversion_rate_follows_window_of_conversions_and_survives_restart(started):
+def test_conversion_rate_follows_its_window_and_survives_restart(started):
     b = started(conversion_window_seconds=3 * WINDOW, keep_ids_seconds=0.0)
     in_time = [("a", 0, START + 5), ("a", 0, START + 6), ("a", 1, START + 2 * WINDOW)]
     publish(b.log, prediction("a", 4), clicks("o", [("a", 2, START + 1)]))

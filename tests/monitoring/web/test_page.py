@@ -119,7 +119,7 @@ def about(version, action="ok", *, policy="sequential", window=None):
     return Decision(policy=policy, action=Action(action), reason=f"why {policy}", numbers=numbers)
 
 
-def test_banner_is_green_only_where_rows_of_serving_version_or_of_its_predecessors_were_judged():
+def test_banner_is_green_only_if_rows_of_serving_lineage_were_evaluated():
     state, text = banner(decisions=(about(5, window=5), about(5, "undecidable", policy="baking")))
     assert (state, "Version 5 was judged on rows up to 1970-01-01 02:16:40 UTC, 30 min ago." in text) == ("good", True)
     state, text = banner(decisions=(about(5, window=3),))
@@ -149,7 +149,7 @@ def test_banner_is_grey_where_nothing_was_judged(changes, expected):
     assert expected in text
 
 
-def test_tile_shows_predecessors_auc_by_its_name_while_serving_version_has_none():
+def test_tile_names_predecessor_of_auc_while_serving_version_has_none():
     shown = page(replace(FULL, serving_version=5, decisions=(about(5, window=3),))).text
     assert "AUC, 95 % of version 3 0.750 (0.700 .. 0.800)" in shown
     assert "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
@@ -172,7 +172,7 @@ def promotion(**changes):
     return promotion_journal.Promotion(**{**fields, "reason": "passed", **changes})
 
 
-def test_history_joins_monitors_files_and_stores_promotions_in_order_of_time(tmp_path):
+def test_history_joins_monitor_files_and_registry_promotions_by_time(tmp_path):
     state, store = tmp_path / "state", tmp_path / "store"
     state.mkdir()
     store.mkdir()

@@ -98,7 +98,7 @@ def test_run_that_is_repeated_under_its_name_counts_again(bench):
     assert verdicts(shown.after()) == {"failed": 1, "released": 1}
 
 
-def test_gate_refusals_in_row_end_with_release_and_not_with_run_that_never_reached_gate(bench):
+def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
     b, row = bench(), "ctr_monitor_gate_refusals_in_a_row"
     shown = Shown(b)
     assert (row,) not in shown.after(), "no run has reached the gate"

@@ -59,7 +59,7 @@ def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, 
     assert once(current, ready=0, of=average, pending=value) == wanted
 
 
-def test_values_are_compared_in_whole_thousandths_as_metrics_api_carries_them():
+def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
     # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
 
@@ -73,7 +73,7 @@ def test_values_are_compared_in_whole_thousandths_as_metrics_api_carries_them():
         ({}, 2),
     ],
 )
-def test_of_several_metrics_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
+def test_largest_wish_of_several_metrics_wins_and_none_drops_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10, is_average=True))
     assert once(2, of=two, **readings) == wanted
 

@@ -81,7 +81,7 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
     assert num_values >= 200, "the moments found too little to say anything"
 
 
-def test_without_enough_samples_there_is_no_value_and_without_requests_it_is_zero():
+def test_too_few_samples_give_no_value_and_no_requests_give_zero():
     idle = [Sample(at * 15_000, 7.0, 3.0, 0.0) for at in range(4)]
     assert fleet_metrics({"idle": idle, "new": idle[-1:]}, 45.0) == {QUEUE_METRIC: 0.0, PENDING_METRIC: 0.0}
     assert fleet_metrics({"new": idle[-1:]}, 45.0) == {QUEUE_METRIC: None, PENDING_METRIC: 0.0}

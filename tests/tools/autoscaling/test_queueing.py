@@ -52,7 +52,7 @@ def queue(**settings) -> PodQueue:
     return PodQueue(PodSettings(**settings), lambda rows: 1.0 + rows)
 
 
-def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_largest_size():
+def test_free_instance_batches_all_that_waits_up_to_largest_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
@@ -87,7 +87,7 @@ def test_request_that_waited_too_long_is_refused_when_its_turn_comes():
     timeout=st.floats(0.1, 10),
     most_rows=st.sampled_from([1, 5]),
 )
-def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_cut(
+def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
     gaps, steps, instances, most, timeout, most_rows
 ):
     arrivals = np.cumsum(gaps).tolist()

@@ -50,7 +50,7 @@ def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
     assert answered == pytest.approx(600 * 50, rel=0.03)
 
 
-def test_default_service_times_are_those_for_which_shipped_target_was_chosen(short, capsys):
+def test_default_service_times_are_those_of_shipped_target(short, capsys):
     assert main(["simulate", "--trace", short]) == 0
     printed = capsys.readouterr().out
     target = read_autoscaler(SHIPPED_AUTOSCALER).metrics[0].target

@@ -29,7 +29,7 @@ def simulated(trace: Trace, *, target: float = 20_000, **of_settings):
     return Simulation(trace, spec, settings).run()
 
 
-def test_overload_brings_replicas_and_quiet_takes_them_away_within_shipped_bounds():
+def test_overload_adds_replicas_and_quiet_removes_them_within_bounds():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5))
     wanted = [moment.wanted for moment in outcome.moments]
