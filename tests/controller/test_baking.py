@@ -83,7 +83,7 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bake
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
     line = barred(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
-    with pytest.raises(Refused, match=r"model-2 was taken back at .* expected another model, or a promotion"):
+    with pytest.raises(Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"):
         world.release(2)
     world.release(3)
     world.check_all_is_well(3)

@@ -283,9 +283,9 @@ def test_it_holds_while_server_cannot_be_read_or_none_is_named(place):
         raise TemporaryError(f"metrics of {address} cannot be read")
 
     held = place.step(fetch=unreadable)
-    assert (held.action, held.reason) == ("held", "errors and latency are not known: metrics of a:1 cannot be read")
+    assert (held.action, held.reason) == ("held", "errors and latency are unknown: metrics of a:1 cannot be read")
     held = place.step(metrics=())
-    assert (held.action, held.reason) == ("held", "errors and latency are not known: no metrics address is named")
+    assert (held.action, held.reason) == ("held", "errors and latency are unknown: --metrics-urls is empty")
     assert place.step().action == "grown"
 
 
@@ -325,7 +325,7 @@ def test_shadow_answers_nobody_and_grows_only_by_being_started_again(place):
     place.pairs()
     held = place.step()
     assert held.action == "held"
-    assert "in the shadow only; no loss beyond the margins" in held.reason
+    assert "shadow traffic only; no loss beyond the margins" in held.reason
     assert place.start().version == done.version
     assert place.plan().canary_share == 0.01
     assert canary_at_work(place.store).share == 0.01
@@ -356,7 +356,7 @@ def test_canary_goes_on_beside_round_that_is_undecided_too(place, make_candidate
     other = judged(make_candidate(place.store, 3), "inconclusive")
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
         start(*other, settings=place.release_settings())
-    with pytest.raises(Refused, match=f"version {done.version} is a canary and goes on"):
+    with pytest.raises(Refused, match=f"version {done.version} is a running canary"):
         release(*other, settings=place.release_settings())
     assert canary_at_work(place.store).version == place.plan().canary.version == done.version
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
@@ -389,7 +389,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(place, make_ca
         assert place.plan().canary.version == before, "the release stands, and the plan is out of date"
         place.clock.advance(60)
     verdict = dataclasses.replace(fourth[1], champion_model_id=done.model_id, decision="inconclusive")
-    with pytest.raises(TemporaryError, match="clients may still ask"):
+    with pytest.raises(TemporaryError, match="clients may still call"):
         start(fourth[0], verdict, fourth[2], settings=place.release_settings())
     assert place.plan().canary is None
     assert all(before in s.loaded(CANARY_NAME) for s in place.servers.values())

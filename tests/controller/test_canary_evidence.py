@@ -111,7 +111,7 @@ def test_damaged_file_is_named_and_no_evidence(tmp_path, caplog):
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
     (tmp_path / "day=2026-01-01" / "torn.parquet").write_bytes(b"PAR1 and no more")
     assert len(read(tmp_path)) == 10
-    assert re.search(r"without a file that cannot be read: .*torn.parquet is not a readable Parquet file", caplog.text)
+    assert re.search(r"left out of the canary.s evidence: .*torn.parquet is not a readable Parquet file", caplog.text)
 
 
 def test_file_that_is_in_archive_and_lake_counts_once(tmp_path):

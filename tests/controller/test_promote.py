@@ -78,5 +78,5 @@ def test_beside_canary_at_work_it_is_impossible_and_nothing_changes(settings, li
     line = dataclasses.replace(current(settings.store), action="canary", version=2, share=0.05)
     append_promotion(settings.store, line)
     assert promote("model-3") == 1
-    assert "version 2 is a canary and goes on" in capsys.readouterr().err
+    assert "version 2 is a running canary" in capsys.readouterr().err
     assert current(settings.store).version == 1

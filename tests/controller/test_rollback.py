@@ -70,7 +70,7 @@ def test_person_on_call_names_store_and_reason_and_nothing_else(deploy, client, 
     assert "error: version 9 was never released" in capsys.readouterr().err
     assert main([*flags, "--to", "2"]) == 2
     assert main([*flags, "--to", "1", "--triton-urls", ""]) == 0
-    assert f"{settings.triton_urls[0]} answers and is not told" in caplog.text
+    assert f"{settings.triton_urls[0]} answers but is not in --triton-urls" in caplog.text
 
 
 def test_flags_go_before_what_last_release_noted(make_candidate, unserved, capsys):
@@ -91,7 +91,7 @@ def test_rollback_to_version_without_copy_is_refused(world):
     for seed in (1, 2, 3):
         world.release(seed)
     shutil.rmtree(graph_folder(world.settings.store, 1))
-    with pytest.raises(ContractError, match="version 1 left the repository, and .* holds no copy"):
+    with pytest.raises(ContractError, match="version 1 is no longer in the repository, and .* contains no copy"):
         world.rollback(to_version=1)
     assert world.entries()[-1].action == "withdrawn"
     world.check_all_is_well(3)

@@ -304,5 +304,5 @@ def test_misuse_is_reported(tmp_path, capsys):
     flags = ["--store", str(tmp_path), "--repository", str(tmp_path)]
     assert main([*flags, "--triton-urls", ""]) == 2
     assert main([*flags, "--triton-urls", "x:1", "--interval-seconds", "0"]) == 2
-    assert "triton urls are none" in (said := capsys.readouterr().err)
+    assert "--triton-urls is empty" in (said := capsys.readouterr().err)
     assert "interval is 0.0 s" in said

@@ -36,9 +36,9 @@ from evergreen.rows.times import TimeSpan
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging_file import write_judging
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
+from monitoring.state.judging_file import write_judging
 from monitoring.uploader import Uploader
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage, put

@@ -136,7 +136,7 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
     path.unlink()
     with caplog.at_level(logging.WARNING):
         assert token.headers() == {"authorization": "Bearer second"}
-    assert "the token of before is used" in caplog.text
+    assert "the previous token is used" in caplog.text
     assert Token(None).headers() is None
 
 

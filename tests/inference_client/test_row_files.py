@@ -95,7 +95,7 @@ def test_damaged_file_and_empty_folder_are_named(tmp_path):
     with pytest.raises(ContractError, match="rows.parquet cannot be read"):
         read(tmp_path / "rows.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ContractError, match="holds no Parquet file"):
+    with pytest.raises(ContractError, match="contains no Parquet file"):
         row_files(tmp_path / "empty")
 
 

@@ -50,7 +50,7 @@ def test_expired_deadline_is_not_on_wire_and_frees_its_slot(stuck, make_rows, sc
             with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
                 await client.score(*rows)
             await until(lambda number=number: client.transport.num_calls == stuck.scoring.in_flight == number)
-        with pytest.raises(Overloaded, match=r"has 4 requests to answer and ended none within 0\.2 s"):
+        with pytest.raises(Overloaded, match=r"has 4 unanswered requests and freed no slot within 0\.2 s"):
             await client.score(*rows)
         assert len(stuck.scoring.requests) == CALLS_PER_SLOT
         stuck.release(stuck.scoring.wait)

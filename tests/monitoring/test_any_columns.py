@@ -25,13 +25,13 @@ from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.monitor import Monitor
 from monitoring.state.admission import AdmittedVersions
 from monitoring.state.archive import build_row_table
 from monitoring.state.join import IntakeRules, read_records
+from monitoring.state.judging_file import write_judging
 from monitoring.web.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into

@@ -62,10 +62,10 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
-        raise Refused("version 3 is a canary and goes on")
+        raise Refused("version 3 is a running canary")
     outcome = _end(tmp_path)
     assert (outcome.state, outcome.step, outcome.version) == (state, "deployment", None if ended else 3)
-    assert outcome.reason == "version 3 is a canary and goes on"
+    assert outcome.reason == "version 3 is a running canary"
 
 
 def test_step_that_was_killed_is_failure_of_that_step(tmp_path):

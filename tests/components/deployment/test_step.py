@@ -74,7 +74,7 @@ def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tm
     assert step(True, "run-1", release={"rollout": "none"}) == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, note.facts) == ("refused", {"rollout": "none"})
-    assert "model-1 is kept and not released, as rollout is none" in note.reason
+    assert "model-1 is stored and not released, because rollout is none" in note.reason
     assert not (tmp_path / "release.json").exists()
     assert current(tmp_path / "store") is None
     assert step(True, "run-2") == 0, "the same model, by a run that releases"
@@ -178,6 +178,6 @@ def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, t
     assert not (tmp_path / "outputs" / "release").exists()
     card = (tmp_path / "outputs" / "card").read_text()
     assert "deployment refused" in card
-    assert "judged against model-0" in card
+    assert "compared with model-0" in card
     [note] = runs.read_notes(tmp_path / "store", "run-1")
-    assert (note.state, "judged against model-0" in note.reason) == ("refused", True)
+    assert (note.state, "compared with model-0" in note.reason) == ("refused", True)

@@ -207,9 +207,9 @@ def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        (("--world", "absent.json"), "world absent.json cannot be read"),
-        (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns goes with --data"),
-        (("--data", "data.parquet"), "--recommender is not given, expected with --data"),
+        (("--world", "absent.json"), "simulator absent.json cannot be read"),
+        (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns is given with --world"),
+        (("--data", "data.parquet"), "--recommender is absent, expected the recommender of the rows in --data"),
         (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
     ],
     ids=["world", "mixed", "whose", "range"],

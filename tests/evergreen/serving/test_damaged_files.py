@@ -173,10 +173,10 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
     flip(served(world, 1, "golden.npz"))
     flip(kept(world, 1, "golden.npz"), at=40)
     for _ in range(2):
-        with pytest.raises(ContractError, match="the copy is damaged too"):
+        with pytest.raises(ContractError, match="the copy is corrupt too"):
             inspection.step()
     kept(world, 1, "golden.npz").write_bytes(before)  # from a backup
-    with pytest.raises(ContractError, match="the copy is damaged too"):
+    with pytest.raises(ContractError, match="the copy is corrupt too"):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
@@ -186,7 +186,7 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
 def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
     world.release(1)
     flip(served(world, 1, "golden.npz"))
-    with world.repository.locked(), pytest.raises(TemporaryError, match="another deployment is at work"):
+    with world.repository.locked(), pytest.raises(TemporaryError, match="another deployment is running"):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()

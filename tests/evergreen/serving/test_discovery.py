@@ -99,7 +99,7 @@ def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(cluster,
     cluster.listed.append("10.0.0.2")
     done = cluster.release(make_candidate(cluster.settings.store, 1))
     assert cluster.pod("10.0.0.1").loaded() == [done.version] == [1]
-    assert "passed over, since nothing listens there: 10.0.0.2:8001" in caplog.text
+    assert "skipped, because nothing listens there: 10.0.0.2:8001" in caplog.text
     assert cluster.pod("10.0.0.2").start().loaded() == [1]
 
 

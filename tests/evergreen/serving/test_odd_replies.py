@@ -235,7 +235,7 @@ def test_metrics_without_end_are_given_up(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(TemporaryError, match="go on after .* bytes, expected their end within 1,048,576 bytes"):
+        with pytest.raises(TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"):
             fetch(f"127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()

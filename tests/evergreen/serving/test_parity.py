@@ -94,7 +94,7 @@ def test_score_that_differs_is_refused_with_its_row_and_values(candidate, with_s
 def test_scores_of_other_rows_are_refused_and_empty_holdout_proves_nothing(candidate, with_scores, tmp_path, length):
     _, verdict, raw = candidate
     other = with_scores(verdict, lambda s: np.resize(s, length), tmp_path)
-    with pytest.raises(ContractError, match=f"hold {length} rows, expected the 60"):
+    with pytest.raises(ContractError, match=f"hold {length} rows, expected 60"):
         read_held_out(raw, other)
     if length == 0:
         with pytest.raises(ContractError, match="at least 1"):

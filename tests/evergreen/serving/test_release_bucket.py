@@ -108,7 +108,7 @@ def test_deployment_without_lease_leaves_configuration_to_new_holder(settings, r
 
     server = Overtaken("triton:8001", settings.store, take_over)
     served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
-    with pytest.raises(TemporaryError, match="the load was too slow; another deployment took over"):
+    with pytest.raises(TemporaryError, match="the load was too slow; another deployment holds the lock now"):
         release(*make_candidate(settings.store, 2), settings=served)
     assert server.calls[-1] == "taken over", "what the new holder told this server stays its last word"
     assert versions_of(repository.read_config()) == [1]

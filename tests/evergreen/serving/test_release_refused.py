@@ -165,7 +165,7 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
     patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
     settings = dataclasses.replace(unserved, patience=patience)
     candidate = make_candidate(settings.store, 1)
-    with pytest.raises(TemporaryError, match="another deployment is at work"):
+    with pytest.raises(TemporaryError, match="another deployment is running"):
         release(*candidate, settings=settings)
     assert 25 <= len(waits) <= 30
     lock_taken()
@@ -196,10 +196,10 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
         server.load(name)
 
     with pytest.raises(
-        PermanentError, match=r"differs .*; triton triton-a:8001 did not return to what was live: triton has gone deaf"
+        PermanentError, match=r"differs .*; triton triton-a:8001 could not be restored: triton has gone deaf"
     ):
         world.release(2, load=deaf, infer=wrong_as_2)
-    assert "triton triton-a:8001 did not return to what was live: triton has gone deaf" in world.entries()[-1].reason
+    assert "triton triton-a:8001 could not be restored: triton has gone deaf" in world.entries()[-1].reason
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
     world.check_all_is_well(3)

@@ -118,7 +118,7 @@ def test_pruning_keeps_newest_asked_for_and_served(repository, put_live):
 def test_served_version_cannot_be_withdrawn(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
-        with pytest.raises(ContractError, match="version 1 is named by"):
+        with pytest.raises(ContractError, match="version 1 is served by"):
             repository.withdraw(1)
         repository.write_config(None)
         repository.withdraw(1)

@@ -79,7 +79,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
 
     with repository.locked():
         repository.objects = Bitrot()
-        with pytest.raises(PermanentError, match=r"did not stay as it was written: .*2/model.onnx has sha256"):
+        with pytest.raises(PermanentError, match=r"changed after they were written: .*2/model.onnx has sha256"):
             repository.stage(2, make_version(2), OPTIONS)
     assert (repository.versions(), repository.read_config()) == ([], None)
 

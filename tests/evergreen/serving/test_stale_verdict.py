@@ -21,10 +21,10 @@ def judged(make_candidate):
 
 def test_verdict_against_none_or_another_than_live_model_is_refused(judged, unserved):
     release(*judged(unserved.store, 1, None, "current"), settings=unserved)
-    with pytest.raises(StaleVerdict, match="judged against no champion, but model-1 is live"):
+    with pytest.raises(StaleVerdict, match="compared with no champion, but model-1 is live"):
         release(*judged(unserved.store, 4, None), settings=unserved)
     release(*judged(unserved.store, 2, "model-1"), settings=unserved)
-    with pytest.raises(StaleVerdict, match="model-3 was judged against model-1, but model-2 is live: judge it again"):
+    with pytest.raises(StaleVerdict, match="model-3 was compared with model-1, but model-2 is live: evaluate it again"):
         release(*judged(unserved.store, 3, "model-1"), settings=unserved)
     assert [entry.version for entry in read_journal(unserved.store)] == [1, 2]
     assert read_entries(unserved.store)[-1].action == "release", "nothing was even announced"

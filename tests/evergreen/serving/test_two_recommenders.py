@@ -94,7 +94,7 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     watchdogs = [Watchdog(site=place.settings) for place in places]
     client.unload(SHOP)
     with click.settings.open_repository().locked():
-        with pytest.raises(TemporaryError, match=f"at work in model repository .*/{MODEL_NAME}"):
+        with pytest.raises(TemporaryError, match=f"is running in model repository .*/{MODEL_NAME}"):
             click.release(2)
         found = [[watchdog.look() for watchdog in watchdogs] for _ in range(2)]
         assert shop.release(12).version == 2

@@ -11,9 +11,9 @@ from evergreen.config.reader import make_settings
 from evergreen.storage.uris import open_objects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.judging import backtest, judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision, DecisionPoint
+from monitoring.state.judging_file import write_judging
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
 from tests.support.monitors import WINDOW
 
