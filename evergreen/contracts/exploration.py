@@ -4,11 +4,15 @@ The client applies the rule and logs each row's propensity. Evaluation weights c
 propensity.
 
 With probability `share`, one of the k - 1 pairs of neighbours of a list of k >= 2 rows is swapped.
-All pairs are equally likely. Otherwise the list is shown in the order of its scores. The propensity
-of a row is the probability of the position where it was shown. It is share / (k - 1) for the two
-rows of a swapped pair, 1 - share / (k - 1) for any other row at an end of the list, and 1 - 2 share
-/ (k - 1) between. With a share below 1/2, swapped rows have a propensity below 1/2 and all other
-rows one above. The propensities alone therefore identify the swapped pair and the share.
+All pairs are equally likely. Otherwise the list is shown in the order of its scores.
+
+The propensity of a row is the probability of the position where it was shown:
+- share / (k - 1) for the two rows of a swapped pair.
+- 1 - share / (k - 1) for any other row at an end of the list.
+- 1 - 2 share / (k - 1) for any other row.
+
+With a share below 1/2, swapped rows have a propensity below 1/2 and all other rows one above. The
+propensities alone therefore identify the swapped pair and the share.
 
 Swaps of neighbours are the least visible exploration that can measure the value of a ranking
 (FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and

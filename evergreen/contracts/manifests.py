@@ -645,10 +645,11 @@ class ServingPlace(Manifest):
 
 
 CURRENT = "current"
-"""As parent or champion: the model that the promotion journal reports as live, or none if no model
-is live."""
+"""Value of a parent or champion: the model that the promotion journal reports as live, or none if
+no model is live."""
 NONE = "none"
-"""As parent: train from scratch. As champion: evaluate by minimum AUC and calibration alone."""
+"""Value of a parent (train from scratch) or of a champion (evaluate by minimum AUC and calibration
+alone)."""
 RUN_PARAMETERS = (
     *("window_start", "window_end", "parent", "champion", "recommender", "settings"),
     *("trigger_id", "trigger_reason"),

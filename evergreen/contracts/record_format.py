@@ -101,8 +101,8 @@ _OUTCOME_BYTES = 300
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Arrays that a record may lack."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum bytes of a message beside the numbers of its arrays: ids, names and digest; and a
-feature's tag and length."""
+"""Maximum bytes of a message beside the numbers of its arrays. The first is for ids, names and
+digest, the second for a feature's tag and length."""
 
 
 class RecordFormat:
@@ -216,9 +216,9 @@ class RecordFormat:
                 recommender is accepted.
 
         Raises:
-            ContractError: the message does not follow the schema, has predictions of another
-                recommender, has more than `MAX_ROWS_PER_RECORD` rows, has a feature whose number of
-                values differs from the number of rows, or the record's class refuses a value.
+            ContractError: the message does not follow the schema, or the record's class refuses a
+                value. Or it has predictions of another recommender, more than `MAX_ROWS_PER_RECORD`
+                rows, or a feature with another number of values than rows.
         """
         try:
             message: Any = self._type.FromString(content)

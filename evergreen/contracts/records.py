@@ -44,9 +44,9 @@ class PredictionBatch:
     """The rows of one scored request, with one or more columns.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, a version or time is out of
-            range, a text is too long or cannot be encoded in UTF-8, a numeric value is infinite, a
-            score is not a probability, or there are no rows or columns.
+        ContractError: types, shapes or dtypes differ from those stated, or there are no rows or
+            columns. Or a version or time is out of range, a text is too long or cannot be encoded
+            in UTF-8, a numeric value is infinite, or a score is not a probability.
     """
 
     request_id: str

@@ -82,8 +82,8 @@ class FeatureWorkflow:
 
     Raises:
         ContractError: the numbers of columns and features differ, a category occurs twice or is
-            outside [0, 2^52), a std is not positive, bucket boundaries do not ascend or are too
-            many, or an excluded column is not a feature, occurs twice, or has a vocabulary.
+            outside [0, 2^52), or a std is not positive. Or bucket boundaries do not ascend or are
+            too many. Or an excluded column is not a feature, occurs twice, or has a vocabulary.
     """
 
     features: Features

@@ -1,5 +1,4 @@
-"""Criteo's text files: TSV without a header (Criteo 1TB, Kaggle), CSV or TSV with a header
-(re-issues).
+"""Criteo's text files: TSV without a header (1TB, Kaggle), CSV or TSV with a header (re-issues).
 
 Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. Only a
 recommender with exactly these features can read them.

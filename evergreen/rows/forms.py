@@ -393,9 +393,7 @@ class FileReader:
         self._say_span()
 
     def numbered(self) -> Iterator[NumberedRows]:
-        """Yield the well-formed rows with their line numbers, and the malformed rows, in file
-        order.
-        """
+        """Yield the well-formed rows with their line numbers, and the malformed ones, in order."""
         rules: dict[str, AnyRule] = dict(self.rules)
         wanted = list(dict.fromkeys(self.columns.values()))
         for chunk in self.rows.chunks(wanted):

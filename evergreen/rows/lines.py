@@ -434,7 +434,7 @@ class _Splitter:
         return Block(self._block.first_line + line, self._block.content[begin:], self._block.is_last)
 
     def _regular(self) -> NDArray[np.bool_]:
-        """Return which lines are records as they stand, by operations on the whole block."""
+        """Return which lines are unmodified records, using operations on the whole block."""
         lines, content, dialect = self._lines, self._block.content, self._dialect
         num_fields = pc.add(pc.count_substring(lines, dialect.delimiter), 1).to_numpy()
         regular: NDArray[np.bool_] = num_fields == dialect.num_fields
@@ -455,10 +455,13 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines name the columns, as where files with headers were joined; in any case, quoted or not.
+        """Return which lines name the columns.
+
+        There are several such lines if files with headers were concatenated. Case and quotes do not
+        matter.
 
         Raises:
-            ContractError: A line names them in another order.
+            ContractError: A line names the columns in another order.
         """
         found, header = np.zeros(len(self._lines), bool), self._dialect.header
         if header is None:
@@ -484,9 +487,10 @@ class _Splitter:
         return [part.strip().strip('"').strip() for part in text.split(self._dialect.delimiter)]
 
     def _without_last_delimiter(self) -> Any:
-        """Return the lines; those that have one empty field too many, the last, are records without it.
+        """Return the lines after removing one extra delimiter at their end.
 
-        Files whose rows all end in a delimiter would be slow line by line.
+        Lines with one empty field too many at the end become records. This is done for the whole
+        block, because files whose rows all end in a delimiter would be slow line by line.
         """
         lines, dialect = self._lines, self._dialect
         mark = dialect.delimiter.encode()
@@ -504,7 +508,10 @@ class _Splitter:
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
     def _odd_line(self, line: int) -> int | None:
-        """Decide what a line is that is no record by itself; returns the last line of it, None to wait for more."""
+        """Classify a line that is not a record by itself.
+
+        Returns the last line that was classified, or None if more lines are needed.
+        """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:
             self._counts.header += 1
@@ -528,26 +535,29 @@ class _Splitter:
             self._counts.comments += 1
             return line
         if fields is not None:
-            if len(fields) == dialect.num_fields:  # a quote stands inside a field
+            if len(fields) == dialect.num_fields:  # a quote is inside a field
                 return self._take(line, dialect.plain(fields))
             return self._reject(line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}")
         return self._open_quote(line, text)
 
     def _is_comment(self, line: int, text: str) -> bool:
         is_first = self._block.first_line + line == 1
-        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # what Excel writes for itself
+        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # Excel writes this line for itself
             return True
         dialect = self._dialect
         return text.startswith("#") and (dialect.has_comments or not (dialect.delimiter in text or '"' in text))
 
     @property
     def _as_header(self) -> str:
-        """How the header is shown where a line has other fields."""
+        """Return the header for the message about a line with another number of fields."""
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 
     def _without_trailing(self, text: str) -> str | None:
-        """Return a line without empty fields behind the last column, or None if it has none or is no record then."""
+        """Return a line without empty fields after the last column.
+
+        Returns None if there are none, or if the line is then not a record.
+        """
         mark = self._dialect.delimiter
         body = text.rstrip("\r\n")
         while body.endswith(mark):
@@ -557,7 +567,10 @@ class _Splitter:
         return None
 
     def _open_quote(self, line: int, text: str) -> int | None:
-        """Decide on a line whose quotes are not balanced: it begins a record of several lines, or a quote is stray."""
+        """Classify a line with unbalanced quotes.
+
+        It either begins a record of several lines, or has a stray quote.
+        """
         dialect, last = self._dialect, min(line + MAX_RECORD_LINES, len(self._lines)) - 1
         joined, alone, end = text, list[bool](), None
         for i in range(line + 1, last + 1):
@@ -588,7 +601,7 @@ class _Splitter:
         return self._reject(line, line, "a quote is not closed")
 
     def _may_close(self, text: str) -> bool:
-        """Return whether a quote in the text stands where a field ends."""
+        """Return whether the text has a quote at the end of a field."""
         return f'"{self._dialect.delimiter}' in text or text.endswith(('"\n', '"\r\n'))
 
     def _is_alone(self, line: int, text: str) -> bool:

@@ -95,8 +95,8 @@ class ValueCounts:
             self._drop_rarest()
 
     def _drop_rarest(self) -> None:
-        """Drop the least frequent values beyond the capacity, and subtract their rows from every
-        count.
+        """Drop the least frequent values beyond the capacity, and lower every count by the same
+        number.
         """
         least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
         held = self.counts > least

@@ -80,8 +80,7 @@ def taken_together(now: Counts, before: Counts, design: float | Floats) -> tuple
 
 
 def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
-    """Return the mean design effect of at least two cells, and its squared coefficient of
-    variation.
+    """Return the mean design effect of at least two cells, and its squared variation coefficient.
 
     Each cell is weighted by its part in a chi-square's expectation.
 
