@@ -49,8 +49,8 @@ def category_of(text: str) -> int:
     the text's BLAKE2b with 8 bytes. Among a million texts, two get the same category with a
     probability of 1 in 9,000. `contracts.values.word_of` converts a value of any type to its text.
 
-    >>> category_of("7"), category_of("07"), category_of("red"), category_of("True"), category_of("false")
-    (7, 777266936069733, 244716414365860, 1, 0)
+    >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
+    [7, 777266936069733, 244716414365860, 1, 0]
     """
     if _WHOLE.fullmatch(text) and int(text) <= MAX_CATEGORY:
         return int(text)
@@ -165,8 +165,7 @@ class PooledPlaces(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Positions on the categorical axis: one for each categorical feature, then those of the lists.
-    """
+    """Positions on the categorical axis: first those of the categorical features, then of lists."""
 
     slots: tuple[int, ...]
     """Slot in whose table each position is looked up."""
@@ -370,7 +369,10 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the columns of tensors and records by kind, for JSON. A list has a column for each position."""
+        """Return the columns of tensors and records by kind, for JSON.
+
+        A list has a column for each position.
+        """
         return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
     def options_of(self, name: str) -> NumericOptions:
@@ -415,8 +417,7 @@ class Features:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Return the features that a request must have: all except those served with a fixed value.
-        """
+        """Return the features that a request must have: all but those served with one value."""
         served = {self.categorical[place] for place in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
@@ -441,8 +442,9 @@ class Features:
     def places(self) -> Places:
         """Return the positions on the categorical axis of tensors.
 
-        >>> options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1, pool="sum")}
-        >>> features = Features(numeric=(), categorical=("user", "item"), lists=("last", "tags"), list_options=options)
+        >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
+        >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
+        >>> features = Features(**names, list_options={"last": last, "tags": tags})
         >>> features.places.slots, [tuple(each) for each in features.places.lists]
         ((0, 1, 1, 1, 2), [(2, 4, 'mean'), (4, 5, 'sum')])
         """
@@ -458,7 +460,8 @@ class Features:
         """Return the positions on the axis of ids: `places`, then one for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
-        >>> Features(numeric=("price",), categorical=("item",), numeric_options=options).id_places.slots
+        >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
+        >>> features.id_places.slots
         (0, 1)
         """
         slots, lists = self.places
@@ -490,7 +493,7 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the position names of a list (see `PLACE`), or the name of a categorical feature.
+        """Return the position names of a list (see `PLACE`) or the name of a categorical feature.
         """
         if name in self.categorical:
             return (name,)
@@ -578,7 +581,8 @@ class Features:
 
         Columns of both keep the options of these features.
 
-        >>> Features(numeric=("a",), categorical=("b",)).joined(Features(numeric=("c", "a"), categorical=())).names
+        >>> other = Features(numeric=("c", "a"), categorical=())
+        >>> Features(numeric=("a",), categorical=("b",)).joined(other).names
         ('a', 'c', 'b')
         """
         theirs = [name for name in other.names if name not in self.names]

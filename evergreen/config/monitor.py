@@ -198,8 +198,7 @@ class JudgingSettings:
     """Limits of the section `release` that roll back a new version."""
 
     def __post_init__(self) -> None:
-        """Refuse a window that is too small to evaluate, and a grace period with too many buckets.
-        """
+        """Refuse a window too small to evaluate, and a grace period with too many buckets."""
         window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
             needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"

@@ -50,5 +50,8 @@ class PreprocessingSettings:
 
     @property
     def ttl(self) -> int:
-        """Return `category_ttl_days` in microseconds, rounded up, because 0 means that categories never expire."""
+        """Return `category_ttl_days` in microseconds.
+
+        It is rounded up, because 0 means that categories never expire.
+        """
         return math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY)

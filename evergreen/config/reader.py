@@ -200,7 +200,9 @@ def add_flags(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "", v
 
 
 def build_parser(kind: Any, *, prog: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of a command whose flags are the settings of a section (see `add_flags`).
+    """Return the parser of a command whose flags are the settings of a section.
+
+    See `add_flags`.
     """
     parser = CommandParser(prog=prog, description=description, argument_default=argparse.SUPPRESS)
     add_flags(parser, kind)

@@ -160,7 +160,8 @@ def served_tables(recommender: Recommender) -> str:
     """Return the number format of the tables that a recommender serves.
 
     >>> from evergreen.config.features import Features
-    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+    >>> features = Features(numeric=("price",), categorical=("item",))
+    >>> shop = Recommender(name="shop", features=features)
     >>> served_tables(shop), served_tables(shop.with_settings({"release.tables": "int8"}))
     ('float32', 'int8')
     """

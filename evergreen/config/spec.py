@@ -147,7 +147,8 @@ class Recommender:
             ContractError: a path does not name a section and a setting. The reader of the section
                 checks the value.
 
-        >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+        >>> features = Features(numeric=("price",), categorical=("item",))
+        >>> shop = Recommender(name="shop", features=features)
         >>> shop.with_settings({"training.seed": 7}).settings
         {'training': {'seed': 7}}
         """

@@ -15,7 +15,9 @@ FILE_LIST = "_file_list.txt"
 
 
 def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
-    """Write the list of the files `names` into `folder`, with paths below the later folder `final`.
+    """Write the list of the files `names` into `folder`, with their paths below `final`.
+
+    `final` is the later path of `folder`.
     """
     lines = [str(len(names)), *(str(final / name) for name in names)]
     write_whole(folder / FILE_LIST, "\n".join(lines) + "\n")

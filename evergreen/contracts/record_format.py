@@ -148,8 +148,7 @@ class RecordFormat:
         self._layout = lru_cache(_MAX_LAYOUTS)(partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)]))
 
     def proto(self) -> str:
-        """Return the schema in Protobuf's language, for other readers and Pub/Sub's topic schemas.
-        """
+        """Return the schema in Protobuf's language, for other readers and Pub/Sub's schemas."""
         lines = ['syntax = "proto3";', "", "message LogRecord {"]
         for message, fields in self._messages.items():
             lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]

@@ -187,8 +187,7 @@ class Requests:
         return np.cumsum(self.sizes) - self.sizes
 
     def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
-        """Return the requests at the positions `chosen` in that order, or where a mask [m] is true.
-        """
+        """Return the requests at the positions `chosen`, or where a mask [m] is true."""
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
         if np.array_equal(chosen, np.arange(len(self))):
@@ -215,12 +214,11 @@ class Requests:
         return kind(**{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more)
 
     def ordered(self: R, times: NDArray[Any]) -> R:
-        """Return the requests ordered by `times`, [m], and at equal times by id."""
+        """Return the requests ordered by `times`, [m], and then by id."""
         return self.select(self.order(times))
 
     def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the requests ordered by `times`, [m], and at equal times by id.
-        """
+        """Return the positions of the requests ordered by `times`, [m], and then by id."""
         order = np.argsort(times, kind="stable")
         in_order = times[order]
         if (in_order[1:] == in_order[:-1]).any():
@@ -229,7 +227,9 @@ class Requests:
         return order
 
     def by_version(self: R) -> Iterator[tuple[int, R]]:
-        """Yield each model version with its requests, the version of the last request at the end.
+        """Yield each model version with its requests.
+
+        The version of the last request comes last.
         """
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():

@@ -45,8 +45,8 @@ class NoCategory(ContractError):
 def is_missing_word(text: str) -> bool:
     r"""Return whether a text means that there is no value.
 
-    >>> is_missing_word(" NULL "), is_missing_word(r"\N"), is_missing_word("0"), is_missing_word("NAN")
-    (True, True, False, False)
+    >>> [is_missing_word(text) for text in (" NULL ", r"\N", "0", "NAN")]
+    [True, True, False, False]
     """
     return text.strip() in MISSING_WORDS
 

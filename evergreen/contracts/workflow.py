@@ -154,8 +154,7 @@ class FeatureWorkflow:
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the categories of each slot, ascending, and their positions, without tombstones.
-        """
+        """Return the categories of each slot, ascending, and their positions. Omits tombstones."""
         positions = [np.flatnonzero(v != TOMBSTONE) for v in self.vocabularies]
         orders = [p[np.argsort(v[p], kind="stable")] for v, p in zip(self.vocabularies, positions)]
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]

@@ -153,14 +153,15 @@ class SampledColumn:
 
     @cached_property
     def is_zero_led(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is digits with leading zeros, which a number would lose.
+        """Return whether each of `values` is digits with leading zeros.
+
+        A number would lose the zeros.
         """
         return _matching(self.values, _ZERO_LED) if self.kind_of_type == TEXT else np.zeros(len(self.values), bool)
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is exactly a whole number, or digits with leading zeros.
-        """
+        """Return whether each of `values` is a whole number exactly, or has leading zeros."""
         if self.kind_of_type not in (TEXT, INTEGER, FLOAT):
             return np.zeros(len(self.values), bool)
         if self.kind_of_type != TEXT:
@@ -229,8 +230,7 @@ class SampledColumn:
 
     @cached_property
     def bounds(self) -> tuple[Any, Any] | None:
-        """Return the smallest and the largest value for display, or None if the kind has no order.
-        """
+        """Return the smallest and largest value for display, or None if the kind has no order."""
         if self.kind == TIME and len(self.values):
             found = pc.min_max(self.values)
             return shown(found["min"]), shown(found["max"])
@@ -325,8 +325,7 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 
 
 class Coder:
-    """Collects a column chunk by chunk, as its distinct values and the number of each row's value.
-    """
+    """Collects a column by chunks, as its distinct values and the number of each row's value."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []

@@ -215,7 +215,8 @@ def compare(old: Recommender, new: Recommender) -> list[str]:
     """Return every difference in one line, in the order of the file's keys.
 
     >>> from evergreen.config.features import Features
-    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+    >>> features = Features(numeric=("price",), categorical=("item",))
+    >>> shop = Recommender(name="shop", features=features)
     >>> compare(shop, shop.with_settings({"training.seed": 7}))
     ['training.seed: not named -> 7']
     """

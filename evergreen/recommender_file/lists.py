@@ -42,8 +42,7 @@ class ListLooks:
 
 
 def look_at_lists(column: SampledColumn) -> ListLooks:
-    """Return whether a column's texts or Parquet lists are lists, and the kind of their elements.
-    """
+    """Return whether a column's texts or Parquet lists are lists, and their kind of elements."""
     texts = column.values.filter(pa.array(column.is_present)).cast(pa.string())
     if column.is_list:
         return _looks(texts, ELEMENT_END, shown=BRACKETS)

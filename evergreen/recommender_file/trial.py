@@ -275,8 +275,7 @@ class _Taster:
 
     @staticmethod
     def _newest(times: SampledColumn) -> NDArray[np.bool_]:
-        """Return which rows are the newest tenth, by their times, or by their order without times.
-        """
+        """Return which rows are the newest tenth by time, or by order if there are no times."""
         place = np.arange(times.num_rows)
         if times.num_present:
             micros = times.values.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()

@@ -56,7 +56,8 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
         ContractError: a name is not a feature or occurs twice, or a list is named without the
             feature of its table.
 
-    >>> excluded_columns(["item", "price"], Features(numeric=("price", "age"), categorical=("item",)))
+    >>> features = Features(numeric=("price", "age"), categorical=("item",))
+    >>> excluded_columns(["item", "price"], features)
     ['age']
     """
     names = list(columns or features.names)
@@ -586,8 +587,7 @@ def record_malformed(
 
 
 def plain_value(value: Any) -> Any:
-    """Return an Arrow scalar as a Python value, or as text if its year is outside Python's dates.
-    """
+    """Return an Arrow scalar as a Python value, or as text if Python has no such year."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):

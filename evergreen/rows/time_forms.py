@@ -255,8 +255,7 @@ _USUAL = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9
 
 
 def _usual_times(texts: Any) -> Any:
-    """Return the times of texts in the most common format, all at once, and null for other texts.
-    """
+    """Return the times of texts in the most common format, and null for other texts."""
     usual = matching(texts, _USUAL)
     has_zone = pc.match_substring_regex(usual, r"(Z|[+-][0-9]{2}:[0-9]{2})$")
     usual = pc.if_else(has_zone, usual, pc.binary_join_element_wise(usual, "Z", ""))
@@ -267,8 +266,7 @@ def _usual_times(texts: Any) -> Any:
 
 
 def _in_micros(column: Any) -> Any:
-    """Return timestamps or dates in microseconds, or null where the type cannot represent the time.
-    """
+    """Return timestamps or dates in microseconds, or null where the type cannot represent them."""
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))
     try:

@@ -513,8 +513,7 @@ class _Comparison:
 
 
 def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
-    """Return the part of the table that has the column, assuming that all its requests are alike.
-    """
+    """Return the part of the table that has the column. Requests are assumed to be alike."""
     if column.rows == table.rows:
         return table
     share = column.rows / max(table.rows, 1)

@@ -97,8 +97,7 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
 
 
 def _placements(click: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Return each click's share of non-clicks below it and each non-click's share of clicks above.
-    """
+    """Return each click's share of non-clicks below it, and vice versa for each non-click."""
     num_clicks, num_others = int(click.sum()), int((~click).sum())
     # One sort is enough. Tied scores get equal numbers: half of the tied rows count.
     order, firsts = _runs(score)
@@ -118,8 +117,7 @@ def _runs(score: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 class Deviation(NamedTuple):
-    """Uncertainty of an estimate: a standard error and the degrees of freedom of its Student's t.
-    """
+    """Uncertainty of an estimate: a standard error with the degrees of freedom of Student's t."""
 
     standard_error: float
     degrees: float

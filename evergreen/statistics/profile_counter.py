@@ -95,8 +95,9 @@ class ValueCounts:
             self._drop_rarest()
 
     def _drop_rarest(self) -> None:
-        """Drop the least frequent values beyond the capacity, and lower every count by the same
-        number.
+        """Drop the least frequent values beyond the capacity.
+
+        Every other count is lowered by the same number.
         """
         least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
         held = self.counts > least
@@ -259,7 +260,7 @@ class ProfileCounter:
             return
         bits = len(with_value).bit_length()
         distinct = None
-        if int(values.max()).bit_length() + bits > 63:  # hashes are replaced by shorter numbers, their positions among the distinct values
+        if int(values.max()).bit_length() + bits > 63:  # too long for the key
             distinct, values = np.unique(values, return_inverse=True)
         # One sort is enough. A value's rows in a request are adjacent, and so are its requests of
         # one half.
@@ -339,8 +340,7 @@ class ProfileCounter:
         return replace(found, digest=digest, first_event_time=first_event_time, last_event_time=last_event_time)
 
     def reference(self) -> TrainingReference:
-        """Return the reference for served rows: the fair half, in the cells of the choosing half.
-        """
+        """Return the reference for served rows: the fair half in the cells of the choosing half."""
         listed = {}
         for name, (choosing, fair) in self._values.items():
             values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
