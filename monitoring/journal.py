@@ -88,9 +88,7 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Accept decisions on earlier points from now on, because the clock was ahead and was
-        corrected.
-        """
+        """Accept decisions on earlier points, because the clock was ahead and was corrected."""
         self._decided_until = None
 
     def append_point(self, point: dict[str, Any]) -> None:

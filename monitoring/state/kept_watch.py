@@ -93,8 +93,7 @@ class KeptWatch:
         self._is_due = False
 
     def keep_if_due(self) -> None:
-        """Store the state if `KEEP_SECONDS` passed with new predictions, or if deferred ones
-        resumed.
+        """Store the state after `KEEP_SECONDS` with new predictions, or if deferred ones resumed.
 
         Deferred predictions may mature in this iteration and then leave the state.
         """

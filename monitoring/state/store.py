@@ -178,8 +178,9 @@ class Store(FileTables):
         return tell_apart(predictions, known, self._block_of)
 
     def _block_of(self, number: int) -> tuple[int, Predictions] | None:
-        """Return the block of a prediction and the number of its first one, or None if it is
-        archived.
+        """Return the block of a prediction and the number of its first one.
+
+        Returns None if the block is archived.
         """
         query = (
             "SELECT first, content FROM blocks JOIN block_rows USING (last)"
