@@ -127,8 +127,7 @@ class StoredJudge:
             self._newest, self._unwritten = points[-1], []
 
     def memory(self) -> dict[str, Any]:
-        """Return the evaluator's state, and as `mark` the position of the last matured request in
-        it.
+        """Return the evaluator's state and `mark`, the position of the last matured request in it.
         """
         return {**self.judge.memory(), "mark": self._store.matured_mark()}
 
@@ -268,8 +267,7 @@ class Monitor:
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continue where a predecessor stopped: finish its archive file, rebuild the windows, find
-        its run.
+        """Continue where a predecessor stopped: finish its archive file, windows and run.
 
         Args:
             settings: Settings of the process and its rules.

@@ -266,7 +266,7 @@ class _Stream:
         judged = judge.judged_until
         self._judged = -math.inf if judged is None else judged
         self._known_until = self._judged + serving_ahead(settings.judge)
-        """Event time up to which the evaluator's state already knows which version served."""
+        """Event time up to which the evaluator's state already contains the serving version."""
         window, grace = settings.judge.attribution_window_seconds, settings.judge.drift_grace_seconds
         self._drift_known_until = self._judged + window - grace
         """Event time up to which the evaluator's state already knows the drift."""
@@ -326,7 +326,7 @@ class Fire:
 
 @dataclass(frozen=True, kw_only=True)
 class Backtest:
-    """What one set of policies would have done."""
+    """Result of one set of policies."""
 
     policies: str
     decision_points: int
