@@ -127,8 +127,7 @@ class StoredJudge:
             self._newest, self._unwritten = points[-1], []
 
     def memory(self) -> dict[str, Any]:
-        """Return the evaluator's state and `mark`, the position of the last matured request in it.
-        """
+        """Return the evaluator's state and `mark`, the position of its last matured request."""
         return {**self.judge.memory(), "mark": self._store.matured_mark()}
 
     def take_newest(self) -> DecisionPoint | None:
@@ -532,8 +531,7 @@ class Monitor:
         return left
 
     def _count_reused(self, reused: Sequence[tuple[Delivery, str]], now: float) -> list[tuple[Delivery, str]]:
-        """Count predictions with the id of another request, and return their dead-letter reasons.
-        """
+        """Count predictions with the id of another request, and return dead-letter reasons."""
         self._store.count_reused([reused_key(each.message_id, each.payload) for each, _ in reused], now=now)
         return [(delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS]) for delivery, request_id in reused]
 

@@ -243,8 +243,7 @@ class Trail:
     """Event time of the rows that first made the product large enough, or None."""
 
     def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
-        """Return the trail after multiplication by `factor`, for rows between two decision points.
-        """
+        """Return the trail multiplied by `factor`, for rows between two decision points."""
         began = since if self.since is None else self.since
         value = min(self.value * factor, _LARGEST)
         if value <= 1.0:

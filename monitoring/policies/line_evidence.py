@@ -73,8 +73,7 @@ class _Played(NamedTuple):
 
 
 class _Process:
-    """E-process of one version, over its rows and those of the versions before it in its lineage.
-    """
+    """E-process of one version, over its rows and those of its predecessors in the lineage."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
         self.capital = Capital(memory)

@@ -258,7 +258,7 @@ class Archive:
         return min(times, default=None)
 
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
-        return oldest is not None and not 0 <= now - oldest < self._roll_seconds  # negative after the clock was set back
+        return oldest is not None and not 0 <= now - oldest < self._roll_seconds  # negative: clock was set back
 
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []

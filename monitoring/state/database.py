@@ -325,8 +325,7 @@ class FileTables(Database):
         return int(self._connection.execute(query, (at_most,)).fetchone()[0])
 
     def oldest_late_at(self) -> float | None:
-        """Return when the oldest late outcome without a file was stored, or None if all have files.
-        """
+        """Return when the oldest late outcome without a file was stored, or None."""
         return self._first_number("SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1")
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
@@ -429,8 +428,7 @@ class FileTables(Database):
         return "late_outcomes" if holds_outcomes(name) else "matured"
 
     def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
-        """Return the requests assigned to the file `name`, in its order, and the label of each row.
-        """
+        """Return the requests assigned to the file `name`, in its order, and each row's label."""
         matured = self._matured_of_file(name)
         found, order = [], []
         for last, of_block in self._by_block(matured.numbers):

@@ -103,8 +103,7 @@ class KeptWatch:
             self.keep({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:
-        """Return the newest report on `version`, or else on any version, or None before the first.
-        """
+        """Return the newest report on `version`, else on any version, or None before the first."""
         if version in self._shown:
             return self._shown[version]
         return next(reversed(self._shown.values()), None)

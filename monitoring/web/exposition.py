@@ -98,8 +98,7 @@ class Exposition:
         self._last_beat = self._clock()
 
     def note_failed_turn(self, reason: str) -> None:
-        """Record that the loop is alive, but its iteration failed because of the log or a folder.
-        """
+        """Record that the loop is alive, but its iteration failed."""
         self._last_beat, self._failed_turn = self._clock(), reason
 
     def end(self, reason: str) -> None:
