@@ -111,8 +111,10 @@ def _add_demo(commands: Any) -> None:
     demo.add_argument(
         "--drift-columns",
         default="",
-        help="with --data: comma-separated columns whose values change their meaning (default: numeric columns and "
-        "columns with few categories)",
+        help=(
+            "with --data: comma-separated columns whose values change their meaning (default: numeric columns and "
+            "columns with few categories)"
+        ),
     )
 
     opened = commands.add_parser("open", help="serve a finished demo again, with its status page, until Ctrl-C")
@@ -129,8 +131,10 @@ def _add_compile(commands: Any) -> None:
         "--placement",
         type=Path,
         default=None,
-        help="YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env next to it, "
-        "and flags override it (default: placement of a laptop)",
+        help=(
+            "YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env next to it,"
+            " and flags override it (default: placement of a laptop)"
+        ),
     )
     parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
     parser.add_argument("--store", help="folder of the model registry (default: store on the volume)")
@@ -144,7 +148,9 @@ def _add_compile(commands: Any) -> None:
         help="resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = no GPU (default: nvidia.com/gpu)",
     )
     parser.add_argument(
-        "--backend", choices=("pytorch", "hugectr", "torchrec"), help="library of the training image (default: pytorch)"
+        "--backend",
+        choices=("pytorch", "hugectr", "torchrec"),
+        help="library of the training image (default: pytorch)",
     )
     parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr, torchrec; default: 1)")
     parser.add_argument("--training-processes", type=int, help="processes of the training step (torchrec; default: 1)")
@@ -172,8 +178,10 @@ def _add_submit(commands: Any) -> None:
     instead.add_argument(
         "--recurring",
         metavar="CRON",
-        help="schedule runs instead: a UTC cron line of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
-        "previous schedule",
+        help=(
+            "schedule runs instead: a UTC cron line of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
+            "previous schedule"
+        ),
     )
     instead.add_argument(
         "--wait", action="store_true", help="wait for the run's end; exit code 0 if it succeeded, else 3"
@@ -212,8 +220,10 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-scratch",
         action="store_true",
-        help="train without a parent and compare with no champion, for columns that changed their "
-        "kind, another recommender, or after `evergreen forget`",
+        help=(
+            "train without a parent and compare with no champion, for columns that changed their "
+            "kind, another recommender, or after `evergreen forget`"
+        ),
     )
     parser.add_argument(
         "-p",
@@ -229,7 +239,9 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="settings",
         metavar="SECTION.NAME=VALUE",
-        help="setting of this run that overrides the recommender's, such as training.learning_rate=0.0005 (repeatable)",
+        help=(
+            "setting of this run that overrides the recommender's, such as training.learning_rate=0.0005 (repeatable)"
+        ),
     )
 
 
@@ -401,7 +413,10 @@ def _run_submit(arguments: argparse.Namespace) -> int:
             if ended.state != "SUCCEEDED":
                 step = f"; {outcome.step}: {outcome.reason}" if outcome else ""
                 raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
-            hint = f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} on a machine that mounts it"
+            hint = (
+                f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} on a machine that"
+                " mounts it"
+            )
             print(describe_run(store, outcome) if outcome else hint)
     return 0
 

@@ -76,7 +76,8 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
-                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither to keep the rows' times"
+                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither to keep the rows'"
+                " times"
             )
         if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
             raise ContractError(f"days is {self.days}, expected at least 1")
@@ -242,8 +243,8 @@ def read_rows(
         reader = find_reader(file, recommender, with_times=keeps_times)
         if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times, or days over which to spread its "
-                "rows, such as --last-day 2026-03-07 --days 7"
+                f"{file} has no column {recommender.data.event_time!r}, expected times, or days over which to spread"
+                " its rows, such as --last-day 2026-03-07 --days 7"
             )
         if reader.has_times and not keeps_times:
             logger.warning("%s has event times, which are replaced. To keep them, leave out last_day and days", file)
@@ -279,9 +280,9 @@ def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *,
         logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
     if found.repeated:
         logger.warning(
-            "%d rows equal an earlier row in everything but the label. Without a request id each counts as a row of its "
-            "own. If they are the same rows with their clicks, name the columns that identify a row: data.request_id "
-            "and data.row",
+            "%d rows equal an earlier row in everything but the label. Without a request id each counts as a row of"
+            " its own. If they are the same rows with their clicks, name the columns that identify a row:"
+            " data.request_id and data.row",
             found.repeated,
         )
 
@@ -307,9 +308,9 @@ def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_tim
     num_known, total = known.num_equal, events.counts().rows + known.num_equal
     if known.num_others > limit * total:
         raise ContractError(
-            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with "
-            f"other features (such as {known.example}), expected at most {limit:.2%}. Rows of a request are numbered "
-            "in file order if no column has their number, so name such a column by data.row, or keep the order"
+            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with"
+            f" other features (such as {known.example}), expected at most {limit:.2%}. Rows of a request are numbered"
+            " in file order if no column has their number, so name such a column by data.row, or keep the order"
         )
     if not num_known:
         return
@@ -407,10 +408,12 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen ingest",
-        description="Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, and write "
-        "the earlier rows to the lake and the later rows to a replay file. Rows keep their times, or get times spread "
-        "over whole days. Malformed rows go to <replay>.malformed_rows.jsonl, or to ingest.malformed_rows.jsonl in "
-        "the current folder. The counts are printed as JSON.",
+        description=(
+            "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, and write the"
+            " earlier rows to the lake and the later rows to a replay file. Rows keep their times, or get times"
+            " spread over whole days. Malformed rows go to <replay>.malformed_rows.jsonl, or to"
+            " ingest.malformed_rows.jsonl in the current folder. The counts are printed as JSON."
+        ),
     )
     add_store_flag(parser)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")

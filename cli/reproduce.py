@@ -107,7 +107,8 @@ class Reproduction:
         for role, model_id in (("model", self.model.model_id), ("parent", self.model.parent_model_id)):
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
-                    f"weights of {role} {model_id} are absent from {self.store}, expected weights that were not collected"
+                    f"weights of {role} {model_id} are absent from {self.store}, expected weights that were not"
+                    " collected"
                 )
         if gone := sorted({each["day"] for each in self.model.days} - lake_versions(self.lake).keys()):
             expected = f"expected the training days of model {self.model.model_id}"
@@ -127,7 +128,11 @@ class Reproduction:
 
     def _run(self, step: str, **inputs: object) -> Path:
         """Run a step, and return the path of its manifest."""
-        python, view, output = python_of(ENVIRONMENT_OF_STEP[step]), self.folder / "store", self.folder / f"{step}.json"
+        python, view, output = (
+            python_of(ENVIRONMENT_OF_STEP[step]),
+            self.folder / "store",
+            self.folder / f"{step}.json",
+        )
         if not python.exists():
             raise ContractError(f"{step} needs {python}, which is absent; `make environments` builds it")
         threads = {"OMP_NUM_THREADS": str(self.facts["threads"])} if "threads" in self.facts else {}
