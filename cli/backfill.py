@@ -68,7 +68,7 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
     people. Rows of another day count as malformed.
 
     Raises:
-        ContractError: a file is damaged, of no known form or too malformed, forms are mixed, or no row is left.
+        ContractError: a file is corrupt, of no known form or too malformed, forms are mixed, or no row is left.
         TemporaryError: the bucket cannot be reached.
         PermanentError: no permission, no bucket, or no room; or somebody removed files of the version meanwhile.
     """

@@ -126,7 +126,7 @@ def restore(folder: Path, *, within: Path | None = None, confirm: Callable[[dict
         Where each part is, by its name.
 
     Raises:
-        ContractError: it is no backup, a file of it is damaged or absent, a part belongs outside `within`, or something
+        ContractError: it is no backup, a file of it is corrupt or absent, a part belongs outside `within`, or something
             else lies already where a part belongs.
         Refused: nobody confirmed where the parts are written.
     """
@@ -205,7 +205,7 @@ def _restore_file(source: Path, target: Path, sha256: str) -> None:
             file.flush()
             if (found := sha256_file(Path(file.name))) != sha256:
                 raise ContractError(
-                    f"{source} has sha256 {found}, expected {sha256}: the backup is damaged. What was restored stays; "
+                    f"{source} has sha256 {found}, expected {sha256}: the backup is corrupt. What was restored stays; "
                     "repair the file and call restore again"
                 )
             # Before it is whole: extraction tells late files by their times.

@@ -53,7 +53,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     """Compares two models of `store`.
 
     Raises:
-        ContractError: one is damaged, or no rows are left that judge both: the later one was never judged, its rows
+        ContractError: one is corrupt, or no rows are left that judge both: the later one was never judged, its rows
             were collected, or the other learned them.
     """
     from components.evaluation.evaluate import judge_holdout, shown_values

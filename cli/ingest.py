@@ -152,7 +152,7 @@ def ingest(
         settings: What becomes of the rows.
 
     Raises:
-        ContractError: A file is of no known form, damaged or too malformed; there is no row at all; rows are to keep
+        ContractError: A file is of no known form, corrupt or too malformed; there is no row at all; rows are to keep
             times that they do not have; or too many have the key of another row, or are in the lake already.
         TemporaryError: The bucket cannot be reached.
         PermanentError: No permission, no bucket, or no room.

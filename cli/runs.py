@@ -62,7 +62,7 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
     """Runs of the store, oldest first: those that began last, or all.
 
     Raises:
-        ContractError: a file in it is damaged.
+        ContractError: a file in it is corrupt.
     """
     runs = sorted((_start_of(store, folder.name), folder.name) for folder in (store / "runs").glob("*"))
     return [read_run(store, run) for _, run in runs[-newest if newest else None :]]

@@ -32,7 +32,7 @@ def read_store(store: Path) -> Exported | None:
     """What the store holds now; None while the gate has judged no model.
 
     Raises:
-        ContractError: the journal or a manifest is damaged.
+        ContractError: the journal or a manifest is corrupt.
     """
     rounds = [ModelCard.read(path) for path in sorted((store / "verdicts").glob(f"*/{card_path(store, '').name}"))]
     if not rounds:

@@ -32,7 +32,7 @@ class ExtractionSettings:
     not name one row. Copies of equal features do not count."""
     max_quarantined_file_fraction: float = 0.1
     """Share of the files with rows of the window, late ones included, that may be unfit to read before the step stops,
-    in [0, 1]. A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed
+    in [0, 1]. A file is unfit if it is corrupt, lacks a column, has one of another type, or has too many malformed
     rows. The step leaves an unfit file out and names it. A later run learns its rows once it is mended. The same share
     applies to the files of late outcomes, and to those of replayed days."""
     replay_share: float = 0.0

@@ -68,7 +68,7 @@ def read_words(path: Path) -> dict[str, dict[int, str]]:
     """By column, the word of each category that `WordCounts.write` listed.
 
     Raises:
-        ContractError: the file is absent or damaged.
+        ContractError: the file is absent or corrupt.
     """
     try:
         lists = json.loads(path.read_text(encoding="utf-8"))

@@ -240,7 +240,7 @@ class FeatureWorkflow:
         """The workflow in `folder`.
 
         Raises:
-            ContractError: a file is absent, damaged or of another format version.
+            ContractError: a file is absent, corrupt or of another format version.
         """
         try:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))

@@ -119,7 +119,7 @@ def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: i
 
     Raises:
         ContractError: a batch has more text.
-        pa.ArrowException: the file is damaged.
+        pa.ArrowException: the file is corrupt.
     """
     metadata = pq.read_metadata(path)
     chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
@@ -181,7 +181,7 @@ class ArchivedFile:
 
         Raises:
             MovedAway: it is not in the folder any more.
-            ContractError: it is no Parquet file, is damaged, or does not have what the caller reads of it; names it.
+            ContractError: it is no Parquet file, is corrupt, or does not have what the caller reads of it; names it.
             TemporaryError, PermanentError: it cannot be fetched.
         """
         with local_copy(self.archive, self.info.name) as path, reading_parquet(self.uri):

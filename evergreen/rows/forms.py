@@ -94,7 +94,7 @@ class Reader(Protocol):
         and counts every row read.
 
         Raises:
-            ContractError: the file is damaged, or too many of its rows are malformed.
+            ContractError: the file is corrupt, or too many of its rows are malformed.
         """
 
 
@@ -153,7 +153,7 @@ def open_rows(path: Path) -> FileRows:
     """Return the rows of a file with the columns that it names: Parquet, JSON lines, or text with a header.
 
     Raises:
-        ContractError: The file is none of these, empty or damaged.
+        ContractError: The file is none of these, empty or corrupt.
     """
     if not path.is_file():
         raise ContractError(f"{path} is no file, expected one of rows")

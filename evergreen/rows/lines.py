@@ -228,7 +228,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
     A carriage return ends a line where the file has no line feed.
 
     Raises:
-        ContractError: The file is an archive or binary, damaged or truncated, not in its encoding, or has a line
+        ContractError: The file is an archive or binary, corrupt or truncated, not in its encoding, or has a line
             longer than `MAX_LINE_BYTES`.
     """
     decoder, first_line, pending = _Decoder(path), 1, bytearray()
@@ -239,7 +239,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
             try:
                 chunk = read(_READ_BYTES)
             except (EOFError, gzip.BadGzipFile, zlib.error, OSError, pa.ArrowException) as error:
-                damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
+                damage = "truncated" if isinstance(error, EOFError) else f"corrupt ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")
                 raise ContractError(
                     f"{path} is {damage}: {num_lines} whole lines were read before, expected a complete file"

@@ -72,7 +72,7 @@ def unread_columns(excluded: Collection[str], champion: Model | None) -> frozens
     """Those of the excluded features that the champion does without, too; without one, all of them.
 
     Raises:
-        ContractError: the champion's workflow is damaged.
+        ContractError: the champion's workflow is corrupt.
     """
     if not excluded or champion is None:
         return frozenset(excluded)

@@ -91,7 +91,7 @@ class TextRows:
         """Yield the wanted columns of all rows, in file order; memory is bounded by a few blocks.
 
         Raises:
-            ContractError: The file is damaged; see `lines.read_blocks`.
+            ContractError: The file is corrupt; see `lines.read_blocks`.
         """
         cores = available_cores()
         with tempfile.TemporaryDirectory(prefix="rows.") as folder, ThreadPoolExecutor(cores) as pool:
@@ -224,7 +224,7 @@ def read_head(path: Path) -> Head:
     """Return the first lines of a text file.
 
     Raises:
-        ContractError: The file is empty, binary, or damaged.
+        ContractError: The file is empty, binary, or corrupt.
     """
     content = next(read_blocks(path, block_bytes=_HEAD_BYTES)).content
     found = [line.decode(errors="backslashreplace") + "\n" for line in content.split(b"\n")[: 2 * _HEAD_LINES]]

@@ -68,7 +68,7 @@ class ParquetRows:
         """Yield the wanted columns of all rows, in file order; memory is bounded by a chunk.
 
         Raises:
-            ContractError: The file is damaged.
+            ContractError: The file is corrupt.
         """
         own = [self._own[self.names.index(name)] for name in wanted]
         columns = ", ".join('"' + name.replace('"', '""') + '"' for name in own)

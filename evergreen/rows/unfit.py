@@ -1,6 +1,6 @@
 """Files of a lake whose rows cannot be read, and which a run leaves out after naming them.
 
-A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed rows. Whoever reads
+A file is unfit if it is corrupt, lacks a column, has one of another type, or has too many malformed rows. Whoever reads
 several files reports all unfit ones at once, so that few passes over the others are needed.
 """
 

@@ -265,7 +265,7 @@ class ProfileCounter:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in expected}
-        except Exception as error:  # A damaged archive fails as NumPy, zipfile or zlib find it, in a dozen types.
+        except Exception as error:  # A corrupt archive fails as NumPy, zipfile or zlib find it, in a dozen types.
             raise ContractError(f"counts of a worker cannot be read: {first_line(error)}") from error
         for name, sums in other._sums.items():
             sums += _counts_like(found[name], name, sums.shape)

@@ -93,7 +93,7 @@ def read_requests(
     None = the recommender names none.
 
     Raises:
-        ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
+        ContractError: there is no such file, or one is corrupt, lacks a column or has one of another type; names it.
     """
     for _, table in read_days(archive, span, features=features, user=user):
         if len(table):

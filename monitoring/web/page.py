@@ -107,7 +107,7 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
     try:
         entries = promotion_journal.read_journal(store)
     except (ContractError, OSError):
-        return []  # deployment reports a damaged journal; the page does without
+        return []  # deployment reports a corrupt journal; the page does without
     return [
         {
             "time": promotion_journal.moment_of(entry.time).timestamp(),
