@@ -1,4 +1,4 @@
-"""What is answered while servers die, files are damaged and requests are wrong: always by a version of the journal."""
+"""What is answered while servers die, files are corrupt and requests are wrong: always by a version of the journal."""
 
 import dataclasses
 import os
@@ -94,7 +94,7 @@ def test_corrupt_live_graph_fails_start_and_offline_rollback_restores_it(deploy,
     with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
         triton.start()
     assert not triton.alive()
-    rollback(dataclasses.replace(settings, triton_urls=()), reason="damaged file")
+    rollback(dataclasses.replace(settings, triton_urls=()), reason="corrupt file")
     triton.start()
     client, rows = Triton(triton.grpc_url), raw_rows(5)
     scores, version = client.infer(MODEL_NAME, *rows)

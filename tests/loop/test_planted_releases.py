@@ -20,7 +20,7 @@ from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries
+from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, blocked_models, read_entries
 from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
@@ -118,13 +118,13 @@ class Site:
         return json.loads(self.controller.status.read_text())["baking"]
 
     def until_taken_back(self, most, **how):
-        """Why version 2 was taken back within so many rounds; version 1 answers again, and model 2 is barred."""
+        """Why version 2 was taken back within so many rounds; version 1 answers again, and model 2 is blocked."""
         for _ in range(most):
             if (found := self.round(**how))["action"] != BAKES:
                 break
         assert found["action"] == TAKEN_BACK, found
         assert self.lived() == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
-        assert list(barred(self.settings.store)) == ["model-2"]
+        assert list(blocked_models(self.settings.store)) == ["model-2"]
         with closing(Triton(self.triton.grpc_url)) as client:
             assert client.infer(MODEL_NAME, self.dense[:3], self.categorical[:3])[1] == 1
         return found["reason"]

@@ -164,7 +164,7 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
 
 def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
-    """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
+    """Its own word for what it stored, altered: as if it had corrupted the bytes after it took them."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),

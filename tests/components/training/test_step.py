@@ -63,7 +63,7 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
+def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
     assert second == first

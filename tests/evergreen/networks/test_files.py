@@ -86,7 +86,7 @@ def lacking(name):
 
 @pytest.mark.parametrize("spoil", [os.unlink, truncated, oversized, of_halves, lacking(TABLE)])
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, OPTIMIZER_FILE])
-def test_damaged_file_is_refused_by_name(tmp_path, name, spoil):
+def test_corrupt_file_is_refused_by_name(tmp_path, name, spoil):
     filled(tmp_path)
     if (name, spoil) == (OPTIMIZER_FILE, os.unlink):
         return  # a model without optimizer state is one

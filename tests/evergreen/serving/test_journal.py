@@ -112,7 +112,7 @@ def test_live_at_time_before_everything_or_at_no_time_is_error(store, capsys):
     ],
     ids=str,
 )  # fmt: skip
-def test_damaged_line_is_named(store, change, capsys):
+def test_corrupt_line_is_named(store, change, capsys):
     document = {**json.loads((store / "journal.jsonl").read_text().splitlines()[-1]), **change}
     document = {name: value for name, value in document.items() if value is not ... and name != "crc32"}
     with open(store / "journal.jsonl", "a") as journal:
