@@ -1,8 +1,8 @@
-"""No panel of a dashboard is empty: each query is answered by a real Prometheus with numbers.
+"""Checks that no panel of a dashboard is empty: a real Prometheus answers each query with numbers.
 
-It scrapes a real tritonserver under traffic and the monitor's own server with a snapshot in which every number is
-present. No cluster and no GPU are here: what kube-state-metrics, the DCGM exporter and a Triton with a GPU would show
-is in not_here.prom, in their names and labels.
+It scrapes a real tritonserver under traffic and the monitor's own server, with a snapshot in which
+every number is present. The metrics of a cluster and a GPU (kube-state-metrics, the DCGM exporter,
+Triton with a GPU) are in not_here.prom, with their names and labels.
 """
 
 import math
