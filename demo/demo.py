@@ -637,7 +637,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
 
     def taken_back() -> promotion_journal.Promotion | None:
         line = promotion_journal.current(demo.folders.store)
-        return line if line is not None and line.barred_model_id == first.model_id else None
+        return line if line is not None and line.blocked_model_id == first.model_id else None
 
     demo.stack.wait_until(
         lambda: taken_back() is not None or demo.traffic_has_ended(),

@@ -1,8 +1,7 @@
-"""The monitor as a process: `python -m monitoring --log sqlite:///... --state DIR --archive DIR --store DIR`.
+"""Run the monitor: `python -m monitoring --log URL --state DIR --archive DIR --store DIR`.
 
-Reads the settings (flags, else `EVERGREEN_MONITOR_*`) and the store's recommender, which says how to decide; opens what
-the loop needs, runs it until SIGTERM or SIGINT.
-What the loop does is `monitoring.monitor`'s.
+This module reads the settings (flags, else `EVERGREEN_MONITOR_*`) and the rules of the registry's
+recommender. It opens the log and the state, and runs `monitoring.monitor` until SIGTERM or SIGINT.
 """
 
 import logging
@@ -36,7 +35,7 @@ MAX_RETRY_SECONDS = 30.0
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the monitor until it is asked to stop."""
+    """Run the monitor until it receives SIGTERM or SIGINT."""
     parser = build_parser(InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         InstallationSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
     )
     configure_logging(settings.log_format)
-    # State and archive hold what people looked at.
+    # State and archive contain what users looked at.
     umask = os.umask(0o077)
     try:
         run(settings, stop, umask=umask)
@@ -58,13 +57,13 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
     """Serve the pages and run the loop until `stop` is set.
 
     Args:
-        settings: The monitor's.
+        settings: Settings of the installation.
         stop: Ends the loop.
-        umask: That of runs which the monitor starts here; -1 = its own.
+        umask: Umask of the runs that the monitor starts locally. -1 keeps the process's own.
 
     Raises:
-        TemporaryError: another monitor holds the state folder.
-        PermanentError: the port is taken.
+        TemporaryError: Another monitor has the state folder open.
+        PermanentError: The port is in use.
     """
     from monitoring.state.store import STORE_FILE, Store
     from monitoring.web.exposition import Exposition
@@ -90,11 +89,12 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
 def _run_loop(
     settings: InstallationSettings, store: "Store", *, exposition: "Exposition", stop: threading.Event, umask: int
 ) -> None:
-    """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
+    """Run iterations of the loop until `stop` is set, then drain the log and the archive.
 
-    A log that is busy or down, and a store that holds no recommender yet, are tried again, at longer and longer pauses:
-    nothing is gained by ending the process, for a supervisor would start it again, at pauses of its own. Any other
-    failure ends the process, so that its supervisor sees it.
+    A TemporaryError, such as an unreachable log or a registry without a recommender, is retried
+    after growing pauses. Ending the process would gain nothing, because the supervisor would
+    restart it after pauses of its own. Any other error ends the process, so that the supervisor
+    sees it.
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor

@@ -1,6 +1,7 @@
-"""`evergreen backtest ARCHIVE`: would these policies have fired over the records of an archive or a lake?
+"""Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
 
-Parses, calls and prints; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`.
+The records come from a monitor's archive or a lake. The flags of the rules are those of the
+monitor. `monitoring.backtest.judging` computes the decisions.
 """
 
 import argparse
@@ -31,12 +32,12 @@ from monitoring.released_models import ReleasedModels
 from monitoring.state.judging_file import read_judging
 
 FEW_POINTS = 20
-"""Decision points below which a backtest says little of its policies: it warns."""
+"""Number of decision points below which the command warns that the result says little."""
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table or JSON."""
+    """Run the backtests and print a table or JSON."""
     arguments = _parser().parse_args(argv)
     known = flat_values(read_judging(typed_folder(arguments.state, "--state"))) if arguments.state else {}
     settings = make_settings(JudgingSettings, **known | read_flags(JudgingSettings, arguments))
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _as_table(backtests: Sequence[Backtest]) -> str:
-    """Plain text, one line per setting of policies; a number that does not exist is a dash."""
+    """Format one line per set of policies. A number that does not exist is a dash."""
     cells = [list(_figures(backtests[0])), *(list(_figures(each).values()) for each in backtests)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in cells]

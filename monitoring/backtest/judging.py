@@ -1,15 +1,14 @@
-"""The live judge over archived requests, and what its policies would have done: fires, delay, false alarms.
+"""Run the monitor's evaluator over archived requests, and report what its policies would have done.
 
-In: the files that `monitoring.state.archive` wrote, in a folder or a bucket, read as the live judge saw their
-requests: matured, in order of event time, day by day. Rows that no model of ours served are passed over. Labels are
-those of the click window, as archived: late outcomes changed no live decision and change none here. Memory holds one
-day.
+Input is the files of `monitoring.state.archive` in a folder or a bucket, read day by day in order
+of event time. Rows that none of our models served are skipped. Labels are those of the click
+window, because late outcomes changed no live decision. Memory is one day of rows.
 
-Out: decision points, whose lines are those that the monitor wrote over the same records, and one `Backtest` per setting
-of policies. The lines differ where the monitor received a record after its decision point had passed (it no longer
-judges it; the archive cannot show this), and where its settings, verdicts or training profile were others. A fire
-changes no model here, so the second fire assumes that the first run's release changed nothing. Printing is left to the
-command.
+Output is decision points and one `Backtest` per set of policies. The decision lines equal those
+that the monitor wrote over the same records, with two exceptions. The monitor ignored records that
+arrived after their decision point, which the archive does not show. And its settings, verdicts or
+training profiles may have been different. A fire changes no model here, so a second fire assumes
+that the release after the first one had no effect.
 """
 
 import argparse
@@ -50,18 +49,18 @@ _NEEDED = (
 
 
 class ArchivedRequests(NamedTuple):
-    """Requests of the archive, by time and id."""
+    """Requests of the archive, ordered by time and id."""
 
     matured: MaturedRequests
-    """`times` in seconds, of whole microseconds; no positions."""
+    """Requests without positions. `times` are seconds with whole microseconds."""
     canary: NDArray[np.bool_]
-    """[m]"""
+    """Whether a canary served each request, shape [m]."""
     predictions: Predictions | None
-    """With the features, where the caller reads them."""
+    """Predictions with features, or None if the caller does not read features."""
 
 
 class Span(NamedTuple):
-    """Event times to read, seconds since the epoch; None = no end."""
+    """Range of event times in seconds since the epoch. None means no limit."""
 
     start: float | None = None
     """Inclusive."""
@@ -73,7 +72,7 @@ WHOLE = Span()
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch."""
+    """Parse ISO 8601 or seconds to seconds since the epoch."""
     try:
         return float(text)
     except ValueError:
@@ -87,13 +86,17 @@ def parse_time(text: str) -> float:
 def read_requests(
     archive: Objects, span: Span = WHOLE, *, features: Features | None = None, user: str | None = None
 ) -> Iterator[ArchivedRequests]:
-    """Every served request in `span`, by (time, request id), a day at a time.
+    """Yield every served request in `span`, ordered by (time, request id), one day at a time.
 
-    `features` are read too, where drift is to be judged; `user` is the column of the users, which the live judge knew,
-    None = the recommender names none.
+    Args:
+        archive: Archive or lake.
+        span: Event times to read.
+        features: Features to read too, if drift is evaluated.
+        user: User column, or None if the recommender names none.
 
     Raises:
-        ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
+        ContractError: No file exists, or a file is corrupt, lacks a column or has one of another
+            type.
     """
     for _, table in read_days(archive, span, features=features, user=user):
         if len(table):
@@ -108,7 +111,10 @@ def read_days(
     user: str | None = None,
     newest_first: bool = False,
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Each day that `span` touches, with its served rows by (time, request id, row); else as `read_requests`."""
+    """Yield each day that `span` touches, with its served rows by (time, request id, row).
+
+    The arguments and errors are those of `read_requests`.
+    """
     by_day: dict[str, list[ArchivedFile]] = {}
     for file in archived_files(archive):
         by_day.setdefault(file.day, []).append(file)
@@ -126,7 +132,7 @@ def _touches(day: str, span: Span) -> bool:
 
 
 def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | None) -> pa.Table:
-    """What is needed of one file, in the contract's types."""
+    """Read the needed columns of one file in the contract's types."""
     if features is None and user is not None:
         features = Features(numeric=(), categorical=(user,))
     wanted = features.names if features else ()
@@ -139,19 +145,20 @@ def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | 
         try:
             schema = arrow_schema({name: types[name] for name in columns})
             table = file.read(columns=columns).select(columns)
-            # A feature that the recommender got later is missing in the rows before.
+            # A feature that was added to the recommender later is missing in older rows.
             for name in wanted:
                 if name not in found:
                     schema = schema.append(arrow_schema({name: types[name]}).field(0))
                     table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
-            # Rows that a person's files brought to a lake may hold words; nobody served them.
+            # Rows that people ingested into a lake may contain string categories. No model served
+            # them.
             return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:
             raise ContractError(f"{archived.uri} has other columns than a monitor's archive: {error}") from error
 
 
 def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
-    """The rows of a day that a model of ours served in `span`, in order."""
+    """Select the rows of a day that one of our models served in `span`, in order."""
     table = pa.concat_tables(tables, promote_options="default")
     served = pc.and_(pc.is_valid(table[raw_rows.SCORE]), pc.is_valid(table[raw_rows.MODEL_VERSION]))
     micros = pc.cast(table[raw_rows.EVENT_TIME], pa.int64())
@@ -201,7 +208,7 @@ def _requests(table: pa.Table, features: Features | None, user: str | None) -> A
 
 
 def no_reference(version: int) -> TrainingReference | None:
-    """No version has training profile."""
+    """Return no training profile for any version."""
     return None
 
 
@@ -214,15 +221,23 @@ def judge_requests(
     features: Features | None = None,
     memory: Mapping[str, Any] | None = None,
 ) -> Iterator[DecisionPoint]:
-    """Judges `requests`, ordered by (time, request id), to their end.
+    """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    A version's training profile are looked up only for requests that have features; `features` are their columns.
-    With the memory of a judge that stopped at `judged`, requests up to there fill the windows and those after are
-    judged.
+    With an evaluator's `memory`, requests up to its last decision point fill the windows, and later
+    ones are decided on.
+
+    Args:
+        requests: Archived requests.
+        settings: Rules of the monitor.
+        baseline: Returns the baseline of a version.
+        reference: Returns the training profile of a version. It is called only for requests with
+            features.
+        features: Columns of the requests' features.
+        memory: State of an evaluator to continue from.
     """
     judge = Judge(settings.judge, make_policies(settings.policies, settings.baking), baseline=baseline, memory=memory)
     stream = _Stream(judge, DriftWatch(reference, settings.drift, features=features), settings)
-    # At least once in each bucket of the drift watch, which holds few open at a time.
+    # Advance at least once per bucket of the drift watch, which has few open buckets at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
     passed: float | None = None
     for archived in requests:
@@ -240,7 +255,7 @@ def judge_requests(
 
 
 class _Stream:
-    """Feeds a judge and a drift watch, in order of event time."""
+    """Feeds an evaluator and a drift watch in order of event time."""
 
     def __init__(self, judge: Judge, watch: DriftWatch, settings: JudgingSettings) -> None:
         self._judge = judge
@@ -251,13 +266,13 @@ class _Stream:
         judged = judge.judged_until
         self._judged = -math.inf if judged is None else judged
         self._known_until = self._judged + serving_ahead(settings.judge)
-        """What the judge's memory knows already of who served."""
+        """Event time up to which the evaluator's state already contains the serving version."""
         window, grace = settings.judge.attribution_window_seconds, settings.judge.drift_grace_seconds
         self._drift_known_until = self._judged + window - grace
-        """And of what drifted."""
+        """Event time up to which the evaluator's state already knows the drift."""
 
     def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
-        """Takes in those at the places from `start` to before `stop`."""
+        """Add the requests with indexes from `start` to before `stop`."""
         matured = archived.matured.between(start, stop)
         self._newest = float(matured.times[-1])
         told = matured.times > self._known_until
@@ -273,8 +288,8 @@ class _Stream:
             self._judge.observe(matured.between(warm, len(matured)))
 
     def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
-        """Judges what is final once every prediction before `predicted_until` is in."""
-        before = predicted_until - 1e-6  # requests of that very microsecond may follow
+        """Decide on all final rows once every prediction before `predicted_until` was added."""
+        before = predicted_until - 1e-6  # requests with the same microsecond may follow
         for report in self._watch.close(before - self._settings.judge.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
                 self._judge.note_drift(report.evidence())
@@ -284,7 +299,7 @@ class _Stream:
             yield from self._judge.decide_up_to(final_until)
 
     def end(self) -> Iterator[DecisionPoint]:
-        """Judges the rest: every bucket and point that the last request belongs to is over."""
+        """Decide on the rest, after the last request's bucket and decision point ended."""
         if self._newest is not None:
             judge, drift = self._settings.judge, self._settings.drift
             yield from self.pass_until(self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds)
@@ -302,7 +317,8 @@ class Fire:
     """A run that would have been requested."""
 
     time: float
-    """When: one attribution window after its decision point, seconds since the epoch."""
+    """Time of the decision, one attribution window after its decision point, in seconds since the
+    epoch."""
     version: int
     policy: str
     reason: str
@@ -310,28 +326,33 @@ class Fire:
 
 @dataclass(frozen=True, kw_only=True)
 class Backtest:
-    """What one setting of policies would have done; a number that does not exist is None."""
+    """Result of one set of policies."""
 
     policies: str
     decision_points: int
     rows: int
-    """Rows that matured."""
+    """Number of matured rows."""
     fires: tuple[Fire, ...]
     held: int
-    """Decision points at which a run was held back by cool-down or budget."""
+    """Number of decision points at which the cooldown or the budget prevented a run."""
     false_alarms: int | None
-    """Fires before the drift; None where it is not known when the world changed."""
+    """Number of fires before the drift, or None if its time is unknown."""
     delay_seconds: float | None
-    """From the drift to the first fire after it; None where either is unknown or absent."""
+    """Seconds from the drift to the first fire after it, or None without either."""
 
 
 def backtest(
     judgements: Iterable[DecisionPoint], settings: JudgingSettings, *, run_seconds: float, drift_at: float | None = None
 ) -> Backtest:
-    """Follows `judgements` with the live monitor's restraint under a virtual clock.
+    """Apply the monitor's cooldowns and budget to decision points under a virtual clock.
 
-    The cool-down begins `run_seconds` after a fire, at its run's release, and no other run is requested before.
-    `drift_at` is when the world changed; None = not known, so no alarm can be called false.
+    Args:
+        judgements: Decision points in order.
+        settings: Rules of the monitor.
+        run_seconds: Seconds from a fire to the release of its run. No other run is requested before
+            the release, and the cooldown begins at it.
+        drift_at: Time of the known change in seconds since the epoch. If None, no alarm can be
+            called false.
     """
     memory = RunMemory()
     running_until = -math.inf
@@ -340,7 +361,7 @@ def backtest(
     for judgement in judgements:
         decision_points += 1
         rows = int(judgement.memory["matured_total"])
-        # When the monitor judged it.
+        # Time at which the monitor would have decided.
         now = judgement.time + settings.judge.attribution_window_seconds
         if now < running_until:
             held += judgement.decision.action is Action.RETRAIN

@@ -1,16 +1,17 @@
-"""When policies decide, and on what evidence: judgement as a function of records, not of the loop's turns.
+"""Decide at fixed points of event time, as a function of the records.
 
-In: predictions as they arrive and requests as they mature, both in any order; how far maturing has come. Out: one
-`DecisionPoint` per point of event time at which rows of the serving version's line matured. So the monitor and a
-backtest over its archive judge the same rows at the same points, whatever the sizes of their batches, and write equal
-lines. Keeping the memory is left to `monitoring.state.store`; restraint and acting, which depend on the clock, to
-`monitoring.retraining`.
+Input is predictions and matured requests in any order, and the event time up to which everything
+matured. Output is one `DecisionPoint` per point at which rows of the serving version's lineage
+matured. The result does not depend on batch sizes or on the loop, so the monitor and a backtest
+over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns and actions
+depend on the clock and belong to `monitoring.retraining`.
 
-Rows mature for a whole attribution window after their version was replaced. They are evidence about the version that
-serves then, because the world that they come from is the world that it meets. Which rows count against which version
-is left to the policies.
+Rows of a version mature for a whole attribution window after it was replaced. They are evidence
+about the version that serves then, because both versions see the same traffic. The policies choose
+which rows count against which version.
 
-Decision points are the multiples of `decide_seconds`. Times are whole microseconds (`contracts.raw_rows.microseconds`).
+Decision points are the multiples of `decide_seconds`. Times are whole microseconds
+(`contracts.raw_rows.microseconds`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,24 +39,26 @@ from monitoring.policies.policy import (
 from monitoring.rows import MaturedRequests
 
 MAX_PASSED_OVER = 1000
-"""Ids of requests passed over that are remembered, so that a restart passes them over too."""
+"""Number of remembered ids of requests that came too late for their point, so that a restart
+excludes them too."""
 
 
 def no_baseline(version: int) -> Baseline | None:
-    """Knows no version's baseline."""
+    """Return no baseline for any version."""
     return None
 
 
 def serving_ahead(settings: JudgeSettings) -> float:
-    """Seconds after a decision point up to which predictions tell which version serves at it.
+    """Return the seconds after a decision point whose predictions show which version serves.
 
-    At the watermark the last ones may still be on their way, so the grace period is left out of the window.
+    This is the attribution window without the grace period, because at the watermark the last
+    predictions may still be on their way.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
 
 class Judge:
-    """The windows, the policies and their memories."""
+    """Windows, policies and the policies' states."""
 
     def __init__(
         self,
@@ -65,11 +68,18 @@ class Judge:
         baseline: Callable[[int], Baseline | None] = no_baseline,
         memory: Mapping[str, Any] | None = None,
     ) -> None:
-        """Continues where `memory` stopped, which `memory()` or a `DecisionPoint` holds; None = a new judge.
+        """Continue from `memory`, or start anew.
 
-        After it, `restore` what matured before and `note_predictions` what was predicted after
-        `judged_until + serving_ahead(settings)`. `baseline`, what the gate measured of a version, is called once per
-        version and remembered: a verdict that is replaced later must not change what a backtest decides.
+        Call `restore` next with what matured before, and `note_predictions` with the predictions
+        after `judged_until + serving_ahead(settings)`.
+
+        Args:
+            settings: Windows and times.
+            policies: Policies in order.
+            baseline: Returns a version's baseline. It is called once per version and its result
+                remembered, so that a verdict that is replaced later does not change what a backtest
+                decides.
+            memory: What `memory()` returned, or the state in a `DecisionPoint`, or None.
         """
         known = memory or {}
         self._policies = tuple(policies)
@@ -92,21 +102,25 @@ class Judge:
             for each in known.get("drift", ())
         ]
         self.num_passed_over = int(known.get("num_passed_over", 0))
-        """Requests that arrived after their point was judged: in the archive, and in no decision."""
+        """Number of requests that matured too late for their decision point. They are archived but
+        used in no decision."""
         self._passed_over: list[str] = list(known.get("passed_over", ()))
 
     @property
     def judged_until(self) -> float | None:
-        """The last decision point passed, event time in seconds; rows from before it are judged no more."""
+        """The last decision point in seconds of event time, or None.
+
+        Earlier rows are no longer used.
+        """
         return None if self._judged is None else self._judged / 1e6
 
     @property
     def serving_version(self) -> int | None:
-        """The version that serves at the last decision point; None before the first."""
+        """Version that serves at the last decision point, or None before the first."""
         return self._timeline.version
 
     def memory(self) -> dict[str, Any]:
-        """What a successor needs beside the rows, a JSON object."""
+        """Return the state for a successor without the rows, a JSON object."""
         return {
             **self._memory_at(self._judged),
             "judged_until": self.judged_until,
@@ -117,7 +131,7 @@ class Judge:
         }
 
     def _memory_at(self, point: int | None) -> dict[str, Any]:
-        """The part of the memory that follows from the records up to `point`."""
+        """Return the part of the state that follows from the records up to `point`."""
         return {
             "judged": point,
             "line": [list(each) for each in self._timeline.line],
@@ -130,17 +144,22 @@ class Judge:
     def note_predictions(
         self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
     ) -> None:
-        """Notes which versions answered at these times, arrays [m], where no canary did; repetitions change nothing."""
+        """Record which versions answered at these times, except canaries.
+
+        Repetitions change nothing.
+
+        All arrays have shape [m].
+        """
         serving = ~canary
         self._timeline.note(micros_of(times[serving]), versions[serving])
 
     def note_drift(self, drift: FeatureDrift) -> None:
-        """Notes a closed bucket, before any decision point that uses it: see `_drift_until`."""
+        """Record a closed bucket, before any decision point that uses it. See `_drift_until`."""
         if all((each.version, each.bucket_end) != (drift.version, drift.bucket_end) for each in self._drift):
             self._drift.append(drift)
 
     def observe(self, requests: MaturedRequests) -> None:
-        """Takes in requests whose labels are final, each once."""
+        """Add requests whose labels are final, each once."""
         is_judged = self._is_judged(requests)
         if is_judged.any():
             passed_over = requests.ids[is_judged].tolist()
@@ -151,7 +170,10 @@ class Judge:
             self._pending.append(requests)
 
     def restore(self, requests: MaturedRequests) -> None:
-        """Takes in after a restart what matured before it: into the windows if it was judged, else to be judged."""
+        """Add requests that matured before a restart.
+
+        Requests up to the last decision point go to the windows. Later ones are decided on.
+        """
         is_judged = self._is_judged(requests)
         if not is_judged.all():
             self._pending.append(requests.select(~is_judged))
@@ -161,9 +183,9 @@ class Judge:
         self._windows.update(judged.ordered(judged.micros))
 
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
-        """Decides at every point up to this event time, up to which everything that was predicted has matured.
+        """Decide at every point up to an event time up to which all predictions matured.
 
-        A point without a new row of the serving version or of one before it in its line has no decision.
+        A point has no decision if no row of the serving version's lineage matured.
         """
         last = microseconds(matured_until) // self._span * self._span
         if self._judged is not None and 0 <= self._judged - last <= microseconds(CLOCK_AHEAD_SECONDS):
@@ -182,7 +204,10 @@ class Judge:
         return points
 
     def _take_due(self, last: int) -> Iterator[tuple[int, MaturedRequests]]:
-        """What is pending up to the point `last`, as each point's requests, by time and id; the rest stays."""
+        """Yield the pending requests of each point up to `last`, by time and id.
+
+        Others stay pending.
+        """
         if not self._pending:
             return
         pending = MaturedRequests.joined(self._pending)
@@ -200,7 +225,7 @@ class Judge:
         return np.asarray(requests.micros <= self._judged)
 
     def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
-        """Decides on new requests of the versions of the line, in order."""
+        """Decide on new requests of the lineage's versions, given in order."""
         version, since = self._timeline.line[-1]
         of_line = dict(requests.by_version())
         shown = version if version in self._windows.versions else int(requests.versions[-1])
@@ -234,7 +259,7 @@ class Judge:
         )
 
     def _remember_baselines(self, versions: set[int]) -> None:
-        """Look up the baselines that are not known yet, and drop those of versions whose rows have all matured."""
+        """Look up unknown baselines, and drop those of versions whose rows have all matured."""
         for version in sorted(versions):
             if (key := str(version)) not in self._baselines:
                 found = self._baseline_of(version)
@@ -247,7 +272,7 @@ class Judge:
         return Baseline(**known) if known else None
 
     def _remembered_predecessor(self, version: int) -> Predecessor | None:
-        """What was measured of the version before, once: its last rows mature before the first of `version`."""
+        """Measure the previous version once. Its last rows mature before the first of `version`."""
         key = str(version)
         if key not in self._predecessors:
             baseline = self._baseline(version)
@@ -261,10 +286,10 @@ class Judge:
         return Predecessor(**known) if known else None
 
     def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
-        """Takes the buckets closed by now, and returns those of `version`.
+        """Remove the buckets closed by now, and return those of `version`.
 
-        When `point` is judged, everything up to one attribution window later has been read, and everything but the
-        grace period of it is closed.
+        When `point` is decided, everything up to one attribution window later was read, and buckets
+        are closed up to the grace period before that.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted((each for each in self._drift if each.bucket_end <= ahead), key=lambda each: each.bucket_end)
@@ -281,44 +306,51 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINE = 64
-"""Versions of a line that are remembered, the newest: as many as serve within one attribution window, and some more."""
+"""Number of remembered versions of a lineage, the newest ones. It is more than serve within one
+attribution window."""
 
 
 class ServingTimeline:
-    """The version that serves at each point, and the line of versions that led to it.
+    """The version that serves at each point, and its lineage.
 
-    The serving version is that of the newest prediction by no canary, `ahead` after the point; see `serving_ahead`. It
-    is not the highest number, because a rollback serves an older one. Of predictions at one time the higher version
-    counts as the newer one. A version that is replaced by an earlier one leaves the line: it was rolled back.
+    The serving version is that of the newest prediction of no canary up to `ahead` after the point
+    (see `serving_ahead`). It is not the highest number, because a rollback serves an older one. Of
+    predictions at the same time the higher version counts as newer. A version that is replaced by
+    an earlier one was rolled back and leaves the lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # Per point still to come and version: first and last prediction since the point before. A few entries,
-        # whatever the traffic.
+        # For each future point and version: first and last prediction since the previous point.
+        # These are few entries under any traffic.
         self._notes: dict[int, dict[int, tuple[int, int]]] = {}
         self.line: list[tuple[int, int]] = []
-        """The serving version at the end and those before it, in ascending order; each with its first prediction since
-        it serves, within the span in which it took over. Empty before the first prediction."""
+        """The last serving version and its predecessors, ascending, each with its first prediction
+        since it serves, within the span in which it took over. Empty before the first prediction.
+        """
         self.reached: int | None = None
-        """The last point passed; None before the first."""
+        """The last point passed, or None before the first."""
         self.last: tuple[int, int] | None = None
-        """Time and version of the newest prediction known at a point passed; None where that is not known."""
+        """Time and version of the newest prediction at a passed point, or None if unknown."""
 
     @property
     def version(self) -> int | None:
-        """The version that serves at the point reached; None before the first prediction."""
+        """The version that serves at the last point passed, or None before the first prediction."""
         return self.line[-1][0] if self.line else None
 
     def seen_until(self, point: int) -> int:
-        """Time up to which predictions are known when `point` is judged."""
+        """Return the time up to which predictions are known when `point` is decided."""
         return point + self._ahead
 
     def note(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
-        """Notes predictions that no canary made, [m] times and versions, in any order.
+        """Record predictions of no canary, in any order.
 
-        One whose point `advance` has passed counts at the next one if it is newer than what was known: clients publish
-        a little after the event. An older one says nothing about who serves now, and is ignored.
+        A prediction whose point was already passed counts at the next point if it is newer than all
+        known ones, because clients publish a little after the event. An older one is ignored.
+
+        Args:
+            times: Microseconds, shape [m].
+            versions: Shape [m].
         """
         points = point_after(times - self._ahead, self._span)
         if self.reached is not None and self.last is not None:
@@ -339,9 +371,10 @@ class ServingTimeline:
             noted[version] = (min(first, oldest), max(last, newest))
 
     def advance(self, point: int) -> None:
-        """Advances to `point`; every prediction up to `ahead` after it must have been noted."""
+        """Advance to `point`. Every prediction up to `ahead` after it must have been recorded."""
         if self.reached is not None and point < self.reached:
-            # A clock was ahead and is set right: what it said of later times has not happened.
+            # A clock was ahead and was corrected, so what it reported of later times has not
+            # happened.
             self.last = None
             self.line = [(version, min(since, self.seen_until(point))) for version, since in self.line]
         for due in sorted(each for each in self._notes if each <= point):
@@ -360,13 +393,13 @@ class ServingTimeline:
             self.line = [*before, (version, since)][-MAX_LINE:]
 
     def _shorten(self, point: int) -> None:
-        """Drops versions that no later row can come from, but for the newest ones."""
+        """Drop versions of which no later row can come, except the newest ones."""
         is_served = [since <= point for _, since in self.line]
         self.line = self.line[max(sum(is_served) - MAX_VERSIONS, 0) :]
 
 
 def point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:
-    """The first multiple of `span` that is not before each of the times.
+    """Round each time up to a multiple of `span`.
 
     >>> point_after(np.array([10, 11]), 10).tolist()
     [10, 20]

@@ -1,21 +1,22 @@
-"""The evidence of a line of versions: whose rows count against the version that serves, and when they cease to.
+"""Evidence of a lineage: whose rows count against the serving version, and until when.
 
-In: new rows by the version that scored them, each version's theta, the newest row that each has learned. Out: what the
-rows show about the serving version. The policy `sequential` makes a decision of it.
+Input is new rows by version, each version's theta, and the newest training row of each. Output is
+the evidence about the serving version, from which the policy `sequential` decides.
 
-Evidence belongs to rows. All versions of a line bet with one capital (`monitoring.policies.betting`), which a release
-leaves as it is: a row that matures after its version was replaced counts against the versions that followed. An alarm
-says that the world has changed, and by which rows that is shown: the trail with the largest product became large
-enough at `shown_at`. Rows up to there suffice to see the change, so a version that has learned them knows it:
+All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
+reset it: a row that matures after its version was replaced counts against the versions that
+followed. An alarm says that the data have changed, and names the rows that show it. The trail with
+the largest product became large enough at `shown_at`, so the rows up to then suffice to see the
+change. A version that was trained on them has adapted to the change:
 
-- A version that has learned rows up to `shown_at` or later is judged anew, by a capital of its own line of versions
-  that know the change. Rows that other versions scored say nothing about it: they fall short because their versions
-  do not know what it knows.
-- Any other version stays under the alarm, before its own rows have matured and after.
+- A version with training rows up to `shown_at` or later starts a new e-process, shared with the
+  later versions that have adapted. Rows that other versions scored do not count in it, because
+  those versions have not adapted.
+- Any other version stays under the alarm, before and after its own rows mature.
 
-The rows of a version count in a process of its own and in those of the later versions of the line, so that the rows of
-a version that is rolled back never count against the one that is live again. Where it is not known what a version has
-learned, its own rows alone are evidence.
+The rows of a version count in its own e-process and in those of the later versions of the lineage.
+So the rows of a version that is rolled back never count against the version that is live again. If
+the training rows of a version are unknown, only its own rows count.
 """
 
 from collections.abc import Mapping
@@ -28,38 +29,39 @@ from monitoring.policies.policy import Evidence, without_oldest
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A change that rows have shown; times are event times in seconds since the epoch."""
+    """A change that rows have shown. Times are event times in seconds since the epoch."""
 
     since: float
-    """Time after which the rows came on which the capital grew."""
+    """Time after which the e-value grew."""
     shown_at: float
-    """Time up to which the rows came that suffice to see the change."""
+    """Time of the last row that is needed to see the change."""
     matured: int
-    """Rows judged before it, of all versions."""
+    """Number of rows before the alarm, of all versions."""
     value: float
-    """The capital."""
+    """The e-value."""
     rounds: int
     clicks: int
-    """Clicks in the rounds."""
+    """Number of clicks in the rounds."""
     versions: tuple[int, ...]
     """Versions that scored the rows after `since`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What rows show about one version."""
+    """Evidence about one version."""
 
     alarm: Alarm | None = None
-    """A change that the version does not know; None if there is none."""
+    """A change to which the version has not adapted, or None."""
     learned: Alarm | None = None
-    """A change that the version knows, while no row of a version that knows it has matured."""
+    """A change to which the version has adapted, until a row of an adapted version matures. None
+    otherwise."""
     value: float = 1.0
-    """The capital."""
+    """The e-value."""
     rounds: int = 0
     clicks: int = 0
-    """Clicks in the rounds."""
+    """Number of clicks in the rounds."""
     versions: tuple[int, ...] = ()
-    """Versions whose rows the value comes from; empty if none has matured."""
+    """Versions whose rows are in the e-value. Empty before any row matured."""
 
 
 class _Played(NamedTuple):
@@ -71,18 +73,18 @@ class _Played(NamedTuple):
 
 
 class _Process:
-    """The capital of one version's rows and of those of the versions before it in its line."""
+    """E-process of one version, over its rows and those of its predecessors in the lineage."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
         self.capital = Capital(memory)
         self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
         self.scored: dict[int, float] = {int(version): time for version, time in memory.get("scored", {}).items()}
-        """Last decision point at which rows of a version were bet on, as far back as the trails go."""
+        """Last decision point with bets on rows of each version, as far back as the trails go."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
-        """The newest change that its versions know."""
+        """The newest change to which its versions have adapted."""
         self.learned_until: float | None = memory.get("learned_until")
-        """Of the version whose process it is; None = not known."""
+        """Time of the newest training row of the process's version, or None if unknown."""
 
     def memory(self) -> dict[str, Any]:
         return {
@@ -95,7 +97,7 @@ class _Process:
         }
 
     def counts(self, learned_until: float | None) -> bool:
-        """Whether the rows of an earlier version count that has learned rows up to there."""
+        """Return whether rows of an earlier version, trained up to `learned_until`, count here."""
         if self.learned_until is None or learned_until is None:
             return False
         return self.change is None or learned_until >= self.change.shown_at
@@ -111,22 +113,26 @@ class _Process:
 
 
 class LineEvidence:
-    """The processes of the versions that are remembered."""
+    """E-processes of the remembered versions."""
 
     def __init__(self, memory: Mapping[str, Any], *, enough: float) -> None:
-        """Continues from what `memory()` returned; `enough` is the capital that raises an alarm."""
+        """Continue from what `memory()` returned.
+
+        An alarm is raised when an e-value reaches `enough`.
+        """
         self._enough = enough
         self._rounds: dict[str, Any] = dict(memory.get("rounds", {}))
         self._processes: dict[str, Any] = dict(memory.get("processes", {}))
         self._judged: float | None = memory.get("judged")
 
     def memory(self) -> dict[str, Any]:
-        """What a successor needs, a JSON object."""
+        """Return the state for a successor, a JSON object."""
         return {"rounds": self._rounds, "processes": self._processes, "judged": self._judged}
 
     def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
         """Bet on the new rows of every version that has a theta."""
-        # Later rows of a version meet a capital that holds the earlier versions' rows of the same decision point.
+        # The capital that later versions bet already includes earlier versions' rows of the same
+        # decision point.
         for version, rows in evidence.rows_of.items():
             if version not in thetas:
                 continue
@@ -145,7 +151,7 @@ class LineEvidence:
         self._processes = without_oldest(self._processes, needed=needed)
 
     def about(self, evidence: Evidence) -> Standing:
-        """Return what the rows so far show about the serving version."""
+        """Return the evidence about the serving version."""
         version, learned_until = evidence.version, evidence.learned_until()
         if (newest := self._newest_of(evidence.line)) is None:
             return Standing()
@@ -161,7 +167,7 @@ class LineEvidence:
         return process.standing()
 
     def _plan_for(self, version: int, thetas: Mapping[int, float], evidence: Evidence) -> dict[str, Any]:
-        """What the rounds of a new version begin with: the sizes of those before it, so that its first rows count."""
+        """Return the previous version's round sizes, so that a new version's first rows count."""
         known = [each for each in evidence.line if each < version and str(each) in self._rounds]
         return {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]} if known else {}
 
@@ -169,7 +175,10 @@ class LineEvidence:
         return max((version for version in line if str(version) in self._processes), default=None)
 
     def _begun(self, version: int, evidence: Evidence) -> _Process:
-        """The process of a version whose first row has matured: that of the version before it, where it still holds."""
+        """Return the e-process of a version whose first row matured.
+
+        It continues the previous version's e-process, unless that one does not apply.
+        """
         learned_until = evidence.learned_until(version)
         before = self._newest_of(tuple(each for each in evidence.line if each < version))
         if before is None or learned_until is None:
@@ -181,14 +190,14 @@ class LineEvidence:
         return self._judged_anew(process)
 
     def _judged_anew(self, process: _Process) -> _Process:
-        """The process itself, or a new one where its version knows the change that raised its alarm."""
+        """Return the process, or a new one if its version has adapted to the alarm's change."""
         alarm, learned_until = process.alarm, process.learned_until
         if alarm is None or learned_until is None or learned_until < alarm.shown_at:
             return process
         return _Process({"learned_until": learned_until, "change": asdict(alarm)})
 
     def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
-        """Bet with the capital of each process in which rows of the version count."""
+        """Bet with the capital of each e-process in which rows of the version count."""
         learned_until = evidence.learned_until(version)
         multiplied = factors(played.payoffs, played.lambdas)
         for name in [name for name in self._processes if version <= int(name) and int(name) in evidence.line]:
@@ -214,7 +223,7 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
     since = evidence.time if trail.since is None else trail.since
     return Alarm(
         since=since,
-        # Without a product that is large enough the rows of this very point were the last that were needed.
+        # If no product is large enough, the rows of this point were needed too.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
         value=process.capital.value,

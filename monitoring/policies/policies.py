@@ -1,12 +1,16 @@
-"""The four policies, their settings, and those that a monitor's settings name.
+"""The monitor's four policies, and their construction from settings.
 
-`threshold` judges one window of rows at a time: its false alarms are bounded for a single look, not over months.
-`sequential` is bounded over all time and all versions (`monitoring.policies.betting`). `data_drift` needs no labels,
-`schedule` watches the calendar. New versions are judged by `monitoring.policies.baking`. How soon a run may be
-requested again is left to `monitoring.policies.restraint`.
+- `threshold` evaluates one window of rows at a time. Its false alarms are bounded for a single
+  look, not over months.
+- `sequential` is bounded over all time and all versions (`monitoring.policies.betting`).
+- `data_drift` needs no labels.
+- `schedule` follows the calendar.
 
-A release does not end what rows have shown. Breaches, drifted buckets and bets go on over it, unless the new model has
-learned rows from after the change.
+`monitoring.policies.baking` evaluates new versions. `monitoring.policies.restraint` applies
+cooldowns and the daily budget.
+
+A release does not reset the evidence. Breaches, drifted buckets and e-values carry over, unless the
+new model has training rows from after the change.
 """
 
 from collections.abc import Callable
@@ -21,7 +25,7 @@ from monitoring.policies.line_evidence import Alarm, LineEvidence, Standing
 from monitoring.policies.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory, named
 
 NAMED_COLUMNS = 5
-"""Columns that a reason names, the worst first."""
+"""Maximum number of columns in a reason, worst first."""
 
 
 class _ConfiguredPolicy:
@@ -31,18 +35,18 @@ class _ConfiguredPolicy:
         self._settings = settings
 
     def _decision(self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None) -> Decision:
-        """The decision with the numbers that every decision reports, and those of this policy."""
+        """Return a decision with the common numbers and those of this policy."""
         common = {**shown.window_numbers(), "threshold": None, "rows_since_breach": 0}
         return Decision(policy=self.name, action=action, reason=reason, numbers={**common, **numbers})
 
 
 class ThresholdPolicy(_ConfiguredPolicy):
-    """The windowed AUC against a fixed threshold, one window at a time, confirmed by several."""
+    """Compares the AUC of a window with a fixed threshold, and requires several breaches."""
 
     name = "threshold"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `confirm`."""
+        """See `Policy`. The state is that of `confirm`."""
         action, reason = self._judge_window(evidence.kpis)
         action, note, memory = confirm(action, evidence, memory, settings=self._settings)
         if evidence.kpis.version != evidence.version:
@@ -54,7 +58,7 @@ class ThresholdPolicy(_ConfiguredPolicy):
         return self._decision(evidence, action, reason + note, **numbers), memory
 
     def _judge_successor(self, action: Action, evidence: Evidence, memory: PolicyMemory) -> tuple[Action, str]:
-        """What the window of an earlier version says about the serving one, none of whose rows has matured."""
+        """Apply an earlier version's window to the serving version, which has no matured row."""
         text = f"no row of model version {evidence.version} has matured yet"
         learned_until, since = evidence.learned_until(), memory["since"]
         if learned_until is None:
@@ -64,7 +68,7 @@ class ThresholdPolicy(_ConfiguredPolicy):
         return action, f"{text}; it has learned rows up to {_moment(learned_until)}"
 
     def _judge_window(self, kpis: Kpis) -> tuple[Action, str]:
-        """Whether this one window is a breach, and why."""
+        """Return whether this window is a breach, and why."""
         least, fewest, others = self._settings.auc_threshold, self._settings.min_clicks, kpis.rows - kpis.clicks
         over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
         if kpis.auc is None:
@@ -85,20 +89,22 @@ class ThresholdPolicy(_ConfiguredPolicy):
 
 
 class SequentialPolicy(_ConfiguredPolicy):
-    """A sequential test of "the AUC is at least theta", whose false alarms are bounded over all time.
+    """A sequential test of "the AUC is at least theta" with false alarms bounded over all time.
 
-    Each row is held to the theta of the version that scored it, and all versions of a line share one capital: as long
-    as each version's AUC is at least its theta, the probability that this policy *ever* says RETRAIN is at most alpha,
-    however often one looks and however many versions are released; `betting` has the proof, `line_evidence` which rows
-    count. A change that was found, a version that is rolled back, and a version of which it is not known what it has
-    learned begin another process each, with an alpha of its own. theta is the lower end of the gate's 95 % interval
-    less a tolerance; rows of a version without a gate's AUC have nothing to be held to.
+    Each row is compared with the theta of the version that scored it, and all versions of a lineage
+    share one e-process. While each version's AUC is at least its theta, the probability that this
+    policy *ever* returns RETRAIN is at most alpha, for any number of looks and releases. `betting`
+    has the proof, and `line_evidence` says which rows count. A new e-process with its own alpha
+    begins after a detected change, after a rollback, and for a version with unknown training rows.
+
+    theta is the lower end of the gate's 95 % interval less a tolerance. Rows of a version without a
+    gate AUC do not count.
     """
 
     name = "sequential"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `LineEvidence`."""
+        """See `Policy`. The state is that of `LineEvidence`."""
         settings, enough = self._settings, 1.0 / self._settings.sequential_alpha
         thetas = {
             version: min(max(gate.low - settings.sequential_tolerance, 0.01), 0.99)
@@ -125,7 +131,7 @@ class SequentialPolicy(_ConfiguredPolicy):
         return decision, of_line.memory()
 
     def _judge_standing(self, evidence: Evidence, standing: Standing, theta: float | None) -> tuple[Action, str, int]:
-        """The action, its reason, and the rows that have matured since an alarm."""
+        """Return the action, its reason, and the rows that matured since an alarm."""
         settings, version = self._settings, f"model version {evidence.version}"
         learned = evidence.learned_until()
         if (alarm := standing.alarm) is not None:
@@ -144,7 +150,7 @@ class SequentialPolicy(_ConfiguredPolicy):
         return Action.OK, self._evidence_text(evidence, standing, theta), 0
 
     def _evidence_text(self, evidence: Evidence, shown: Alarm | Standing, theta: float | None) -> str:
-        """The evidence, and whose rows it comes from."""
+        """Describe the evidence and whose rows it comes from."""
         version, others = evidence.version, [each for each in shown.versions if each != evidence.version]
         text = f"evidence {shown.value:.3g} of {1.0 / self._settings.sequential_alpha:g} that the auc is below"
         if not others and theta is not None:
@@ -168,16 +174,20 @@ class SequentialPolicy(_ConfiguredPolicy):
 
 
 class DataDriftPolicy(_ConfiguredPolicy):
-    """Feature drift that lasts: several buckets in a row in which enough columns drifted.
+    """Requires several buckets in a row in which enough columns drifted.
 
-    Features may drift without any harm to the AUC, and a concept may drift without any sign in them: use this policy
-    beside one that looks at clicks.
+    Features can drift without harm to the AUC, and a concept can drift without any sign in the
+    features. Use this policy together with one that evaluates clicks.
     """
 
     name = "data_drift"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; memory: `version`, drifted `buckets` in a row, the `last`, end and rows of the first one."""
+        """See `Policy`.
+
+        The state contains `version`, the number of drifted `buckets` in a row, the `last` bucket,
+        and time and matured rows of the first one.
+        """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
         last: FeatureDrift | None = None
@@ -227,12 +237,12 @@ class DataDriftPolicy(_ConfiguredPolicy):
 
 
 class SchedulePolicy(_ConfiguredPolicy):
-    """Retrains by the calendar: once a version has served for long enough, whatever its numbers."""
+    """Retrains once a version has served for long enough."""
 
     name = "schedule"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; needs no memory."""
+        """See `Policy`. There is no state."""
         served, longest = evidence.seen_until - evidence.serving_since, self._settings.max_serving_seconds
         action = Action.RETRAIN if served >= longest else Action.OK
         reason = f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
@@ -246,7 +256,7 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
 
 
 def make_policies(settings: PolicySettings, baking: BakingSettings | None = None) -> list[Policy]:
-    """The policies that the settings name, in their order, and the one that judges new versions by `baking`."""
+    """Create the policies that the settings name, in order, and the one for new versions."""
     judges: list[Policy] = [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
     return [*(POLICIES[name](settings) for name in policy_names(settings.policies)), *judges]
 
@@ -254,14 +264,15 @@ def make_policies(settings: PolicySettings, baking: BakingSettings | None = None
 def confirm(
     action: Action, evidence: Evidence, memory: PolicyMemory, *, settings: PolicySettings
 ) -> tuple[Action, str, PolicyMemory]:
-    """Turns one window's OK, UNDECIDABLE or BREACH into an action, given the windows before it.
+    """Turn the result of one window into an action, given the windows before it.
 
-    OK clears the count; UNDECIDABLE neither counts nor clears; a BREACH becomes RETRAIN once it is confirmed, and
-    stays so until a window is OK, or is one of a version that has learned rows from after the first breach.
+    OK clears the count. UNDECIDABLE leaves it. A BREACH becomes RETRAIN once confirmed, and stays
+    so until a window is OK or belongs to a version with training rows from after the first breach.
 
     Returns:
-        The action; what to add to its reason; the memory: `version` of the window judged last, `breaches` in a row,
-        `since`, the time of the first of them, and `matured_at_breach`, the rows judged before it.
+        The action, an addition to its reason, and the state: `version` of the last window,
+        `breaches` in a row, `since`, the time of the first breach, and `matured_at_breach`, the
+        rows before it.
     """
     version = evidence.kpis.version
     is_held = _still_holds(memory, evidence, version)
@@ -286,9 +297,10 @@ def confirm(
 
 
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
-    """Whether what is remembered says something about this version too, which a later one may have replaced.
+    """Return whether the saved evidence applies to this version too.
 
-    A later version is another matter once it has learned rows from `since` on, when what is remembered began.
+    It does not apply to a later version with training rows from `since` on, the time when the
+    evidence began.
     """
     before, since, learned_until = memory.get("version"), memory.get("since"), evidence.learned_until(version)
     if before is None or before == version:
@@ -299,5 +311,5 @@ def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool
 
 
 def _moment(time: float) -> str:
-    """An event time for people."""
+    """Format an event time for people."""
     return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

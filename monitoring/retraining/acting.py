@@ -1,8 +1,8 @@
-"""What follows a decision: a run of the pipeline or a notification, restrained, and events when something changes.
+"""Act on decisions: start a run or notify people, within the rate limits.
 
-In: decisions, turns of the loop. Out: the decision as it was acted on; at most one run at a time
-(`monitoring.retraining.retraining`); messages (`monitoring.retraining.notifications`). When a run must wait is
-`monitoring.policies.restraint`'s.
+Input is decisions and iterations of the loop. Output is the decision after rate limits, events, at
+most one run at a time (`monitoring.retraining.retraining`), and messages
+(`monitoring.retraining.notifications`). `monitoring.policies.restraint` has the rate limits.
 """
 
 import dataclasses
@@ -32,23 +32,24 @@ if TYPE_CHECKING:
 
 TRIGGERS = ("none", "local", "kubeflow")
 NOTIFY_RESTRAINT = "restraint.notify"
-"""Document with the restraint of notifications that take the place of a run."""
+"""Document with the rate limits of notifications that replace a run."""
 REPORTED = "reported"
-"""Document with the action of the drift that was reported last; empty after its end."""
+"""Document with the action of the drift that was last reported. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""A log that is down for less is a broker that restarts, and no reason to wake anybody."""
+"""Seconds without the log before it is reported. A shorter outage is a broker that restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActingSettings:
-    """What is done about a drift, and by whom."""
+    """Settings of the actions after a confirmed drift."""
 
     trigger: str = "none"
-    """Who runs the pipeline: `local` (a process), `kubeflow`, or `none` (only notify)."""
+    """How the pipeline is started: `local` (a process), `kubeflow`, or `none` (only notify)."""
     run_command: str = ""
-    """Local trigger: command line that runs the pipeline; `--request <file>` is appended."""
+    """Local trigger: command line that runs the pipeline. `--request <file>` is appended."""
     upload_wait_seconds: float = 600.0
-    """Longest wait for the uploader before a run is requested; 0 = the archive is the lake, do not wait."""
+    """Maximum wait for the uploader before a run is requested, in seconds. 0 means that the archive
+    is the lake."""
     kubeflow: KubeflowSettings = KubeflowSettings()
     notifications: NotificationSettings = NotificationSettings()
 
@@ -62,13 +63,13 @@ class ActingSettings:
 
 
 def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: int = -1) -> Trigger | None:
-    """Return the trigger that the settings name; None = only notify.
+    """Create the trigger that the settings name. None means only notifications.
 
     Args:
-        settings: Which trigger, and its own.
-        state: The monitor's folder.
-        store: The model store.
-        umask: That of runs on this machine; -1 = the monitor's.
+        settings: Settings of the trigger.
+        state: State folder of the monitor.
+        store: Model registry.
+        umask: Umask of local runs. -1 keeps the monitor's own.
     """
     if settings.trigger == "local":
         return LocalTrigger(state, store, settings.run_command, umask=umask)
@@ -79,22 +80,22 @@ def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: i
 
 @dataclass(frozen=True, kw_only=True)
 class ActingStatus:
-    """What is being done, and what restrains the next run; a number that does not exist is None."""
+    """The retrain request in progress and the current rate limits, for the pages."""
 
     phase: str = IDLE
-    """Of the request under way; see `monitoring.retraining.retraining`."""
+    """Phase of the request in progress, see `monitoring.retraining.retraining`."""
     request_id: str | None = None
     started_at: float | None = None
-    """When the active run was started."""
+    """Start of the active run, in seconds since the epoch, or None."""
     daily_budget: int | None = None
     budget_left: int | None = None
     blocked_until: float | None = None
-    """No request before this time; None while nothing forbids one."""
+    """No request before this time. None if nothing prevents one."""
     blocked_by: str | None = None
     failures: int | None = None
-    """Runs in a row that released nothing."""
+    """Number of consecutive runs without a release."""
     failed: int | None = None
-    """The newest of them in a row that failed."""
+    """Number of newest consecutive runs that failed."""
     incident_since: float | None = None
     last_action: str | None = None
     messages_waiting: int | None = None
@@ -102,7 +103,7 @@ class ActingStatus:
 
 
 class Acting:
-    """Acts on decisions; at most one run at a time."""
+    """Acts on decisions, with at most one run at a time."""
 
     def __init__(
         self,
@@ -120,10 +121,10 @@ class Acting:
         clock: Callable[[], float],
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continues where a predecessor stopped; listens to the journal from now on.
+        """Continue where a predecessor stopped, and listen to the journal.
 
-        The archive is flushed before a run is requested. Without a trigger people are notified in place of runs, and of
-        the policies `notify_only` in any case.
+        The archive is flushed before a run is requested. People are notified instead of a run if
+        there is no trigger, and always for the policies in `notify_only`.
         """
         self._restraint = restraint
         self._documents = documents
@@ -148,20 +149,28 @@ class Acting:
         self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
         if not self._reported and self._is_idle:
-            # A predecessor was killed between the event and its note; nothing would ever close the incident.
+            # A predecessor was killed between the event and its note, so nothing else would close
+            # the incident.
             self.notifier.close_silently(DRIFT)
 
     def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
-        """Acts on a decision; returns it as it was acted on, HELD where it must wait.
+        """Apply the rate limits to a decision, and start a run or notify people.
 
-        `decisions` are those of each policy: some start a run, others only notify people. Every row up to `data_until`
-        is matured.
+        Args:
+            decision: The combined decision.
+            decisions: Decision of each policy. Some start a run, others only notify people.
+            now: Seconds since the epoch.
+            data_until: Event time up to which every row matured, in seconds since the epoch.
+
+        Returns:
+            The decision, with the action HELD if it must wait.
         """
         for each in decisions:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The version before comes back first; whether that one needs a successor is for its own rows to say.
+            # The previous version is restored first. Its own rows then show whether it needs a
+            # successor.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -171,7 +180,10 @@ class Acting:
         return decision
 
     def step(self, now: float, *, log_problem: str | None = None) -> None:
-        """Advances what is under way without waiting; `log_problem`: why nothing can arrive from the record log."""
+        """Advance runs and messages without waiting.
+
+        `log_problem` is why nothing can arrive from the event log, or None.
+        """
         self._report_log(log_problem, now)
         if self.new_versions.step(now):
             self.retraining.rest_after(restraint.TAKEN_BACK, now)
@@ -179,7 +191,7 @@ class Acting:
         self.retraining.step(now)
 
     def status(self, now: float) -> ActingStatus:
-        """For the page and the metrics."""
+        """Return the status for the page and the metrics."""
         progress = self.retraining.progress
         memory = self.retraining.memory
         outbox = self.notifier.outbox
@@ -215,7 +227,7 @@ class Acting:
         return acted
 
     def _notify(self, decision: Decision, now: float) -> None:
-        """Notifies people in place of a run, as often as a run might be requested."""
+        """Notify people instead of a run, within the rate limits of runs."""
         memory = read_memory(self._documents, NOTIFY_RESTRAINT, RunMemory)
         if restrain(decision, memory, self._restraint, now=now).action is Action.HELD:
             return
@@ -225,9 +237,9 @@ class Acting:
         self._documents.write_documents({NOTIFY_RESTRAINT: dataclasses.asdict(memory)}, {"request_notified": 1})
 
     def _report_drift(self, decision: Decision) -> None:
-        """Emits an event for a drift's first breach, its hold and its end, each once, also over a restart.
+        """Emit an event for a drift's first breach, its hold and its end, once each.
 
-        A request has events of its own.
+        The events are not repeated after a restart. A retrain request emits its own events.
         """
         action, reported = decision.action, self._reported
         if action is Action.RETRAIN:
@@ -244,14 +256,14 @@ class Acting:
             self._reported = reported
 
     def _report_log(self, problem: str | None, now: float) -> None:
-        """Emits an event when nothing could arrive from the log for a while, and when messages can arrive again."""
-        is_reported = LOG in self.notifier.open  # also after a restart
+        """Emit an event when the log is down for a while, and when it is back."""
+        is_reported = LOG in self.notifier.open  # includes reports of a predecessor
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")
             self._log_down_since = None
         elif self._log_down_since is None:
             self._log_down_since = now
-        # A clock that was set back reports too early rather than never.
+        # After a clock was set back, report too early rather than never.
         elif abs(now - self._log_down_since) >= LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

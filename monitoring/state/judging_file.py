@@ -1,4 +1,4 @@
-"""The settings by which a monitor decides, in its state folder for whoever records an incident of it."""
+"""The file with the monitor's rules in its state folder, for recording an incident."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ JUDGING_FILE = "judging.json"
 
 
 def write_judging(state: Path, settings: JudgingSettings) -> None:
-    """Keep the settings in a monitor's state folder, for whoever records an incident of it.
+    """Write the rules to the state folder.
 
     Raises:
-        TemporaryError: the file cannot be written.
+        TemporaryError: The file cannot be written.
     """
     try:
         write_whole(state / JUDGING_FILE, json.dumps(flat_values(settings), indent=2) + "\n")
@@ -24,10 +24,10 @@ def write_judging(state: Path, settings: JudgingSettings) -> None:
 
 
 def read_judging(state: Path) -> JudgingSettings:
-    """The settings that the monitor of this state folder was started with last.
+    """Read the rules with which the monitor of this state folder was last started.
 
     Raises:
-        ContractError: there are none, or they are another version's.
+        ContractError: The file is missing or was written by another version.
     """
     path = state / JUDGING_FILE
     try:

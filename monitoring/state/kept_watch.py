@@ -1,9 +1,10 @@
-"""The drift watch of one monitor, over restarts: what is kept in the store, and what is reported.
+"""Persist the drift watch of one monitor, and report its results.
 
-In: predictions as they are stored, and the watermark. Out: events, counters, what the page shows, and the evidence for
-the judge. The watch's memory and the mark of the last prediction it has seen are one document, written every
-`KEEP_SECONDS`; after a restart whatever was stored beyond the mark is observed again. Nothing is lost unless a
-prediction came so late that its row was archived, and its block's rows let go, within that time.
+Input is stored predictions and the watermark. Output is events, counters, the page's report, and
+evidence for the decisions. The watch's state and the number of the last observed prediction are one
+document, written every `KEEP_SECONDS`. After a restart, predictions that were stored later are
+observed again. Predictions are lost only if their rows were archived and deleted within that time,
+which requires that they arrived very late.
 """
 
 from collections import Counter
@@ -21,23 +22,27 @@ from monitoring.state.store import Store
 DOCUMENT = "drift"
 KEEP_SECONDS = 10.0
 MAX_SHOWN = 8
-"""Versions whose newest report is shown."""
+"""Number of versions with a report on the page."""
 
 
 class KeptWatch:
-    """See the module."""
+    """A drift watch whose state survives restarts."""
 
     def __init__(self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]) -> None:
-        """Continues where its predecessor stopped.
+        """Continue where the predecessor stopped.
 
-        `watch` is a new one; the journal gets a line for every drift.
+        Args:
+            watch: A new watch.
+            store: The monitor's state.
+            journal: Receives an event for every drift.
+            clock: Returns seconds since the epoch.
         """
         self._watch = watch
         self._store = store
         self._journal = journal
         self._clock = clock
         kept = store.read_document(DOCUMENT) or {"mark": 0, "watch": None, "shown": []}
-        # Reports of another version of the watch have other fields.
+        # Reports of another format version have other fields.
         reports = kept["shown"] if kept.get("format_version") == FORMAT_VERSION else []
         self._shown: dict[int, dict[str, Any]] = {shown["version"]: shown for shown in reports}
         if kept["watch"]:
@@ -50,13 +55,14 @@ class KeptWatch:
         self._is_due = False
 
     def observe(self, predictions: Predictions) -> None:
-        """Counts predictions in that were stored just now, before anything else can fail."""
+        """Observe predictions that were just stored, before any later step can fail."""
         self._watch.observe(predictions)
 
     def close(self, up_to: float | None) -> list[DriftReport]:
-        """Reports on what has ended by the watermark, and emits an event for each drift.
+        """Report on the buckets that ended by the watermark, and emit an event for each drift.
 
-        The caller passes the reports to `keep` with the documents that it changed by them.
+        The caller passes the reports to `keep`, together with the documents that the reports
+        change.
         """
         reports = self._watch.close(up_to) if up_to is not None else []
         while up_to is not None and (since := self._watch.put_off_since(up_to)) is not None:
@@ -72,7 +78,7 @@ class KeptWatch:
         return reports
 
     def keep(self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()) -> None:
-        """Writes the memory, with the documents that changed by `reports`, and counts the reports."""
+        """Store the state with the documents that `reports` changed, and count the reports."""
         counts = Counter({f"drift_{name}_row": n for name, n in (self._watch.passed_over - self._counted).items()})
         for report in reports:
             counts.update(drift_bucket=1, drifted_bucket=int(bool(report.drifted)))
@@ -87,24 +93,24 @@ class KeptWatch:
         self._is_due = False
 
     def keep_if_due(self) -> None:
-        """Writes the memory where the last time is long ago and predictions came since, or some were no longer put off.
+        """Store the state after `KEEP_SECONDS` with new predictions, or if deferred ones resumed.
 
-        Those may mature in this turn, and then leave the store.
+        Deferred predictions may mature in this iteration and then leave the state.
         """
-        # Also where the clock was set back.
+        # The absolute difference also covers a clock that was set back.
         is_time = self._kept_at is None or abs(self._clock() - self._kept_at) >= KEEP_SECONDS
         if self._is_due or (is_time and self._store.prediction_mark() != self._mark):
             self.keep({})
 
     def shown(self, version: int | None) -> dict[str, Any] | None:
-        """The newest report on `version`, or else on any, for the page; None before the first."""
+        """Return the newest report on `version`, else on any version, or None before the first."""
         if version in self._shown:
             return self._shown[version]
         return next(reversed(self._shown.values()), None)
 
 
 def _event_details(report: DriftReport) -> dict[str, Any]:
-    """The report with the names of the columns that something is wrong with, and no others."""
+    """Return the report with details of the drifted and outlying columns only."""
     wrong = {column.feature: asdict(column) for column in (*report.drifted, *report.outlying)}
     return {
         **asdict(report),

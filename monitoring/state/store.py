@@ -1,15 +1,20 @@
-"""The monitor's memory: one SQLite file that is right after a SIGKILL at any moment.
+"""State of the monitor in one SQLite file that survives a SIGKILL at any moment.
 
-Holds every record from before its acknowledgement until its row lies in a sealed archive file; the newest matured rows,
-from which the windows are rebuilt; counters; and the small documents of policy and retraining. One method is one
-transaction, flushed to disk when it returns. Here: what comes in, what matures and what is forgotten; all of it lies in
-SQLite, so memory does not grow with what is open. What the records mean is left to `monitoring.state.join`, which rows
-lie in which file to `database`.
+It contains:
 
-Requests are kept in blocks, as they came: those of one pull, by time, so that the ones that have matured are the first
-of their block. A request goes through: in a block -> in a part of matured requests (click labels final) -> in an
-intended file -> sealed; the rows of a block are deleted when all of them are. A conversion, and a click that comes too
-late for its row: stored as late -> in an intended file -> sealed.
+- every record, from before its acknowledgement until its row is in a sealed archive file
+- the newest matured rows, which rebuild the windows after a restart
+- counters, and the small documents of policies and retraining
+
+Each method is one transaction that is flushed to disk when it returns. Open records stay in SQLite,
+so they take no memory. This module stores, matures and deletes records. `monitoring.state.join`
+decodes them, and `database` assigns rows to files.
+
+Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
+those that have matured come first. A request moves from a block to a part of matured requests,
+whose click labels are final, then to an intended file, and then to a sealed file. The rows of a
+block are deleted once all of them are sealed. Conversions and late clicks are stored as late
+outcomes, and then move to an intended and a sealed file.
 """
 
 import json
@@ -42,7 +47,7 @@ _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
     " WHERE excluded.time < late_outcomes.time"
 )
-"""The earliest says whether the row had an outcome of its kind within the window."""
+"""Keep the earliest outcome, which decides whether the row had one within the window."""
 _OF_RECORDS = (
     sqlite3.DataError,
     sqlite3.IntegrityError,
@@ -53,31 +58,34 @@ _OF_RECORDS = (
     ValueError,
 )
 STORE_FILE = "monitor.db"
-"""In the state folder."""
+"""File name in the state folder."""
 RATED_REQUESTS = 20_000
-"""Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
+"""Number of newest requests with a closed conversion window in the conversion rate, over all
+versions."""
 _BLOCK_BYTES = 16 << 20
-"""Of a block's numbers at most, but for a larger request: one block is read whole."""
+"""Maximum bytes of numbers in a block, unless a single request is larger. A block is read at
+once."""
 MAX_DEAD_LETTERS = 100_000
-"""Newest dead letters whose ids are remembered, so that one that is delivered again is counted once."""
+"""Number of newest dead letters whose ids are stored, so that a redelivered one is counted once."""
 AHEAD_FOLDER = "ahead"
-"""Begins the names of files that stand for rows whose times lie far ahead; such files are never written."""
+"""Folder in the file names of rows with times far in the future. These files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
-"""Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
+"""Condition on a prediction: its block still exists. NULL if no later block exists."""
 
 
 class Store(FileTables):
-    """The memory in `path`; one process at a time holds it."""
+    """State in the file at `path`. One process at a time opens it."""
 
     def __init__(self, path: Path) -> None:
         """See `Database`."""
         super().__init__(path)
         self._corrupt: set[int] = set()
-        """Parts of matured requests that `newest_rows` passed over."""
+        """Parts of matured requests that `newest_rows` skipped."""
 
     user_place: int | None = None
-    """The user's among the categories of a row, None = the recommender names none. Set before anything is read."""
+    """Index of the user in the categories of a row, or None if the recommender names no user. Set
+    it before the first read."""
 
     def add(
         self,
@@ -87,13 +95,18 @@ class Store(FileTables):
         *,
         now: float,
     ) -> "AddedPredictions":
-        """Store the records of one pull; those stored before only count as duplicates (`state.repeated`).
+        """Store the records of one pull, and count those that are already stored as duplicates.
 
-        `unusable` are the message ids of future dead letters, which are counted here and kept by the log.
+        Args:
+            predictions: Predictions, or None.
+            outcomes: Outcome batches.
+            unusable: Message ids of future dead letters. They are counted here and stored by the
+                log.
+            now: Seconds since the epoch.
 
         Raises:
-            ContractError: one of them is nothing that SQLite takes; nothing was stored.
-            TemporaryError: the disk is full; nothing was stored.
+            ContractError: SQLite cannot store a value of a record. Nothing was stored.
+            TemporaryError: The disk is full. Nothing was stored.
         """
         counts: dict[str, float] = {}
         stored = AddedPredictions(None, np.empty(0, np.int64))
@@ -112,7 +125,7 @@ class Store(FileTables):
         return stored
 
     def count_reused(self, keys: Sequence[str], *, now: float) -> None:
-        """Count future dead letters under the ids of other requests, each key once."""
+        """Count future dead letters with the ids of other requests, each key once."""
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             new = _new_dead_letters(connection, keys, now=now)
@@ -133,7 +146,7 @@ class Store(FileTables):
         connection.execute("SAVEPOINT ids")
         try:
             _insert_ids(connection, added, first, now=now)
-        except sqlite3.IntegrityError:  # some are known: rare, and to look first would take as long as to insert
+        except sqlite3.IntegrityError:  # some ids are known: rare, and checking first would take as long as inserting
             connection.execute("ROLLBACK TO ids")
             apart = self._tell_apart(added)
             added, reused = added.select(apart.new), order[apart.reused]
@@ -149,13 +162,14 @@ class Store(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
-        # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
+        # A block spans at most one minute. Otherwise one request from a clock that is ahead would
+        # keep all rows of its block.
         for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
         return AddedPredictions(added, reused)
 
     def _tell_apart(self, predictions: Predictions) -> ToldApart:
-        """Which of them are new, delivered again, or other requests under a known id."""
+        """Classify predictions as new, redelivered, or other requests with a known id."""
         query = (
             "SELECT request_id, rowid, time, model_version, num_rows, canary FROM predictions"
             " WHERE request_id IN ({ids})"
@@ -164,7 +178,10 @@ class Store(FileTables):
         return tell_apart(predictions, known, self._block_of)
 
     def _block_of(self, number: int) -> tuple[int, Predictions] | None:
-        """The rows of the block of a prediction, with the number of its first one; None if they are archived."""
+        """Return the block of a prediction and the number of its first one.
+
+        Returns None if the block is archived.
+        """
         query = (
             "SELECT first, content FROM blocks JOIN block_rows USING (last)"
             " WHERE last >= ? AND first <= ? ORDER BY last LIMIT 1"
@@ -175,7 +192,7 @@ class Store(FileTables):
     def _add_outcomes(
         self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
     ) -> None:
-        """Keeps each click where its request is waited for; every other outcome goes among the late ones."""
+        """Store clicks on open requests as clicks, and all other outcomes as late outcomes."""
         is_click = outcome.event == CLICK
         add_to(counts, "outcome" if is_click else "conversion", len(outcome))
         block = "SELECT matured_to FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1"
@@ -200,9 +217,11 @@ class Store(FileTables):
         self._keep_late(connection, late, now)
 
     def arrange_columns(self, columns: dict[str, list[str]], arranged: ColumnMap) -> None:
-        """Keeps the rows that are not archived by these columns, and what they are called as document `features`.
+        """Rewrite the rows that are not archived to new columns, one block at a time.
 
-        A block is read at a time.
+        Args:
+            columns: The new column names, stored as the document `features`.
+            arranged: Map from the stored columns to the new ones.
         """
         with self._transaction({}) as connection:
             for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
@@ -219,12 +238,16 @@ class Store(FileTables):
     # -- from open to matured
 
     def waiting(self, predicted_before: float, limit: int, max_rows: int = 1_000_000) -> Waiting | None:
-        """The first predictions made at or before this time and not matured, by time and id; None = there is none.
+        """Return the oldest due predictions without final labels, by time and id, or None.
 
-        Up to `limit`, of `max_rows` rows or a single one; in memory are at most twice as many and a block.
+        Args:
+            predicted_before: Latest time of a prediction, inclusive, in seconds since the epoch.
+            limit: Maximum number of requests.
+            max_rows: Maximum number of rows. At least one request is returned in any case. Peak
+                memory is about twice that many rows plus one block.
 
         Raises:
-            CorruptBlock: neither what maturing reads of a block nor its rows are as they were stored; see `give_up`.
+            CorruptBlock: Both the label columns and the rows of a block are corrupt. See `give_up`.
         """
         found: list[Waiting] = []
         num_new, until = np.zeros(2, np.int64), np.inf
@@ -243,7 +266,7 @@ class Store(FileTables):
         return _first_of(found, limit, max_rows) if found else None
 
     def _waiting_block(self, first: int, packed: bytes) -> Waiting:
-        """Return a block as maturing reads it; made of the block's rows where it is corrupt itself."""
+        """Return a block without its features, and rebuild it from its rows if it is corrupt."""
         try:
             return unpack(Waiting, packed, first)
         except CorruptBlock as error:
@@ -257,13 +280,13 @@ class Store(FileTables):
             return _waiting_of(rows, last - len(rows) + 1, self.user_place)
 
     def give_up(self, block: int) -> int:
-        """Wait no more for the labels of a corrupt block; what is left of it stays in the file.
+        """Stop waiting for the labels of a corrupt block. Its remains stay in the file.
 
         Args:
-            block: The number of its first prediction, `CorruptBlock.number`.
+            block: Number of its first prediction, from `CorruptBlock.number`.
 
         Returns:
-            The rows whose labels are lost.
+            The number of rows that lose their labels.
         """
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
@@ -277,14 +300,14 @@ class Store(FileTables):
         return int(rows)
 
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
-        """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
+        """Return the newest predictions without final labels, at most `max_rows` rows, or None."""
         found: list[Waiting] = []
         query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL ORDER BY newest DESC"
         for first, matured_to, packed in self._connection.execute(query):
             try:
                 block = self._waiting_block(first, packed)
             except CorruptBlock:
-                continue  # `waiting` meets it when it is due, and its caller sets it apart
+                continue  # `waiting` raises it when the block is due, and its caller gives the block up
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -294,12 +317,12 @@ class Store(FileTables):
         return Waiting.joined(found) if any(map(len, found)) else None
 
     def clicks_on(self, numbers: NDArray[np.int64]) -> list[Click]:
-        """The clicks that wait for the labels of the predictions of these numbers."""
+        """Return the stored clicks on these predictions."""
         query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
     def waiting_ahead(self, after: float) -> Waiting | None:
-        """Return a block of predictions made after this time whose labels are not final; None if there is none."""
+        """Return a block of predictions after this time without final labels, or None."""
         query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY waiting_from LIMIT 1"
         if (found := self._connection.execute(query, (after,)).fetchone()) is None:
             return None
@@ -308,9 +331,9 @@ class Store(FileTables):
         return block.between(matured_to + 1 - first, len(block))
 
     def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
-        """Return time and model version of the newest prediction held that no canary made; None if there is none.
+        """Return time and model version of the newest stored prediction of no canary, or None.
 
-        Predictions made after the time `until` do not count.
+        Predictions after the time `until` do not count.
         """
         query = (
             "SELECT time, model_version FROM predictions WHERE canary = 0 AND time <= ?"
@@ -320,30 +343,33 @@ class Store(FileTables):
         return None if row is None else (float(row[0]), int(row[1]))
 
     def predictions_after(self, time: float | None) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
-        """Times, model versions, and which a canary made, of the predictions held made after `time`; None = of all."""
+        """Return times, model versions and canary flags of stored predictions after `time`.
+
+        None returns all stored predictions.
+        """
         query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"
         found = self._connection.execute(query, (-1.0 if time is None else time,)).fetchall()
         times, versions, canary = zip(*found) if found else ((), (), ())
         return np.array(times, np.float64), np.array(versions, np.int32), np.array(canary, np.bool_)
 
     def num_rows_of(self, version: int) -> int:
-        """Rows that a model version has scored, of the requests held."""
+        """Return the number of rows that a model version scored, in stored predictions."""
         query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
     def prediction_mark(self) -> int:
-        """Number of the prediction stored last; 0 = none. Numbers only grow."""
+        """Return the number of the prediction stored last, or 0. Numbers only increase."""
         return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])
 
     def stored_after(self, mark: int) -> Iterator[Predictions]:
-        """The predictions stored after the one numbered `mark` and not archived yet, in this order."""
+        """Yield the unarchived predictions stored after the one numbered `mark`, in this order."""
         query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
         return _sound(Predictions, self._connection.execute(query, (mark,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
-        """The predictions of the blocks with one made at `time` or later, of those not archived yet."""
+        """Yield unarchived blocks that contain a prediction at `time` or later."""
         query = "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
-        # Times are kept as they came; a bucket begins at a whole microsecond.
+        # Stored times are not rounded, and a bucket begins at a whole microsecond.
         return _sound(Predictions, self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
@@ -356,11 +382,16 @@ class Store(FileTables):
         part_rows: int = 1,
         apart: bool = False,
     ) -> None:
-        """Makes these click labels final.
+        """Make these click labels final.
 
-        `requests` are in the order in which they are to be archived, those that `waiting` gave; `late` are outcomes of
-        them that made no label. They are kept in parts of at most `part_rows` rows, or of one request, and of one UTC
-        day each: the least that an archive file takes. With `apart` none takes them: they are set apart for good.
+        Args:
+            requests: Requests that `waiting` returned, in the order in which they are archived.
+            counts: Counters to add in the same transaction.
+            now: Seconds since the epoch.
+            late: Outcomes of these requests that made no label.
+            part_rows: Maximum rows of a part, unless a single request has more. A part has one UTC
+                day and is the smallest unit of an archive file.
+            apart: Whether the requests are set apart for good and never archived.
         """
         place = self.matured_mark()
         add_to(counts, "matured_request", len(requests))
@@ -388,25 +419,29 @@ class Store(FileTables):
             self._keep_late(connection, late, now)
 
     def matured_mark(self) -> int:
-        """Place of the request that matured last in the order of maturing, from 1; 0 = none has."""
+        """Return the position of the request that matured last, counted from 1, or 0."""
         return int(self.counters.get("matured_request", 0))
 
     def num_matured_after(self, mark: int) -> int:
-        """Return how many of `newest_rows` matured after the request at the place `mark`."""
+        """Return how many of `newest_rows` matured after the request at position `mark`."""
         query = f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
         found = self._connection.execute(query, (mark, mark))
         return sum(number for last, number in found if last not in self._corrupt)
 
     @property
     def num_pending_rows(self) -> int:
-        """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
+        """Number of rows without a final label.
+
+        It comes from counters, because a sum over the open rows would read all of them at each
+        tick.
+        """
         ended = self.counters.get("matured", 0) + self.counters.get("given_up", 0)
         return int(self.counters.get("predicted", 0) - ended)
 
     def newest_rows(self) -> MaturedRequests | None:
-        """The matured requests still held, oldest first: enough to fill the window of the version that serves.
+        """Return the stored matured requests, oldest first, without those that are set apart.
 
-        Those that are set apart are left out.
+        They fill the window of the serving version.
         """
         query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
         found = []
@@ -419,14 +454,18 @@ class Store(FileTables):
         return MaturedRequests.joined(found) if found else None
 
     def prepare_conversion_rates(self) -> None:
-        """Makes `conversion_rates` fast; its index takes 5 % of all that the monitor does for a request of one row."""
+        """Create the index that makes `conversion_rates` fast.
+
+        Its upkeep takes 5 % of the monitor's time for requests of one row.
+        """
         with self._transaction({}) as connection:
             connection.execute("CREATE INDEX IF NOT EXISTS predicted ON predictions (time)")
 
     def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
-        """By model version: converted rows per row, of the newest `RATED_REQUESTS` requests predicted by this time.
+        """Return converted rows per row for each model version.
 
-        The conversion windows of these requests have closed.
+        The rate covers the newest `RATED_REQUESTS` requests up to `predicted_before`, whose
+        conversion windows have closed.
         """
         newest = "SELECT * FROM predictions WHERE time <= ? ORDER BY time DESC LIMIT ?"
         converted = (
@@ -441,9 +480,10 @@ class Store(FileTables):
 
     @staticmethod
     def _keep_late(connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> None:
-        """Stores outcomes for the archive's outcome files; of several with one (request, row, event), the earliest.
+        """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
 
-        One that is earlier than the one known goes into a file also where that lies in one.
+        An outcome that is earlier than the stored one goes into a new file, even if the stored one
+        is already archived.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
@@ -452,7 +492,7 @@ class Store(FileTables):
         )
 
     def forget_user(self, category: int) -> None:
-        """Makes the user of this category an unknown one in the rows that are held for the windows."""
+        """Replace the user of this category by the missing category in the stored matured rows."""
         with self._transaction({}) as connection:
             held = connection.execute("SELECT last, requests FROM matured").fetchall()
             for last, packed in held:
@@ -463,12 +503,16 @@ class Store(FileTables):
                     connection.execute("UPDATE matured SET requests = ? WHERE last = ?", (left, last))
 
     def forget(self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf) -> None:
-        """Lets go of what was stored before this time and has no use any more.
+        """Delete what was stored before a time and is no longer needed.
 
-        These are ids of requests whose rows are held no more, ids of outcome batches and of dead letters, and outcomes
-        in sealed files if the rows of their request are not held. Clicks on requests that stayed unknown become late
-        outcomes. `orphans_before` is the same for clicks on unknown requests; None = `before`.
-        What was stored after `ahead` was stored under a clock that was wrong, and counts as old.
+        These are ids of requests without stored rows, ids of outcome batches and dead letters, and
+        outcomes in sealed files whose requests have no stored rows. Clicks on requests that stayed
+        unknown become late outcomes.
+
+        Args:
+            before: Delete what was stored before this time, in seconds since the epoch.
+            orphans_before: The same limit for clicks on unknown requests. None means `before`.
+            ahead: What was stored after this time had a wrong clock and counts as old.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at NOT BETWEEN ? AND ? AND number IS NULL"
@@ -476,7 +520,7 @@ class Store(FileTables):
         with self._transaction(counts) as connection:
             connection.execute(
                 f"DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND coalesce({_IS_HELD}, 0) = 0"
-                # The newest stays, or its number would be given again.
+                # The newest stays, because its number would be assigned again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
             )
@@ -488,7 +532,8 @@ class Store(FileTables):
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-                # The conversion rate counts a request as long as its rows are held, so its outcomes stay as long.
+                # The conversion rate counts a request while its rows are stored, so its outcomes
+                # stay equally long.
                 " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = late_outcomes.request_id"
                 f" AND {_IS_HELD})",
                 (before,),
@@ -505,22 +550,22 @@ class Store(FileTables):
 
 
 class AddedPredictions(NamedTuple):
-    """What became of the predictions of one pull."""
+    """Result of adding the predictions of one pull."""
 
     added: Predictions | None
-    """Those that were not stored before, by time and id; None = none."""
+    """New predictions, ordered by time and id, or None."""
     reused: NDArray[np.int64]
-    """Places of those that were not stored, because their ids name other requests."""
+    """Indexes of predictions that were not stored, because their ids belong to other requests."""
 
 
 def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, now: float) -> int:
-    """Keep the keys of dead letters, and return how many were not known."""
+    """Store the keys of dead letters, and return how many are new."""
     query = "INSERT OR IGNORE INTO dead_letters VALUES (?, ?)"
     return sum(connection.execute(query, (_short_id(key), now)).rowcount for key in keys)
 
 
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
-    """Rows of the user of this category among those that a memory, opened by anyone, holds for the windows."""
+    """Count the stored matured rows of the user of this category, in a state opened by anyone."""
     held = (unpack(MaturedRequests, packed) for (packed,) in memory.execute("SELECT requests FROM matured"))
     return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
 
@@ -528,7 +573,7 @@ def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
 def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
-    """Requests that are not archived yet and have the user in one of the `places` of rows with these columns."""
+    """Count unarchived requests that have the user at one of the `places` of these columns."""
     kept = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
     found, arranged = 0, ColumnMap(json.loads(kept[0]) if kept else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
@@ -540,7 +585,7 @@ def waiting_requests_of(
 
 
 def _short_id(message_id: str) -> str:
-    """Return what stands for a message's id, which may be of any length where another program published it."""
+    """Return a message id, or its hash if another program published a long one."""
     return (
         message_id if len(message_id) <= MAX_ID_CHARACTERS else sha256(message_id.encode(errors="replace")).hexdigest()
     )
@@ -548,7 +593,7 @@ def _short_id(message_id: str) -> str:
 
 @contextmanager
 def _records_errors() -> Iterator[None]:
-    """Sorts what is wrong with a record's values from what is wrong with the file."""
+    """Convert errors of a record's values to ContractError. Errors of the file pass."""
     try:
         yield
     except _OF_RECORDS as error:
@@ -572,13 +617,13 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
 
 
 def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
-    """Return what maturing reads of a block whose first prediction has the number `first`."""
+    """Return the columns that maturing needs. `first` is the number of the first prediction."""
     users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
     return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
 
 
 def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
-    """Yield the stored requests, without corrupt blocks, which are reported."""
+    """Yield the stored requests, and log and skip corrupt blocks."""
     for content, number in found:
         try:
             yield unpack(kind, content, number)
@@ -587,7 +632,7 @@ def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
 
 
 def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
-    """Keeps the rows, and apart from them what maturing reads."""
+    """Store the rows, and separately the columns that maturing reads."""
     waiting = _waiting_of(block, first, user_place)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
@@ -598,9 +643,10 @@ def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int
 
 
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
-    """See `Store.waiting`; with `beyond` 1 also the first that is too much, which keeps later ones out.
+    """Return the first requests of these blocks within both limits, as `Store.waiting` does.
 
-    Of each block these are its first ones, as within a block they are in this order.
+    Each element of `found` contains the first requests of its block, in order of time. With
+    `beyond=1` the result includes the first request over the limit, which excludes later ones.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)
@@ -609,12 +655,14 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
 
 
 def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
-    """Return the bytes of a row's numbers in memory."""
+    """Return the memory of a row's numbers, in bytes."""
     return 32 + 4 * num_numeric + 8 * num_categorical
 
 
 def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Start and stop of parts whose sizes add up to `at_most`, or of one, in one of the `periods` each, which ascend.
+    """Yield start and stop of chunks whose sizes add up to at most `at_most`.
+
+    A larger element is a chunk of its own. A chunk has one of the ascending `periods`.
 
     >>> list(cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
@@ -627,7 +675,7 @@ def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> 
 
 
 def _runs(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
-    """First and last of each run of numbers without a gap.
+    """Return first and last number of each run of consecutive numbers.
 
     >>> list(_runs(np.array([4, 5, 6, 9])))
     [(4, 6), (9, 9)]

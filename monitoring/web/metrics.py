@@ -1,8 +1,10 @@
-"""The snapshot as Prometheus metrics; a gauge whose number does not exist is absent.
+"""Export the snapshot as Prometheus metrics.
 
-Names are an interface: dashboards and alert rules query them, and a test freezes them. What the numbers mean is
-documented in `monitoring.metrics` and `monitoring.state.store`. Each has the label `recommender`, so that several
-monitors of one installation are told apart. Before its first turn a monitor exports only its versions, without it.
+Metric names are an interface, because dashboards and alert rules query them. A test freezes them.
+`monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge is absent if its
+number does not exist. Every metric has the label `recommender`, which distinguishes several
+monitors of one installation. Before its first iteration a monitor exports only its versions,
+without the label.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,11 +60,11 @@ KPI_GAUGES = {
     "rows": ("window_rows", "Matured rows in the window"),
     "clicks": ("window_clicks", "Clicks in the window"),
 }
-"""Field of `metrics.window.Kpis` to name and text."""
+"""Metric name and help text of each field of `metrics.window.Kpis`."""
 
 
 def metrics_page(snapshot: Snapshot) -> bytes:
-    """The snapshot in Prometheus' text format."""
+    """Render the snapshot in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))  # type: ignore[arg-type]  # the stub requires a base class, the library does not
     return generate_latest(registry)
@@ -86,7 +88,8 @@ class _Collector:
         info.add_metric([_distribution_version(), str(VERSION)], 1.0)
         yield info
         if shown.time is None:
-            # Zeros here would be counters that fall at each restart, and an alert's rate would see them rise again.
+            # Counters of 0 would look like resets at each restart, and an alert's rate would count
+            # the rise again.
             return
         for field, (name, text) in KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
@@ -130,13 +133,13 @@ class _Collector:
 
 
 PREFIX_OF_COUNTS = {"runs": "run_", "retrain_requests": "request_", "notifications": "notification_"}
-"""Of a counter's outcomes, in the names under which the monitor's memory counts them."""
+"""Prefix of the outcomes of a counter, in the names of the state's counters."""
 
 
 def _counter(
     name: str, text: str, *, outcomes: Iterable[str], counts: Mapping[str, float], label: str = "outcome"
 ) -> CounterMetricFamily:
-    """A counter by `label`, 0 until an outcome happens."""
+    """Return a counter by `label`, with 0 for outcomes that never happened."""
     family = CounterMetricFamily(PREFIX + name, text, labels=[label])
     for outcome in outcomes:
         family.add_metric([outcome], counts.get(PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
@@ -144,13 +147,16 @@ def _counter(
 
 
 def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamily]:
-    """Gauges without labels, from name, help text and number; without a sample where the number does not exist."""
+    """Yield gauges without labels from name, help text and number.
+
+    A gauge has no sample if its number does not exist.
+    """
     for name, text, value in gauges:
         yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
 
 
 def _labelled_gauge(name: str, text: str, *, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
-    """A gauge by the values of one label, without those whose number does not exist."""
+    """Return a gauge by one label, without the values that do not exist."""
     gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
     for key, value in values.items():
         if value is not None:
@@ -234,7 +240,10 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
 
 
 def _distribution_version() -> str:
-    """Of the installed distribution; empty, as Prometheus writes what is unknown, where only the source is here."""
+    """Return the version of the installed distribution.
+
+    It is empty, as Prometheus writes unknown values, if only the source is present.
+    """
     try:
         return version("evergreen")
     except PackageNotFoundError:

@@ -1,8 +1,9 @@
-"""The status page: one HTML file without script or external asset, made for each request, readable on a phone.
+"""Status page: one HTML file without script or external asset, readable on a phone.
 
-In: the exposition, the time, and the recent history: the newest lines of the monitor's files and of the promotion
-journal, read from the ends of the files, so that what is shown survives a restart and costs the loop nothing. Out:
-HTML, drawn by `evergreen.reports`. Answering requests is left to `web.server`.
+It is rendered for each request from the exposition, the time and the recent history. The history is
+read from the ends of the monitor's journal files and of the promotion journal, so it survives a
+restart and costs the loop nothing. `evergreen.reports` renders the HTML, and `web.server` answers
+requests.
 """
 
 import json
@@ -32,9 +33,10 @@ from monitoring.web.server import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
-"""Of each file: about 4,000 points of the timeline, or 7,000 events; read and parsed in about 30 ms."""
+"""Bytes read from the end of each file. They contain about 4,000 points of the timeline or 7,000
+events, and take about 30 ms to read and parse."""
 MAX_POINTS = 600
-"""Points drawn of each version: more than a phone has pixels for."""
+"""Maximum number of points per version in the chart, more than a phone has pixels."""
 MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
@@ -42,36 +44,38 @@ MARKED_EVENTS = {
     "promote": "promoted",
     "drift": "feature drift",
 }
-"""Kinds of events with a mark in the chart, and the mark's text."""
+"""Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds that are folded: they occur every minute, and each decision that rests on them is an event of its own."""
+"""Kinds of events that are folded in the list. They occur every minute, and decisions that follow
+from them have their own events."""
 MAX_EVENTS = 80
-"""Lines of the list that are not folded."""
+"""Maximum number of unfolded lines in the list of events."""
 MAX_DRIFT_ROWS = 12
 UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
-"""Longest time shown in a unit, the unit in seconds, its name."""
+"""Longest time shown in a unit, the unit in seconds, and its name."""
 
 
 class History(NamedTuple):
-    """What happened recently, oldest first."""
+    """Recent events and points, oldest first."""
 
     points: list[dict[str, Any]]
-    """Lines of the timeline: `time`, `version`, the fields of `metrics.window.Kpis`."""
+    """Lines of the timeline: `time`, `version`, and the fields of `metrics.window.Kpis`."""
     events: list[dict[str, Any]]
-    """`time`, `kind`, `text`: the monitor's own events and the store's releases and rollbacks."""
+    """Events with `time`, `kind` and `text`: the monitor's own, and the registry's releases and
+    rollbacks."""
 
 
 def read_history(state: Path, store: Path) -> History:
-    """The newest lines in `state`, with the promotions of the model store `store`."""
+    """Read the newest lines in `state`, and the promotions of the model registry `store`."""
     points = tail(state / TIMELINE_FILE)
     events = tail(state / EVENTS_FILE) + _promotion_events(store)
     return History(_thinned(points), sorted(events, key=lambda event: float(event["time"])))
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The whole lines among the last `num_bytes` of a file of JSON lines; a torn one is left out.
+    """Return the complete JSON lines within the last `num_bytes` of a file.
 
-    A file that is not there has none.
+    A missing file has none.
     """
     try:
         with open(path, "rb") as file:
@@ -87,12 +91,12 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            continue  # written this moment, or torn by a crash
+            continue  # being written, or incomplete after a crash
     return found
 
 
 def _thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every n-th point of each version, counted from its newest."""
+    """Downsample the points of each version to at most `MAX_POINTS`, including the newest."""
     by_version: dict[int, list[dict[str, Any]]] = {}
     for point in points:
         by_version.setdefault(int(point["version"]), []).append(point)
@@ -107,7 +111,7 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
     try:
         entries = promotion_journal.read_journal(store)
     except (ContractError, OSError):
-        return []  # deployment reports a damaged journal; the page does without
+        return []  # the release controller reports a corrupt journal, and the page omits it
     return [
         {
             "time": promotion_journal.moment_of(entry.time).timestamp(),
@@ -119,7 +123,7 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
 
 
 def status_page(exposition: Exposition, history: History, *, now: float) -> str:
-    """Return the page as of `now`, seconds since the epoch."""
+    """Render the page as of `now`, in seconds since the epoch."""
     shown = exposition.snapshot
     foot: list[object] = [f"As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "]
     for path in ("/status", "/metrics", "/healthz", "/readyz"):
@@ -160,7 +164,7 @@ def _health_banner(exposition: Exposition, now: float) -> Banner:
 
 
 def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
-    """What speaks against the serving version or its successor, the worst first: the banner's state and text."""
+    """Return the banner's state and text for the worst problem of the serving version, or None."""
     acting = shown.acting
     said = {each.action: f"{each.policy}: {each.reason}" for each in reversed(shown.decisions)}
     since = "" if acting is None or acting.incident_since is None else _format_duration(now - acting.incident_since)
@@ -178,13 +182,15 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
 
 
 _JUDGE_NO_ROWS = (SchedulePolicy.name, BakingPolicy.name)
-"""Policies whose OK does not mean that rows were found to be well: the calendar's, and that of a version once baked."""
+"""Policies whose OK is not a statement about rows: the calendar, and the baking of a version that
+is done."""
 
 
 def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
-    """Whether the serving version was judged, and by whose rows: the banner's state and text. Green only where it was.
+    """Return the banner's state and text: whether rows of the serving version were evaluated.
 
-    Labels are final an attribution window after the prediction. A version that was released since has none.
+    It is green only if they were. Labels are final an attribution window after the prediction, so a
+    newly released version has none.
     """
     version, decisions = shown.serving_version, shown.decisions
     if not decisions or shown.decided_at is None:
@@ -209,7 +215,7 @@ def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
 def _tiles(shown: Snapshot, now: float) -> Tiles:
     by_version = {kpis.version: kpis for kpis in shown.windows}
     scorers = [each.numbers.get("window_version") for each in shown.decisions]
-    # Before a row of the serving version has matured, the rows of the version before it say what there is to say.
+    # Before a row of the serving version matured, show the rows of the previous version.
     measured = [shown.serving_version, *(int(each) for each in scorers if each is not None)]
     serving = next((by_version[version] for version in measured if version in by_version), None)
     whose = "" if serving is None or serving.version == shown.serving_version else f" of version {serving.version}"
@@ -266,7 +272,10 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | Non
 
 
 def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
-    """Events with a mark; of a series of one kind less than `apart` seconds from each other only the first."""
+    """Select the events with a mark.
+
+    Of a series of one kind with gaps below `apart` seconds, only the first is marked.
+    """
     last: dict[str, float] = {}
     firsts = []
     for event in events:
@@ -285,7 +294,7 @@ def _decisions(shown: Snapshot) -> PageBlock:
 
 
 def _check_row(decision: Decision) -> CheckRow:
-    """Return one policy's decision; its value is what it compares with its limit."""
+    """Return one policy's decision. The value is what the policy compares with its limit."""
     numbers = decision.numbers
     drifted, threshold = numbers.get("drifted_columns"), numbers.get("threshold")
     auc, low, high = (numbers.get(name) for name in ("auc", "auc_low", "auc_high"))
@@ -369,7 +378,7 @@ def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
 
 
 def _format_effect(row: Mapping[str, Any]) -> str:
-    """Return the effect with its interval, and how many times the limit it is."""
+    """Format the effect with its interval, and as a multiple of the limit."""
     if row["effect"] is None:
         return _format_number(None)
     interval = f"[{_format_number(row['effect_low'])}, {_format_number(row['effect_high'])}]"
@@ -399,7 +408,7 @@ def _acting(shown: Snapshot, now: float) -> PageTable:
 
 
 def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
-    """Return how the last run ended, with links to its steps' reports."""
+    """Describe how the last run ended, with links to its steps' reports."""
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is None:
         return []
@@ -416,7 +425,7 @@ def _events(events: Sequence[Mapping[str, Any]], now: float) -> PageBlock:
 
 
 def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEvent]:
-    """Yield a line for each series of alike events, newest first, until enough of them are not folded."""
+    """Yield a line for each series of similar events, newest first, up to `MAX_EVENTS`."""
     prominent = 0
     for _, group in groupby(reversed(events), key=_alike):
         newest, *others = group
@@ -429,14 +438,17 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 
 
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
-    """Equal for events that differ in their measured numbers alone: kind, words in any order, versions."""
+    """Return a key that is equal for events that differ only in measured numbers.
+
+    It contains the kind, the set of words, and the versions.
+    """
     words = (word.strip("(),.:;") for word in str(event["text"]).split())
     named = frozenset(word for word in words if not word[:1].isdigit())
     return str(event["kind"]), named, tuple(re.findall(r"version (\d+)", str(event["text"])))
 
 
 def _format_time(time: float, now: float | None = None) -> str:
-    """The moment in UTC; with `now`, how long ago it was, too."""
+    """Format a time in UTC, and with `now` also how long ago it was."""
     text = utc_time(time)
     return text if now is None else f"{text}, {_format_duration(now - time)} ago"
 

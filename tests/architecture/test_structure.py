@@ -133,9 +133,9 @@ def test_no_test_module_imports_another():
 def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
     before = modules_after("")
     names = {
-        f"components.{room}.{path.stem}"
+        f"evergreen.{room}.{path.stem}"
         for room in ("config", "contracts")
-        for path in (REPOSITORY / "components" / room).glob("*.py")
+        for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
     own = {"__mp_main__"}  # multiprocessing's name of the main module
     optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed

@@ -232,7 +232,7 @@ def test_changed_file_of_version_is_told(lake, corrected):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
-def test_damaged_marker_is_told(lake, corrected, text):
+def test_corrupt_marker_is_told(lake, corrected, text):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with pytest.raises(ContractError, match="_SUCCESS is"):

@@ -76,7 +76,7 @@ def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command
 
 
 @pytest.mark.parametrize("name", ["validation.json", "outcome.json"])
-def test_damaged_note_of_run_is_named(name, tmp_path, capsys):
+def test_corrupt_note_of_run_is_named(name, tmp_path, capsys):
     (path := tmp_path / "runs" / "r1" / name).parent.mkdir(parents=True)
     path.write_text('{"step": "val')
     assert main(["runs", "--store", str(tmp_path)]) == 2

@@ -77,7 +77,7 @@ def run_line(tmp_path):
 def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
-    assert "package.yaml is no compiled pipeline" in capsys.readouterr().err
+    assert "package.yaml is not a compiled pipeline" in capsys.readouterr().err
 
 
 def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text("root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n")
     assert run_line(package) == 2
-    assert "old.yaml names no model registry or lake, expected one of this revision's" in capsys.readouterr().err
+    assert "old.yaml names no model registry or lake, expected a file from this revision's" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["store"]
 
 

@@ -295,7 +295,7 @@ def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message)
     assert len(said.err.splitlines()) == 1
 
 
-def test_lake_without_its_rows_or_with_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
+def test_lake_without_its_rows_or_with_corrupt_file_proves_nothing(released, lake, store, tmp_path, capsys):
     done = released()
     (tmp_path / "empty").mkdir()
     code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")

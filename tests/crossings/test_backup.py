@@ -212,7 +212,7 @@ def no(places):
     return False
 
 
-def test_damaged_file_of_backup_is_named_and_not_restored(lost, installation_root, capsys):
+def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_root, capsys):
     backup, _ = lost
     path = backup / "lake" / "day=2026-01-01" / "part-3.parquet"
     right = path.read_bytes()

@@ -270,21 +270,21 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
     forget(world)
     told = capsys.readouterr().out
     assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
-        "m1": "the user is in its vocabulary; it learnt from 2026-03-01, where rows hold the user",
-        "m2 (live)": "it continues m1, which did",
-        "m3": "the user is in its list of rare categories",
-        "m4": "it learnt from 2026-03-02, where rows hold the user",
-        "m6": "it learnt from 2026-02-28, where rows hold the user",
+        "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the user",
+        "m2 (live)": "it continues m1",
+        "m3": "its list of rare categories holds the user",
+        "m4": "it was trained on 2026-03-02, whose rows hold the user",
+        "m6": "it was trained on 2026-02-28, whose rows hold the user",
     }
     assert told.count("golden rows of version 1, model m2: ") == 2
     assert "version 1 still contains the user, until a run from scratch is released:" in told
     assert f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
-    assert "1 requests that hold the user wait in the monitor's memory" in told
-    assert "out of reach: the log's records and dead letters" in told
+    assert "1 requests that hold the user are not archived yet" in told
+    assert "not searched either: the event log's records and dead letters" in told
     keep_learnt(world / "store", "m7", "bob")
     make_live(world / "store", release(world / "store", 2, "m7"))
     forget(world)
-    assert "version 2, which is live, did not learn from the user" in capsys.readouterr().out
+    assert "the live version 2 was not trained on the user's rows" in capsys.readouterr().out
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):

@@ -75,7 +75,7 @@ def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     assert any(
         line.startswith("days 2026-01-04 digest is " if keeps_time else "days 2026-01-04 is None") for line in found
     )
-    is_named = found[-1].startswith("not read, because written after ") and found[-1].endswith(str(EDITED)[5:])
+    is_named = found[-1].startswith("skipped, because written after ") and found[-1].endswith(str(EDITED)[5:])
     assert is_named is not keeps_time
 
 

@@ -98,7 +98,7 @@ def test_corrupt_live_graph_fails_start_and_offline_rollback_restores_it(deploy,
     with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
         triton.start()
     assert not triton.alive()
-    rollback(dataclasses.replace(settings, triton_urls=()), reason="damaged file")
+    rollback(dataclasses.replace(settings, triton_urls=()), reason="corrupt file")
     triton.start()
     client, rows = Triton(triton.grpc_url), raw_rows(5)
     scores, version = client.infer(MODEL_NAME, *rows)

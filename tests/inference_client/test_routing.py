@@ -50,7 +50,7 @@ def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(serve
     follow(served, objects, talk, interval=0.01)
 
 
-def test_damaged_plan_leaves_last_good_one_in_force_and_is_said_once(
+def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
     served, objects, publish, make_rows, caplog, monkeypatch
 ):
     publish(make_plan(share=1.0))

@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, raw_table, chan
         read(write(tmp_path / "rows.parquet", change(raw_table(5000))))
 
 
-def test_damaged_file_and_empty_folder_are_named(tmp_path):
+def test_corrupt_file_and_empty_folder_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ContractError, match="rows.parquet cannot be read"):
         read(tmp_path / "rows.parquet")

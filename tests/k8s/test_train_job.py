@@ -203,13 +203,13 @@ def test_job_of_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(api, f
 
 def test_job_of_another_program_is_left_alone(api, flags):
     api.jobs[RUN] = {"metadata": {"name": RUN}}
-    with pytest.raises(ContractError, match=f"TrainJob {RUN} is there and not of this step"):
+    with pytest.raises(ContractError, match=f"TrainJob {RUN} exists and was not created by this step"):
         follow(api, flags)
     assert api.jobs[RUN] == {"metadata": {"name": RUN}}
 
 
 def test_job_that_somebody_deleted_is_failure_to_try_again(api, flags, do):
-    with pytest.raises(TemporaryError, match="was deleted by someone; the same command goes on from the last save"):
+    with pytest.raises(TemporaryError, match="was deleted by someone; the same command continues from the last save"):
         follow(api, flags, do.start(), lambda: api.jobs.clear())
 
 

@@ -22,7 +22,7 @@ from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries
+from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, blocked_models, read_entries
 from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
@@ -132,7 +132,7 @@ class Site:
                 break
         assert found["action"] == TAKEN_BACK, found
         assert self.lived() == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
-        assert list(barred(self.settings.store)) == ["model-2"]
+        assert list(blocked_models(self.settings.store)) == ["model-2"]
         with closing(Triton(self.triton.grpc_url)) as client:
             assert client.infer(MODEL_NAME, self.dense[:3], self.categorical[:3])[1] == 1
         return found["reason"]

@@ -42,7 +42,7 @@ def take_back(b: Bench) -> None:
     line = baking(b.settings.store)
     time = datetime.fromtimestamp(b.clock.now, timezone.utc).isoformat()
     back = replace(line, time=time, action=ROLLBACK, version=1, previous_version=2, model_id="m1", reason="it is bad")
-    append_promotion(b.settings.store, replace(back, barred_model_id="m2"))
+    append_promotion(b.settings.store, replace(back, blocked_model_id="m2"))
 
 
 def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_versions):

@@ -146,8 +146,8 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
         ({"training_processes": 2, "backend": "hugectr"}, "training_processes is 2 with backend hugectr"),
         ({"training_processes": 2, "backend": "torchrec"}, "training_processes is 2 with 1 training_gpus"),
-        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step 'trainig' is none of extraction"),
-        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step 'outcome' is none of"),
+        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step is 'trainig', expected one of extraction"),
+        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step is 'outcome', expected one of"),
     ],
 )
 def test_placement_that_cannot_work_is_refused_when_it_is_made(values, words):
@@ -232,9 +232,9 @@ def test_flags_come_before_file(compile_file):
         ("backend: hugectr\naccelerator: ''", "backend is hugectr without an accelerator"),
         ("- registry", "expected a mapping of fields"),
         ("", "is None, expected a mapping of fields"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
         ("tag: ${NOPE}", "names NOPE, which .*cluster.env lacks"),
-        ("tag: 5$", "holds a '\\$' that begins no"),
+        ("tag: 5$", "holds a '\\$' without a name"),
     ],
 )
 def test_file_that_says_something_else_is_refused_by_its_place(compile_file, capsys, text, words):

@@ -191,4 +191,4 @@ def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, c
     (tmp_path / "runs" / "last-by-name" / "outcome.json").write_text("{")
     assert [line.run for line in read_runs(tmp_path, newest=2)] == ["b", "a"]
     print_runs(tmp_path, newest=2)
-    assert "the newest 2; --newest 0 lists all" in capsys.readouterr().out
+    assert "these are the newest 2 runs, --newest 0 lists all" in capsys.readouterr().out

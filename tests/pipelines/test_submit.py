@@ -249,7 +249,7 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
 
 def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
     server.num_late = 1
-    with pytest.raises(TemporaryError, match="may create the run later all the same: look for 'one' there before you"):
+    with pytest.raises(TemporaryError, match="may still create the run: look for 'one' there before you"):
         send()
     second = send()
     (late,) = server.commit_late()
@@ -303,7 +303,7 @@ def test_run_that_is_waited_for_tells_what_it_made(server, command, mounted, tmp
     assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
     monkeypatch.setattr("cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
     assert command("--wait") == 0
-    assert "`evergreen runs --store /evergreen/store` tells of run manual " in capsys.readouterr().out
+    assert "`evergreen runs --store /evergreen/store` shows run manual " in capsys.readouterr().out
 
 
 def test_failed_run_that_is_waited_for_names_step_reason_and_page(
@@ -348,7 +348,7 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
     failed, last = capsys.readouterr().out.splitlines()[-2:]
     assert failed == f"{kept['display_name']} failed at extraction: disk is full"
     assert last.startswith(
-        f"{lost['display_name']} failed and left nothing here: run {lost['run_id']} ended FAILED: no step ran"
+        f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended FAILED: no step ran"
     )
     assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
     assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2
@@ -396,7 +396,7 @@ def test_listing_says_which_run_left_out_files(tmp_path, capsys):
         with noted(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
-    said = "left out files that cannot be read: 2; its validation names them"
+    said = "left out 2 unreadable files, which its validation report names"
     assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [f"b {said}"]
 
 

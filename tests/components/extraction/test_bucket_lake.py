@@ -183,7 +183,7 @@ def test_errors_and_malformed_rows_name_object_they_came_from(lake, folder, tmp_
     extract_lake(URI, tmp_path / "work", WINDOW, max_malformed_fraction=0.02)
     (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
     assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/{part(5)}", 61)
-    (folder / part(6)).write_bytes(b"damaged")
+    (folder / part(6)).write_bytes(b"corrupt")
     put(folder)
     with pytest.raises(
         ContractError, match=rf"1 of 4 files .*the first: {URI}/{part(6)} is not a readable Parquet file"

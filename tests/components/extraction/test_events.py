@@ -103,7 +103,7 @@ def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
     found.append({**found[3], "price": 1000})
     done = run(tmp_path, write(tmp_path / "log.csv", found), data=KEYED)
     assert (done.rows, done.replaced) == (400, 1)
-    assert "1 rows are there again with other content: the last copy of each counts" in caplog.text
+    assert "1 rows occur again with other content: the last copy of each counts" in caplog.text
     assert [row["price"] for row in in_lake(tmp_path) if row["request_id"] == "q3"] == [1000]
 
 

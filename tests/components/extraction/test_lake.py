@@ -119,10 +119,10 @@ def test_row_groups_outside_window_are_not_read(tmp_path, four_days, write_lake,
     lake = write_lake(tmp_path / "lake", four_days, row_group_size=50)
     path = lake / "day=2026-03-01" / "part-0.parquet"
     column = pq.ParquetFile(path).metadata.row_group(0).column(3)
-    damaged = bytearray(path.read_bytes())
+    corrupt = bytearray(path.read_bytes())
     begin = column.dictionary_page_offset or column.data_page_offset
-    damaged[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
-    path.write_bytes(bytes(damaged))
+    corrupt[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(bytes(corrupt))
     with pytest.raises(ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"):
         read_lake(folder_lake(lake))
     assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
@@ -279,7 +279,7 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
         (None, "lacks the columns .'row', 'event', 'outcome_time', 'stored_at', 'window_seconds'"),
     ],
 )
-def test_damaged_file_of_outcomes_stops_step_and_is_named(lake, run_step, content, message):
+def test_corrupt_file_of_outcomes_stops_step_and_is_named(lake, run_step, content, message):
     folder = lake / "outcomes" / "day=2026-03-01"
     folder.mkdir(parents=True)
     if content is None:

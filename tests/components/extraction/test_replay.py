@@ -116,7 +116,7 @@ def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
 
 def damage_older_days(lake):
     for path in lake.glob("day=2026-03-0[1-8]/*.parquet"):
-        path.write_bytes(b"damaged")
+        path.write_bytes(b"corrupt")
 
 
 def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
@@ -126,7 +126,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
     assert "no old rows are held out" not in caplog.text
 
 
-def test_damaged_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
+def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
     damage_older_days(lake)
     with pytest.raises(ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"):
         run_step(lake, replay_share=0.2)

@@ -33,7 +33,7 @@ def test_parent_that_is_not_in_store(write_raw, refuses, raw_table):
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
-def test_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
+def test_corrupt_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
     workflow = workflow_of([np.arange(50)] * 26, frequency_threshold=2)
     workflow.save(tmp_path / "workflow")
     folder = keep_as_model(tmp_path / "workflow", workflow.slot_sizes, "m1")

@@ -148,7 +148,10 @@ def test_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_ta
     capsys.readouterr()
     other = reading.change(rows[2], excluded_columns=["I2", "I13", "C3", "C4"])
     run_step(other, run="third", parent="parent", expect=2)
-    assert "lack ['C4'] of the parent parent's and add ['C26']" in capsys.readouterr().err
+    assert (
+        "['C3', 'C4', 'I13', 'I2'], expected the columns that its parent parent excludes: ['C26', 'C3', 'I13', 'I2']"
+        in capsys.readouterr().err
+    )
 
 
 def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):

@@ -270,7 +270,7 @@ def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, ma
 @pytest.mark.parametrize("num_rows", [500, 0, 1], ids=["one class", "no row", "one row"])
 def test_window_without_labels_of_both_classes_is_refused(world, make_training_set, run, num_rows):
     labels, dense, ids, _ = world.rows(num_rows)
-    with pytest.raises(ContractError, match=f"labels of the {num_rows} rows to learn hold 0 clicks"):
+    with pytest.raises(ContractError, match=f"the {num_rows} training rows have 0 clicks"):
         run(make_training_set(labels * 0, dense, ids))
 
 
@@ -363,7 +363,7 @@ def test_rate_that_diverges_is_given_up_for_ones_before_it(world, make_training_
     low, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1,)), start=parent)
     engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=steps)
     result, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1, 5.0)), start=parent, engine=engine)
-    assert "learning rate 0.5 is given up" in caplog.text
+    assert "learning rate 0.5 is abandoned" in caplog.text
     assert content(result.weights) == content(low.weights)
     assert (result.learning_rate, result.progressive) == (low.learning_rate, low.progressive)
 

@@ -199,13 +199,13 @@ def test_sigterm_saves_and_exits_for_retry_that_ends_with_same_weights(command, 
         said = ""
         for line in process.stderr:
             said += line
-            if "fit begins" in line:
+            if "fit starts" in line:
                 process.send_signal(signal.SIGTERM)
     assert process.returncode == ExitCode.PREEMPTED == os.EX_TEMPFAIL, said
-    assert "preempted: asked to stop: saved in pass 1, batch " in said
+    assert "preempted: stopped on request: saved in pass 1, batch " in said
     (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
     assert note.state == "preempted"
-    assert note.reason.startswith("asked to stop: saved in pass 1")
+    assert note.reason.startswith("stopped on request: saved in pass 1")
     progress = json.loads((tmp_path / "work" / "stopped" / "training" / "checkpoint" / "progress.json").read_text())
     assert progress["now"]["batches"] > 0
     assert not (tmp_path / "stopped" / "store" / "models").exists()

@@ -10,13 +10,13 @@ from evergreen.runtime.errors import Preempted
 
 
 def test_sigterm_outside_fit_ends_step_at_once():
-    with pytest.raises(Preempted, match="SIGTERM came while no fit was under way"), stop_on_sigterm():
+    with pytest.raises(Preempted, match="SIGTERM arrived while no fit was running"), stop_on_sigterm():
         signal.raise_signal(signal.SIGTERM)
 
 
 def test_second_sigterm_does_not_disturb_end_that_first_began():
     done = []
-    with pytest.raises(Preempted, match="while no fit was under way"), stop_on_sigterm():  # noqa: PT012
+    with pytest.raises(Preempted, match="while no fit was running"), stop_on_sigterm():  # noqa: PT012
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:

@@ -102,7 +102,7 @@ def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_p
     (path,) = folder.glob("*.parquet")
     table, weights, cache = pq.read_table(path), np.linspace(0, 10, 200, dtype=np.float32), tmp_path / "cache"
     source = RowFolder(path=folder, num_rows=200, features=CRITEO, weighted=True)
-    with pytest.raises(ContractError, match=rf"has no columns \['{WEIGHT}'\]"):
+    with pytest.raises(ContractError, match=rf"lacks the columns \['{WEIGHT}'\]"):
         open_rows([source], world.slot_sizes, cache)
     pq.write_table(table.append_column(WEIGHT, [weights]), path)
     np.testing.assert_array_equal(open_rows([source], world.slot_sizes, cache).weights, weights)

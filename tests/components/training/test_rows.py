@@ -68,7 +68,7 @@ def test_another_number_of_rows_than_manifest_is_refused(read_rows, written, wor
         ("C7", pa.array([10**6] * 400, pa.int64()), "ids of C7 .* are 1000000..1000000, expected 0..23"),
         ("C7", pa.array([1] * 400, pa.int32()), "column C7 .* is int32"),
         ("label", pa.array([0.5] * 400, pa.float32()), "label in .* is 0.5, expected 0 or 1"),
-        ("I3", pa.array([float("nan")] * 400, pa.float32()), "column I3 .* holds NaN"),
+        ("I3", pa.array([float("nan")] * 400, pa.float32()), "column I3 .* has NaN"),
         ("I3", pa.nulls(400, pa.float32()), "column I3 .* with 400 nulls"),
     ],
     ids=["id too large", "int32 ids", "soft labels", "nan", "all null"],
@@ -83,7 +83,7 @@ def test_missing_column_truncated_and_absent_file_are_refused_by_name(read_rows,
     path = written[0] / "part_10.parquet"
     content = path.read_bytes()
     pq.write_table(pq.read_table(path).drop_columns(["C26"]), path)
-    with pytest.raises(ContractError, match=r"part_10\.parquet has no columns \['C26'\]"):
+    with pytest.raises(ContractError, match=r"part_10\.parquet lacks the columns \['C26'\]"):
         read_rows(written[0], 1200, world.slot_sizes)
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ContractError, match=r"part_10\.parquet is not a readable"):

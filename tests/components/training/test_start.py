@@ -238,7 +238,7 @@ def test_slots_that_do_not_go_on_from_parents_are_refused(parent, into):
 def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, world, make_training_set, into):
     model, training_set = parent
     other = make_training_set(*world.rows(20)[:3], name="other", slot_sizes=NOW, workflow_start=1)
-    with pytest.raises(ContractError, match="does not go on from the parent p's: id 3 of C1"):
+    with pytest.raises(ContractError, match="does not continue that of the parent p: id 3 of C1"):
         continue_from(model, other, CONFIG, into=into)
     change_vocabulary(training_set, 2, 5, 4_000_000_000)
     with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
@@ -356,7 +356,7 @@ def test_new_list_of_known_vectors_is_refused_if_no_weight_can_hide_it(tmp_path)
     stored = open_model(
         write_random(tmp_path, before.workflow.slot_sizes, config=before.network), before.workflow.slot_sizes
     )
-    with pytest.raises(ContractError, match="list last is new and uses the vectors of item, .* parent=none"):
+    with pytest.raises(ContractError, match="list last is new and shares the vectors of item, .* parent=none"):
         grow(stored, before, now, into=tmp_path / "now")
 
 
@@ -365,7 +365,7 @@ def test_other_transforms_of_dense_columns_are_refused(parent, into, name):
     model, training_set = parent
     folder = local_path(training_set.workflow_uri)
     replace(FeatureWorkflow.load(folder), **{name: np.full(13, 0.5, np.float32)}).save(folder)
-    with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
+    with pytest.raises(ContractError, match=f"does not continue that of the parent p: {name} "):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
 

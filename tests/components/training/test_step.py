@@ -63,7 +63,7 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
+def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
     assert second == first
@@ -82,7 +82,7 @@ def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
         ({"model": {"kind": "dlrm"}, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
         ({"training": {"precision": "float8"}}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
         ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
-        ({"backend": "hugectr", "weight": "w"}, "data.weight is 'w', expected none with backend hugectr: its readers"),
+        ({"backend": "hugectr", "weight": "w"}, "data.weight is 'w', expected none: backend hugectr"),
         ({"model": {"tower": "12x8"}}, "model.tower is '12x8', expected array"),
         ({"training": {"batch_size": 0}}, "batch_size is 0, expected at least 1"),
         ({"training": {"learning_rate": 0}}, "learning_rate is 0.0, expected a positive number"),

@@ -135,7 +135,7 @@ def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
     process.terminate()
     _, said = process.communicate(timeout=90)
     assert process.returncode == ExitCode.PREEMPTED, said
-    assert "preempted: asked to stop: saved in pass" in said
+    assert "preempted: stopped on request: saved in pass" in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
 
 

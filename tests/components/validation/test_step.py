@@ -302,7 +302,7 @@ def test_repeated_run_that_fails_leaves_no_report_of_try_before(step, write_rows
     manifest = write_rows(raw_table(500))
     step(manifest, champion="none")
     assert report_path(store, "r1", "validation").exists()
-    (tmp_path / "raw" / "train" / "part-0.parquet").write_bytes(b"damaged")
+    (tmp_path / "raw" / "train" / "part-0.parquet").write_bytes(b"corrupt")
     code, _ = step(manifest, champion="none")
     assert code == 2
     assert not report_path(store, "r1", "validation").exists()

@@ -147,7 +147,7 @@ def test_process_that_is_killed_is_temporary_error(files):
         summarize_files(files, KilledAtTheLastShare(), processes=2)
 
 
-def test_file_damaged_within_is_refused_by_name(files):
+def test_file_corrupt_within_is_refused_by_name(files):
     content = bytearray(files[1].read_bytes())
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)

@@ -144,7 +144,7 @@ def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows,
     ],
     ids=["absent", "cut", "text", "version"],
 )
-def test_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
+def test_corrupt_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
     break_it(path)

@@ -155,7 +155,7 @@ def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
     ],
     ids=["missing", "unknown", "column"],
 )
-def test_damaged_world_is_refused(drifted, tmp_path, change, text):
+def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
     path = tmp_path / "world.json"
     drifted.save(path)
     document = json.loads(path.read_text())

@@ -190,9 +190,9 @@ def damage(folder):
         (lambda f: rewrite(f, means="absent"), "means"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
     ],
-    ids=["no folder", "damaged vocabularies", "torn settings", "version 5", "no means", "one mean"],
+    ids=["no folder", "corrupt vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
-def test_damaged_workflow_is_refused(tmp_path, spoil, said):
+def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     folder = tmp_path / "workflow"
     fitted().save(folder)
     spoil(folder)

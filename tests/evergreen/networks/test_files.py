@@ -88,7 +88,7 @@ def lacking(name):
 
 @pytest.mark.parametrize("spoil", [os.unlink, truncated, oversized, of_halves, lacking(TABLE)])
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, OPTIMIZER_FILE])
-def test_damaged_file_is_refused_by_name(tmp_path, name, spoil):
+def test_corrupt_file_is_refused_by_name(tmp_path, name, spoil):
     filled(tmp_path)
     if (name, spoil) == (OPTIMIZER_FILE, os.unlink):
         return  # a model without optimizer state is also valid
@@ -128,7 +128,7 @@ def test_disk_without_room_is_error_and_no_bus_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with (
-        pytest.raises(PermanentError, match=r"cannot have \d+ bytes: No space left on device"),
+        pytest.raises(PermanentError, match=r"cannot be allocated with \d+ bytes: No space left"),
         new_model(tmp_path, SHAPES),
     ):
         pass

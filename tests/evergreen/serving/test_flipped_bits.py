@@ -10,14 +10,14 @@ from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import read_entries
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.export import export
-from evergreen.serving.intact import check_kept, find_damaged, golden_rows
+from evergreen.serving.intact import check_kept, find_corrupt, golden_rows
 from evergreen.storage.uris import local_path
 from tests.support.flips import QUIET, count_flips
 from tests.support.served_names import MODEL_NAME
 
 
 def check_served(world):
-    if problems := find_damaged(world.repository.published, world.settings.store, 1):
+    if problems := find_corrupt(world.repository.published, world.settings.store, 1):
         raise ContractError("; ".join(problems))
 
 

@@ -194,7 +194,7 @@ def test_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil,
         read_network(tmp_path / "network.onnx")
 
 
-def test_damaged_weight_file_is_refused(make_candidate, tmp_path):
+def test_corrupt_weight_file_is_refused(make_candidate, tmp_path):
     model, _, _ = make_candidate(tmp_path / "store", 1)
     file = tmp_path / "store" / "models" / "model-1" / "weights" / "weights.safetensors"
     content = bytearray(file.read_bytes())

@@ -126,15 +126,15 @@ def test_golden_rows_survive_disk_and_are_spread_over_holdout(candidate, tmp_pat
     assert check_scores(again.expected, golden, source="copy") == 0
 
 
-def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate, tmp_path):
+def test_golden_rows_corrupt_anywhere_are_refused_or_read_as_they_were(candidate, tmp_path):
     _, verdict, raw = candidate
     golden, path = read_held_out(raw, verdict).sample(3), tmp_path / "golden.npz"
     golden.save(path)
     whole, refused = path.read_bytes(), 0
-    damages = [whole[:at] for at in range(0, len(whole), 37)]
-    damages += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 8)]
-    for damaged in damages:
-        path.write_bytes(damaged)
+    variants = [whole[:at] for at in range(0, len(whole), 37)]
+    variants += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 8)]
+    for corrupt in variants:
+        path.write_bytes(corrupt)
         try:
             again = GoldenRows.load(path)
         except ContractError:
@@ -143,7 +143,7 @@ def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate
             np.testing.assert_array_equal(again.dense, golden.dense)
             np.testing.assert_array_equal(again.categorical, golden.categorical)
             np.testing.assert_array_equal(again.expected, golden.expected)
-    assert refused > len(damages) / 2
+    assert refused > len(variants) / 2
 
 
 def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):

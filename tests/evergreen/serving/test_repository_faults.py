@@ -54,7 +54,7 @@ def test_truncated_file_makes_version_none(repository, put_live):
     [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
     ids=["graph", "head", "rows", "directory"],
 )
-def test_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
+def test_corrupt_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
     with repository.locked():
         put_live(repository, 1)
         content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
@@ -87,7 +87,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     assert (repository.versions(), repository.read_config()) == ([], None)
 
 
-def test_damaged_record_makes_version_none(repository, put_live):
+def test_corrupt_record_makes_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         record = repository.objects.read("click_model/1/version.json").content

@@ -155,7 +155,7 @@ def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket,
     assert [each.name for each in objects.list()] == ["old"]
 
 
-def test_content_damaged_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
+def test_content_corrupted_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
     # The file changes between the checksum and the last part, as on a faulty disk.
     (tmp_path / "big").write_bytes(BIG)
 
@@ -184,7 +184,7 @@ def test_download_corrupted_on_way_is_read_again_and_never_returned(cloud_storag
     assert objects.read("object").content == b"content"
     assert fault.met == 2
     cloud_storage.fail(is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=r"a prefix/object was damaged \(CRC32C .{8}, expected .{8}\)"):
+    with pytest.raises(TemporaryError, match=r"a prefix/object was corrupt \(CRC32C .{8}, expected .{8}\)"):
         objects.read("object")
 
 
@@ -262,7 +262,7 @@ def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(cloud_st
     objects.fetch(wanted, tmp_path / "part")
     assert (fault.met, (tmp_path / "part").read_bytes()) == (1, BIG)
     cloud_storage.fail(is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=rf"big was damaged \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C"):
+    with pytest.raises(TemporaryError, match=rf"big was corrupt \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C"):
         objects.fetch(wanted, tmp_path / "other")
     assert (tmp_path / "other").read_bytes() == b""
 

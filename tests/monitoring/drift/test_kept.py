@@ -130,7 +130,7 @@ def test_version_without_statistics_is_archived_as_ever_and_counted(watched, wor
     assert watched.store.counters["predicted"] == 3000
 
 
-def test_store_answers_by_version_and_damaged_file_is_no_statistics(tmp_path, reference, caplog):
+def test_store_answers_by_version_and_corrupt_file_is_no_statistics(tmp_path, reference, caplog):
     find = ReleasedModels(tmp_path).reference
     assert find(1) is None
     release(tmp_path, 1)
