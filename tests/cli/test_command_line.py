@@ -1,4 +1,4 @@
-"""The `evergreen` command line: what it accepts is a promise, and misuse has an exit code and one clear line."""
+"""Tests of the `evergreen` command line: accepted arguments, exit codes and one-line errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`evergreen doctor` against the double of the KFP API and a kubectl that answers what a test says."""
+"""Tests of `evergreen doctor` with doubles of the KFP API and kubectl."""
 
 import copy
 import json
@@ -56,11 +56,14 @@ WHOLE = {
     "exec release-controller MODEL_REPOSITORY": "",
     "exec release-controller st_mode": "0",
 }
-"""What kubectl answers of an installation in which all is right."""
+"""kubectl's answers for a healthy installation."""
 
 
 class KubectlDouble:
-    """Answers by namespace and object; what is not there is absent, and an exception is an error of kubectl."""
+    """Answers by namespace and object.
+
+    A missing object is absent, and an exception is an error of kubectl.
+    """
 
     def __init__(self, answers: dict) -> None:
         self.answers, self.asked = answers, []
@@ -96,7 +99,7 @@ def server(tmp_path, monkeypatch):
 
 @pytest.fixture
 def look(server, tmp_path):
-    """`look(**changed)`: the findings by part, of an installation with these answers of kubectl changed."""
+    """`look(**changed)` returns the findings by part, with these answers of kubectl changed."""
     package = tmp_path / "retraining.yaml"
     compile_pipeline(package, Placement(registry="r.dev", tag="3f2a9c1"))
     kfp = KubeflowServer(server.url, timeout_seconds=(2.0, 2.0))

@@ -1,4 +1,6 @@
-"""The demo's numbers: read from files and lines, absent where they do not exist, and held against the promises."""
+"""Tests of the demo's numbers: parsed from files and lines, absent if unknown, and compared with
+limits.
+"""
 
 import json
 from dataclasses import replace
@@ -25,7 +27,7 @@ from tests.support.releases import passing_verdict
 
 
 def changed(path, value, summary=GOOD):
-    """The summary with one field, such as `auc.threshold` or `verified.0.num_rows`, set to a value."""
+    """Return the summary with one field changed, such as `auc.threshold` or `verified.0.num_rows`."""
     name, _, rest = path.partition(".")
     if isinstance(summary, dict):
         return {**summary, name: value}
@@ -180,7 +182,10 @@ def iso(offset):
 
 @pytest.fixture
 def store(tmp_path):
-    """A journal with two releases, the second by a run whose deployment step worked from 100 s to 103 s."""
+    """A journal with two releases.
+
+    The second is by a run whose deployment step took from 100 s to 103 s.
+    """
     for version, intent, live in ((1, 0, 1), (2, 101, 102.5)):
         for action, at in ((promotion_journal.INTENT, intent), (promotion_journal.RELEASE, live)):
             append_promotion(
@@ -221,7 +226,8 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.taken_back) == tuple(PLANTED)
-    # The last line begins at 206, the moment of the answer: it is counted, as the window is closed.
+    # The last line starts at 206, the moment of the answer. It counts, because the window is
+    # closed.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 
@@ -298,7 +304,7 @@ def test_loop_that_turned_needs_nothing():
 
 
 def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
-    """500 rows since the change made evidence 10; 100 is twice its logarithm, so twice the rows."""
+    """500 rows since the drift gave evidence 10. 100 is twice its logarithm, so twice the rows."""
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [
         judged_line(90.0, evidence=3.0),

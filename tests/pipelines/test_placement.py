@@ -1,4 +1,4 @@
-"""What a placement says reaches the pods that it is said of, in the words that the backend parses."""
+"""Tests that placement settings reach their pods in the form that the backend parses."""
 
 import re
 
@@ -46,7 +46,7 @@ def everything(compile_with):
 
 
 def parsed(compiled: Compiled, step: str):
-    """The step's part of the platform section as the backend reads it: an unknown field is an error."""
+    """Parse the step's part of the platform section like the backend: an unknown field is an error."""
     return json_format.ParseDict(compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig())
 
 
@@ -175,7 +175,9 @@ VALUES = "# where\n\nREGISTRY=r.dev/p=1\nTAG = t0\nPOOL=a100\n"
 
 @pytest.fixture
 def compile_file(tmp_path):
-    """`evergreen compile --placement` of a file beside a cluster.env; its exit code, and where the output is."""
+    """Runs `evergreen compile --placement` of a file next to a cluster.env, and returns exit code
+    and output path.
+    """
     folder = tmp_path / "an overlay"
     folder.mkdir()
 
@@ -200,7 +202,7 @@ def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     assert [t.value for t in config.tolerations] == ["", "true"]
     assert compiled.executor("training")["resources"]["resourceMemoryLimit"] == "24Gi"
     assert [e.secret_name for e in parsed(compiled, "run_outcome").secret_as_env] == ["s"]
-    # What neither file nor flags say is the default.
+    # The rest has default values.
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 

@@ -1,4 +1,4 @@
-"""`evergreen compare`: two stored models on rows that neither learned, by its command."""
+"""Tests of the command `evergreen compare`: two stored models on rows that neither learned."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ LEARNED = "2025-10-09T00:00:00+00:00"
 
 @pytest.fixture
 def two(make_round):
-    """A round whose candidate is the planted model, judged on its rows, and beside it `older`, a noisy one."""
+    """A run with the planted model as candidate, evaluated on its rows, and a noisy model `older`."""
     made = make_round(3000)
     noisy = made.planted.noisy(0.3, 8)
     for model_id, linear, settings in (

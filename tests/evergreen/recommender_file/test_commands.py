@@ -1,4 +1,6 @@
-"""`evergreen recommender`: from a click log to an accepted file, and what each command answers."""
+"""Tests of `evergreen recommender`: from a click log to an accepted file, and the output of each
+command.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +24,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """Runs a command over the folder's store; its code and what it printed."""
+    """Runs a command over the folder's registry, and returns its exit code and output."""
 
     def run(*line):
         store = [] if line[0] in ("init", "check") else ["--store", str(tmp_path / "store")]

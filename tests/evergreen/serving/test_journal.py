@@ -1,4 +1,6 @@
-"""The promotion journal: what counts as live, times that never run backwards, what was live at a time."""
+"""Tests of the promotion journal: the live version, monotonic times, and the live version at a
+time.
+"""
 
 import json
 import random

@@ -1,4 +1,6 @@
-"""`evergreen scale simulate` as somebody meets it first: its output, honest defaults, wrong flags and wrong files."""
+"""Tests of `evergreen scale simulate` for a new user: its output, defaults, wrong flags and wrong
+files.
+"""
 
 import re
 from pathlib import Path
@@ -20,17 +22,17 @@ def short(tmp_path) -> str:
 
 
 def refused(capsys, *flags: object) -> str:
-    """What is printed where the command refuses its flags or its files."""
+    """Return the output of the command when it refuses its flags or files."""
     try:
         code = main(["simulate", *map(str, flags)])
-    except SystemExit as ended:  # argparse's
+    except SystemExit as ended:  # argparse's message
         code = ended.code
     assert code == 2
     return capsys.readouterr().err
 
 
 def changed(tmp_path, change) -> Path:
-    """The shipped autoscaler with a change, as a file."""
+    """Write the shipped autoscaler with a change to a file."""
     document = yaml.safe_load(SHIPPED_AUTOSCALER.read_text())
     change(document["spec"])
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))
