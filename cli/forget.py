@@ -485,7 +485,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen forget",
-        description="List everything that holds a user (data.user of the accepted recommender), and remove it with --yes. "
+        description="List everything that holds a user (data.user of the accepted recommender), and remove it with "
+        "--yes. "
         "Also list the models that were trained on the user's rows, and the run that replaces them.",
     )
     parser.add_argument("--user", required=True, metavar="ID", help="value of the column, as your files spell it")

@@ -174,8 +174,10 @@ def search(
     given = {"window_end": study.user_attrs.get("parameters", {}).get("window_end", now), **given}
     for name, value in {"parameters": given, "space": repr(space)}.items():
         if (known := study.user_attrs.get(name, value)) != value:
-            raise ContractError(f"{name} of the study in {file} is {known}, expected {value} as given: repeat it, or remove "
-                                "the file to start again")  # fmt: skip
+            raise ContractError(
+                f"{name} of the study in {file} is {known}, not {value}: expected the same, or remove the file to "
+                "start again"
+            )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=number)
@@ -186,8 +188,10 @@ def search(
             raise PermanentError(f"the first trial has no {metric}: {facts['reason']}")
         rows = study.user_attrs.get("rows", facts.get("rows"))
         if facts.get("rows", rows) != rows:
-            raise PermanentError(f"trial {trial.number} was evaluated on other rows than the first one: the lake or the "
-                                 f"live model has changed. Remove {file} to start again")  # fmt: skip
+            raise PermanentError(
+                f"trial {trial.number} was evaluated on other rows than the first one, because the lake or the live "
+                f"model has changed: remove {file} to start again"
+            )
         study.set_user_attr("rows", rows)
         for name, value in {**facts, "words": words}.items():
             trial.set_user_attr(name, value)
