@@ -20,7 +20,7 @@ from evergreen.registry.recommenders import accepted, logged_recommender
 from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.plain_text import configure_logging
-from monitoring.backtest.judging_file import write_judging
+from monitoring.backtest.rules_file import write_rules
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _run_loop(
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor
-    from monitoring.retraining.acting import make_trigger
+    from monitoring.retraining.actions import make_trigger
 
     subscriber: Subscriber | None = None
     monitor: Monitor | None = None
@@ -109,11 +109,11 @@ def _run_loop(
             try:
                 subscriber = subscriber or opened.enter_context(closing(open_subscriber(log)))
                 if monitor is None:
-                    trigger = make_trigger(settings.acting, state=settings.state, store=settings.store, umask=umask)
-                    judged = with_rules(settings)
-                    write_judging(settings.state, judged.judging)
+                    trigger = make_trigger(settings.actions, state=settings.state, store=settings.store, umask=umask)
+                    complete = with_rules(settings)
+                    write_rules(settings.state, complete.judging)
                     monitor = Monitor(
-                        judged,
+                        complete,
                         subscriber=subscriber,
                         store=store,
                         trigger=trigger,
@@ -124,7 +124,7 @@ def _run_loop(
                 pause = tick_seconds
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
-                exposition.note_failed_turn(str(error))
+                exposition.record_failed_iteration(str(error))
                 logger.warning("turn cut short, next in %g s: %s", pause, error)
             stop.wait(pause)
         if monitor is not None:

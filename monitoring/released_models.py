@@ -2,7 +2,7 @@
 
 A version leads to its release, the release to its model, and the model to its last verdict,
 manifest and training profile. A file that cannot be read is logged and counts as missing, so that
-neither decisions nor the archive stop. `monitoring.policies.judging` remembers baselines, so that a
+neither decisions nor the archive stop. `monitoring.policies.evaluation` remembers baselines, so that a
 later verdict on the same model changes no decision.
 """
 
@@ -40,7 +40,7 @@ class ReleasedModels:
             low=gate.auc_low if is_measured else None,
             high=gate.auc_high if is_measured else None,
             previous_version=release.previous_version,
-            learned_until=self._learned_until(release),
+            trained_until=self._learned_until(release),
         )
 
     def _gate(self, release: Release) -> ModelQuality | None:

@@ -15,7 +15,7 @@ from evergreen.events.urls import redacted
 from evergreen.registry.recommenders import accepted, read_accepted
 from evergreen.runtime.errors import TemporaryError, expect
 from evergreen.runtime.plain_text import FORMATS, TEXT
-from monitoring.retraining.acting import ActingSettings
+from monitoring.retraining.actions import ActionSettings
 from monitoring.web.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
@@ -69,7 +69,7 @@ class InstallationSettings:
     log_format: str = TEXT
     """Format of log lines on standard error: `text` for people, `json` for a log collector."""
     records: RecordSettings = RecordSettings()
-    acting: ActingSettings = ActingSettings()
+    actions: ActionSettings = ActionSettings()
     http: HttpSettings = HttpSettings()
 
     def __post_init__(self) -> None:

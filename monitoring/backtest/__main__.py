@@ -1,7 +1,7 @@
 """Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
 
 The records come from a monitor's archive or a lake. The flags of the rules are those of the
-monitor. `monitoring.backtest.judging` computes the decisions.
+monitor. `monitoring.backtest.backtest` computes the decisions.
 """
 
 import argparse
@@ -18,17 +18,17 @@ from evergreen.registry.recommenders import logged_recommender
 from evergreen.runtime.errors import expect
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
-from monitoring.backtest.judging import (
+from monitoring.backtest.backtest import (
     Backtest,
     Span,
     backtest,
-    judge_requests,
+    evaluate_requests,
     no_reference,
     parse_time,
     read_requests,
 )
-from monitoring.backtest.judging_file import read_judging
-from monitoring.policies.judging import no_baseline
+from monitoring.backtest.rules_file import read_rules
+from monitoring.policies.evaluation import no_baseline
 from monitoring.released_models import ReleasedModels
 
 FEW_POINTS = 20
@@ -39,7 +39,7 @@ FEW_POINTS = 20
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the backtests and print a table or JSON."""
     arguments = _parser().parse_args(argv)
-    known = flat_values(read_judging(typed_folder(arguments.state, "--state"))) if arguments.state else {}
+    known = flat_values(read_rules(typed_folder(arguments.state, "--state"))) if arguments.state else {}
     settings = make_settings(JudgingSettings, **known | read_flags(JudgingSettings, arguments))
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for policies in arguments.policy or [settings.policies.policies]:
         of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
         features = recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
-        judgements = judge_requests(
+        points = evaluate_requests(
             read_requests(archive, Span(arguments.start, arguments.end), features=features, user=user),
             of_run,
             baseline=ReleasedModels(store).baseline if store else no_baseline,
             reference=ReleasedModels(store).reference if store else no_reference,
             features=features,
         )
-        backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
+        backtests.append(backtest(points, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
     if (fewest := min(each.decision_points for each in backtests)) < FEW_POINTS:
         said = (
             f"labels wait {settings.judge.attribution_window_seconds:g} s, points {settings.judge.decide_seconds:g} s"

@@ -9,7 +9,7 @@ An incident is a time span of records with the monitor's decisions, in one folde
   other file
 
 The folder is written under a temporary name and renamed, so it is complete when it exists. The
-decisions are computed by `monitoring.backtest.judging`.
+decisions are computed by `monitoring.backtest.backtest`.
 
 A decision depends on predictions up to nearly one attribution window after its point, because they
 show which version served. The archive contains them once they matured. An incident that is recorded
@@ -49,10 +49,10 @@ from evergreen.statistics.reference import TrainingReference, read_reference
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
-from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
-from monitoring.backtest.judging_file import read_judging
+from monitoring.backtest.backtest import Span, evaluate_requests, parse_time, read_days, read_requests
+from monitoring.backtest.rules_file import read_rules
 from monitoring.journal import DECISIONS_FILE
-from monitoring.policies.judging import serving_ahead
+from monitoring.policies.evaluation import serving_ahead
 from monitoring.policies.policy import Baseline
 
 MANIFEST = "incident.json"
@@ -213,7 +213,7 @@ def replay(incident: Path) -> Replayed:
     features = (
         read_mapping(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
     )
-    judgements = judge_requests(
+    points = evaluate_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
         make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
@@ -221,7 +221,7 @@ def replay(incident: Path) -> Replayed:
         features=features,
         memory=manifest["memory"],
     )
-    lines = tuple(each.line() for each in judgements if manifest["start"] < each.time <= manifest["end"])
+    lines = tuple(each.line() for each in points if manifest["start"] < each.time <= manifest["end"])
     recorded = tuple((incident / DECISIONS).read_text().splitlines())
     return Replayed(lines=lines, recorded=recorded, complete_until=manifest.get("complete_until", manifest["end"]))
 
@@ -255,7 +255,7 @@ def record(
     Raises:
         ContractError: `out` exists, the span has no decision, or the archive has no row of it.
     """
-    settings = read_judging(state)
+    settings = read_rules(state)
     if out.exists():
         raise ContractError(f"{out} exists, expected the name of a folder to make")
     before, lines = _decisions(state, start, math.inf if end is None else end)
@@ -276,7 +276,7 @@ def record(
         aside / RECORDS,
         features=features,
         window_rows=settings.judge.window_rows,
-        judged=None if memory is None else memory["judged"] / 1e6,
+        decided=None if memory is None else memory["decided"] / 1e6,
         until=until,
     )
     ahead = serving_ahead(settings.judge)
@@ -357,24 +357,24 @@ def _copy_rows(
     *,
     features: Features | None,
     window_rows: int,
-    judged: float | None,
+    decided: float | None,
     until: float,
 ) -> set[int]:
     """Copy whole days up to `until` that fill every version's window, and return the versions.
 
-    The windows are filled at the event time `judged`.
+    The windows are filled at the event time `decided`.
     """
     window: Counter[int] = Counter()
     needed: set[int] = set()
     for day, table in read_days(archive, Span(end=until), features=features, newest_first=True):
         versions = table[raw_rows.MODEL_VERSION].to_numpy()
         times = table[raw_rows.EVENT_TIME].cast("int64").to_numpy()
-        window.update(versions[times <= (judged or 0.0) * 1e6].tolist())
+        window.update(versions[times <= (decided or 0.0) * 1e6].tolist())
         needed |= set(versions.tolist())
         target = folder / raw_rows.DAY_PARTITION.format(day=day)
         target.mkdir()
         write_parquet(table, target / "part.parquet")
-        if judged is not None and all(window[version] >= window_rows for version in needed):
+        if decided is not None and all(window[version] >= window_rows for version in needed):
             break
     if not needed:
         raise ContractError(f"{archive.uri} holds no served row before {until}")

@@ -32,7 +32,7 @@ from evergreen.runtime.errors import ContractError
 
 MIN_DELAYS = 20
 """Minimum number of click delays for an estimate. With fewer there are only bounds."""
-KEPT_DELAYS = 10_000
+MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older ones may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
 """Arrived clicks that a part of the score range needs for a correction of its own, and the maximum
@@ -48,15 +48,15 @@ class ClickDelays:
     array([0.        , 0.33333333, 1.        ])
     """
 
-    def __init__(self, kept: int = KEPT_DELAYS) -> None:
-        self._kept, self._newest = kept, np.zeros(0)
+    def __init__(self, capacity: int = MAX_DELAYS) -> None:
+        self._capacity, self._newest = capacity, np.zeros(0)
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def update(self, delays: NDArray[np.floating]) -> None:
         """Add delays in seconds from prediction to click, shape [n]. NaN means no click."""
-        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._kept :]
+        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._capacity :]
 
     def share_within(self, ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return F, the share [n] of delays that are at most `ages` [n]. NaN without delays."""

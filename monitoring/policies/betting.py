@@ -145,7 +145,7 @@ class Rounds:
             self._sums = self._sums / 2.0
 
 
-class Capital:
+class EValue:
     """E-value of bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
@@ -197,27 +197,27 @@ class EProcess:
         Start anew if it is empty or has another `theta`, which is in (0, 1).
         """
         self._rounds = Rounds(theta, memory)
-        self._capital = Capital(memory if memory.get("theta") == theta else {})
+        self._e_value = EValue(memory if memory.get("theta") == theta else {})
         self.theta = theta
 
     def memory(self) -> dict[str, Any]:
         """Return the state for a successor, a JSON object."""
-        return {**self._rounds.memory(), **self._capital.memory()}
+        return {**self._rounds.memory(), **self._e_value.memory()}
 
     @property
     def rounds(self) -> int:
         """Number of rounds with at least one pair."""
-        return self._capital.rounds
+        return self._e_value.rounds
 
     @property
     def clicks(self) -> int:
         """Number of clicks in these rounds."""
-        return self._capital.clicks
+        return self._e_value.clicks
 
     @property
     def value(self) -> float:
         """The e-value, 1 before the first round."""
-        return self._capital.value
+        return self._e_value.value
 
     def update(self, rows: MaturedRows, enough: float) -> bool:
         """Bet on every round that `rows` complete, and return whether the e-value reached `enough`.
@@ -225,7 +225,7 @@ class EProcess:
         No further bet follows once it has.
         """
         payoffs, clicks = self._rounds.play(rows)
-        return self._capital.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+        return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
 
 
 _LARGEST = 1e300

@@ -2,7 +2,7 @@
 
 Evidence comes from records and event times only, so that a backtest over the archive gives a policy
 the same evidence as the running monitor. `monitoring.policies.policies` has the policies,
-`monitoring.policies.judging` collects the evidence, and `monitoring.retraining` acts on decisions.
+`monitoring.policies.evaluation` collects the evidence, and `monitoring.retraining` acts on decisions.
 """
 
 import json
@@ -51,7 +51,7 @@ class Baseline:
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
     """The version that it replaced, or None for the first."""
-    learned_until: float | None = None
+    trained_until: float | None = None
     """Event time of the model's newest training row, in seconds since the epoch. None if
     unknown."""
 
@@ -99,7 +99,7 @@ class Evidence:
     row's version."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
-    line: tuple[int, ...]
+    lineage: tuple[int, ...]
     """The serving version and its predecessors, ascending, without versions that were rolled back.
     Rows of those are not evidence about other versions."""
     matured_total: int
@@ -123,13 +123,13 @@ class Evidence:
         """Baseline of the serving version."""
         return self.baselines.get(self.version)
 
-    def learned_until(self, version: int | None = None) -> float | None:
+    def trained_until(self, version: int | None = None) -> float | None:
         """Return the time of a version's newest training row, or None if unknown.
 
         `version` is the serving one by default.
         """
         known = self.baselines.get(self.version if version is None else version)
-        return known.learned_until if known else None
+        return known.trained_until if known else None
 
     def window_numbers(self) -> dict[str, float | None]:
         """Return the window's numbers that every decision reports.
@@ -194,7 +194,7 @@ class Action(str, Enum):
     BREACH = "breach"
     """A drift is suspected but not confirmed."""
     HELD = "held"
-    """A drift is confirmed, but `policies.restraint` forbids a run now. No policy returns this."""
+    """A drift is confirmed, but `policies.rate_limit` forbids a run now. No policy returns this."""
     RETRAIN = "retrain"
     """A drift is confirmed. By default a run of the pipeline follows."""
     ROLLBACK = "rollback"
@@ -210,7 +210,7 @@ class Decision:
     action: Action
     reason: str
     numbers: Mapping[str, float | None]
-    """Contains at least `version` and `policies.restraint.OBSERVED_NUMBERS`. A number that does not
+    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. A number that does not
     exist is None."""
 
     def document(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class NewVersions:
         """Whether rows without a usable score arrived since the last test."""
         self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
         self._written: Findings | None = None
-        self._told: int | None = None
+        self._reported_bad: int | None = None
         """The bad version that was last reported to people."""
         self._looked_at: float | None = None
 
@@ -108,7 +108,7 @@ class NewVersions:
         try:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
-            logger.warning("rows without a score are judged by nobody: the promotion journal: %s", error)
+            logger.warning("rows without a score are not counted, the promotion journal cannot be read: %s", error)
             return
         of_version = [each for each in found if bakes is not None and each.version == bakes.version]
         if not of_version:
@@ -127,7 +127,7 @@ class NewVersions:
         assert version is not None
         assert rows is not None
         known = {name: numbers[name] for name in ("auc", "auc_low", "auc_high", "threshold", "evidence")}
-        self._leave(int(version), state_of(decision), decision.reason, rows=int(rows), numbers=known, now=now)
+        self._write(int(version), state_of(decision), decision.reason, rows=int(rows), numbers=known, now=now)
 
     def step(self, now: float) -> bool:
         """Test new scores, and return whether a version was rolled back since the last call.
@@ -135,7 +135,7 @@ class NewVersions:
         A registry that cannot be read is tried again later.
         """
         if self._is_new:
-            self._judge_scores(now)
+            self._evaluate_scores(now)
         # After a clock was set back, read too early rather than never.
         if self._looked_at is not None and abs(now - self._looked_at) < LOOK_SECONDS:
             return False
@@ -153,7 +153,7 @@ class NewVersions:
         self._reported = live.time
         return True
 
-    def _judge_scores(self, now: float) -> None:
+    def _evaluate_scores(self, now: float) -> None:
         self._is_new = False
         found = self._unusable
         if not found.is_enough:
@@ -167,9 +167,9 @@ class NewVersions:
                 UNUSABLE_REQUESTS: float(len(found.requests)),
             }
             reason = f"{text}: model version {found.version}"
-            self._leave(found.version, BAD, reason, rows=rows, numbers=numbers, now=now)
+            self._write(found.version, BAD, reason, rows=rows, numbers=numbers, now=now)
 
-    def _leave(
+    def _write(
         self, version: int, state: str, reason: str, *, rows: int, numbers: Mapping[str, float | None], now: float
     ) -> None:
         """Write findings if they changed. A version that was found bad stays bad."""
@@ -186,11 +186,11 @@ class NewVersions:
                 found = Findings(
                     version=version, state=state, reason=reason, found_at=found_at, rows=rows, numbers=dict(numbers)
                 )
-                if state == BAD and self._told != version:
+                if state == BAD and self._reported_bad != version:
                     # Emit the event before the findings are written, since nobody would emit it
                     # later. A crash in between repeats it.
                     self._journal.emit("bad_release", reason, version=version, **numbers)
-                    self._told = version
+                    self._reported_bad = version
                 write_findings(self._store, found)
                 before = found
             self._written = before

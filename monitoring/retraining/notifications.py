@@ -124,8 +124,8 @@ class Notifier:
         self.outbox = outbox
         self._settings = settings
         self._clock = clock
-        kept = documents.read_document(INCIDENTS) or {}
-        self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
+        saved = documents.read_document(INCIDENTS) or {}
+        self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in saved.items()}
         """The open incidents by name: `drift`, `log`, `dead_letter`, `release` or `set_apart`."""
 
     def on_event(self, event: Event) -> None:
@@ -216,8 +216,8 @@ class Outbox:
         """
         self._documents = documents
         self._send = send
-        kept = documents.read_document(OUTBOX) or {"messages": []}
-        self._messages = [WaitingMessage(**each) for each in kept["messages"]]
+        saved = documents.read_document(OUTBOX) or {"messages": []}
+        self._messages = [WaitingMessage(**each) for each in saved["messages"]]
         self._attempt: _Attempt | None = None
         self._logged_reason = ""
 

@@ -2,7 +2,7 @@
 
 The phases are: decided, archive flushed, uploading, submitting, running, ended. There is at most
 one run at any time. Every transition is stored before the next one begins, and each step can be
-repeated. The request is named by its data (`monitoring.policies.restraint`), so that triggers
+repeated. The request is named by its data (`monitoring.policies.rate_limit`), so that triggers
 recognize it.
 """
 
@@ -15,9 +15,9 @@ from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.journal import Journal
-from monitoring.policies import restraint
+from monitoring.policies import rate_limit
 from monitoring.policies.policy import Decision
-from monitoring.policies.restraint import RunMemory, choose_parent, make_request
+from monitoring.policies.rate_limit import RunMemory, choose_parent, make_request
 from monitoring.retraining.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.retraining.triggers import RUNNING as RUN_IS_ACTIVE
 from monitoring.state.database import Database, read_memory
@@ -31,7 +31,7 @@ UPLOADING = "uploading"
 SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
-RESTRAINT = "restraint"
+RATE_LIMITS = "rate_limits"
 """Names of the documents."""
 RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
@@ -88,11 +88,11 @@ class Retraining:
         self._archive = archive
         self._trigger = trigger
         self._journal = journal
-        self._restraint, self._recipe = restraint, recipe
+        self._limits, self._recipe = restraint, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress = read_memory(documents, PROGRESS, RunProgress)
-        self.memory = read_memory(documents, RESTRAINT, RunMemory)
+        self.memory = read_memory(documents, RATE_LIMITS, RunMemory)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Create a request from a confirmed decision, for rows up to the event time `data_until`.
@@ -107,7 +107,7 @@ class Retraining:
             "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
         )
         progress = RunProgress(phase=DECIDED, request=asdict(request), decided_at=now)
-        self._store(progress, memory=restraint.requested(self.memory, now=now))
+        self._store(progress, memory=rate_limit.requested(self.memory, now=now))
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
@@ -125,9 +125,9 @@ class Retraining:
         elif self.progress.phase == RUNNING and is_time:
             self._follow_run(self._trigger, now)
 
-    def rest_after(self, outcome: str, now: float) -> None:
+    def begin_cooldown(self, outcome: str, now: float) -> None:
         """Begin the cooldown after an outcome of another program, such as a rollback."""
-        self._store(self.progress, memory=restraint.ended(self.memory, outcome, self._restraint, now=now))
+        self._store(self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now))
 
     def _request(self) -> RetrainRequest:
         assert self.progress.request is not None
@@ -213,7 +213,7 @@ class Retraining:
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = restraint.ended(self.memory, run.state, self._restraint, now=now, parent=request.parent)
+        memory = rate_limit.ended(self.memory, run.state, self._limits, now=now, parent=request.parent)
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
@@ -233,7 +233,7 @@ class Retraining:
         self, progress: RunProgress, counts: dict[str, float] | None = None, *, memory: RunMemory | None = None
     ) -> None:
         memory = memory or self.memory
-        self._documents.write_documents({PROGRESS: asdict(progress), RESTRAINT: asdict(memory)}, counts)
+        self._documents.write_documents({PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts)
         # Assign these last: after a failed write the step was not made, and the next iteration
         # makes it.
         self.progress = progress

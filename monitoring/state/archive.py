@@ -187,7 +187,7 @@ class Archive:
             roll_rows: Rows of a full file. Files with wide rows have fewer.
             roll_seconds: Maximum wait of a row or outcome for its file, in seconds.
             keep_rows: Newest archived rows of each version that stay in the state for the windows.
-                Rows without a decision yet (after `judged_until` in the document `judge`) stay too.
+                Rows without a decision yet (after `decided_until` in the document `evaluator`) stay too.
             windows: Window of each event in seconds, stored beside late outcomes.
             on_set_apart: Called with the name of a file that cannot be written, its number of rows,
                 and the reason.
@@ -215,7 +215,7 @@ class Archive:
         # A newer version of the program may be able to write these files.
         for name in store.files("set apart"):
             if not name.startswith(f"{AHEAD_FOLDER}/"):
-                store.take_back(name)
+                store.retry_file(name)
         self._finish_intended()
 
     def roll(self, now: float) -> list[ArchivedPart]:
@@ -314,9 +314,9 @@ class Archive:
             except _OF_ROWS as error:
                 return self._divide(name, error)
             self._checkpoint(f"{_kind_of(name)}.synced")
-        judge = self._store.read_document("judge")
-        judged_until = -inf if judge is None else judge.get("judged_until", -inf)
-        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
+        evaluator = self._store.read_document("evaluator")
+        decided_until = -inf if evaluator is None else evaluator.get("decided_until", -inf)
+        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=decided_until)
         self._checkpoint(f"{_kind_of(name)}.sealed")
         logger.info("sealed %s", name)
         return [ArchivedPart(name, num_rows)]

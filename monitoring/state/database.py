@@ -269,8 +269,8 @@ def read_memory(documents: Database, name: str, kind: type[M]) -> M:
 
     `dataclasses.asdict` gave the stored fields.
     """
-    kept = documents.read_document(name) or {}
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()})
+    saved = documents.read_document(name) or {}
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
 
 
 OUTCOME_FOLDER = OUTCOME_PARTITION.split("/")[0]
@@ -408,7 +408,7 @@ class FileTables(Database):
         with self._transaction({}) as connection:
             return self._move_apart(connection, name, 1)
 
-    def take_back(self, name: str) -> None:
+    def retry_file(self, name: str) -> None:
         """Return a file that was set apart to the intended files."""
         with self._transaction({}) as connection:
             self._move_apart(connection, name, -1)
@@ -487,11 +487,11 @@ class FileTables(Database):
                     count_down = "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? RETURNING unarchived"
                     if connection.execute(count_down, (len(numbers), last)).fetchone() == (0,):
                         connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
-                self._let_old_matured_go(connection, keep_rows, keep_after)
+                self._delete_old_matured(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
         return int(num_rows)
 
-    def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
+    def _delete_old_matured(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
         """Delete archived requests beyond the newest rows of each of the newest versions.
 
         Their ids stay. A part is deleted or stays as a whole. At most `MAX_VERSIONS * keep_rows`
@@ -510,9 +510,9 @@ class FileTables(Database):
             is_needed &= num_newer < MAX_VERSIONS * keep_rows
             num_newer += sum(rows_of.values())
             if may_go and not is_needed:
-                self._let_go(connection, last)
+                self._delete_part(connection, last)
 
-    def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
+    def _delete_part(self, connection: sqlite3.Connection, last: int) -> None:
         """Delete a part of matured requests, and the blocks that no request needs any more."""
         (packed,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING requests", (last,)).fetchone()
         try:

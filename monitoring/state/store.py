@@ -39,7 +39,7 @@ from evergreen.contracts.serving import ColumnMap
 from evergreen.runtime.errors import ContractError
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 from monitoring.state.database import DAY_MICROS, CorruptBlock, FileTables, add_to, pack, unpack
-from monitoring.state.repeated import KnownRequest, ToldApart, batch_key, tell_apart
+from monitoring.state.redelivery import Classified, KnownRequest, batch_key, classify
 
 logger = logging.getLogger(__name__)
 
@@ -142,13 +142,13 @@ class Store(FileTables):
     ) -> "AddedPredictions":
         order = predictions.order(predictions.times)
         added, reused = predictions.select(order), np.empty(0, np.int64)
-        first = self.prediction_mark() + 1
+        first = self.prediction_cursor() + 1
         connection.execute("SAVEPOINT ids")
         try:
             _insert_ids(connection, added, first, now=now)
         except sqlite3.IntegrityError:  # some ids are known: rare, and checking first would take as long as inserting
             connection.execute("ROLLBACK TO ids")
-            apart = self._tell_apart(added)
+            apart = self._classify(added)
             added, reused = added.select(apart.new), order[apart.reused]
             add_to(counts, "duplicate", len(apart.redelivered))
             _insert_ids(connection, added, first, now=now)
@@ -164,18 +164,18 @@ class Store(FileTables):
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # A block spans at most one minute. Otherwise one request from a clock that is ahead would
         # keep all rows of its block.
-        for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
+        for start, stop in chunks(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
             _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
         return AddedPredictions(added, reused)
 
-    def _tell_apart(self, predictions: Predictions) -> ToldApart:
+    def _classify(self, predictions: Predictions) -> Classified:
         """Classify predictions as new, redelivered, or other requests with a known id."""
         query = (
             "SELECT request_id, rowid, time, model_version, num_rows, canary FROM predictions"
             " WHERE request_id IN ({ids})"
         )
         known = {name: KnownRequest(*rest) for name, *rest in self._select_by_id(query, {*predictions.ids.tolist()})}
-        return tell_apart(predictions, known, self._block_of)
+        return classify(predictions, known, self._block_of)
 
     def _block_of(self, number: int) -> tuple[int, Predictions] | None:
         """Return the block of a prediction and the number of its first one.
@@ -214,7 +214,7 @@ class Store(FileTables):
             "INSERT INTO clicks VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)",
             waiting,
         )
-        self._keep_late(connection, late, now)
+        self._store_late(connection, late, now)
 
     def arrange_columns(self, columns: dict[str, list[str]], arranged: ColumnMap) -> None:
         """Rewrite the rows that are not archived to new columns, one block at a time.
@@ -357,20 +357,20 @@ class Store(FileTables):
         query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
-    def prediction_mark(self) -> int:
+    def prediction_cursor(self) -> int:
         """Return the number of the prediction stored last, or 0. Numbers only increase."""
         return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])
 
-    def stored_after(self, mark: int) -> Iterator[Predictions]:
-        """Yield the unarchived predictions stored after the one numbered `mark`, in this order."""
+    def stored_after(self, cursor: int) -> Iterator[Predictions]:
+        """Yield the unarchived predictions stored after the one numbered `cursor`, in this order."""
         query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
-        return _sound(Predictions, self._connection.execute(query, (mark,)))
+        return _valid(Predictions, self._connection.execute(query, (cursor,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
         """Yield unarchived blocks that contain a prediction at `time` or later."""
         query = "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
         # Stored times are not rounded, and a bucket begins at a whole microsecond.
-        return _sound(Predictions, self._connection.execute(query, (time - 1e-6,)))
+        return _valid(Predictions, self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
         self,
@@ -393,7 +393,7 @@ class Store(FileTables):
                 day and is the smallest unit of an archive file.
             apart: Whether the requests are set apart for good and never archived.
         """
-        place = self.matured_mark()
+        place = self.matured_cursor()
         add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", requests.num_rows)
         add_to(counts, "matured_click", int(requests.labels.sum()))
@@ -414,18 +414,18 @@ class Store(FileTables):
                     )
                     connection.execute(query, (matured_to, matured_to + 1, last))
                 connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
-            for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
+            for start, stop in chunks(requests.sizes, part_rows, requests.micros // DAY_MICROS):
                 self._insert_part(connection, requests.between(start, stop), place + stop, matured_at=now, file=file)
-            self._keep_late(connection, late, now)
+            self._store_late(connection, late, now)
 
-    def matured_mark(self) -> int:
+    def matured_cursor(self) -> int:
         """Return the position of the request that matured last, counted from 1, or 0."""
         return int(self.counters.get("matured_request", 0))
 
-    def num_matured_after(self, mark: int) -> int:
-        """Return how many of `newest_rows` matured after the request at position `mark`."""
+    def num_matured_after(self, cursor: int) -> int:
+        """Return how many of `newest_rows` matured after the request at position `cursor`."""
         query = f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
-        found = self._connection.execute(query, (mark, mark))
+        found = self._connection.execute(query, (cursor, cursor))
         return sum(number for last, number in found if last not in self._corrupt)
 
     @property
@@ -479,7 +479,7 @@ class Store(FileTables):
     # -- late outcomes and events
 
     @staticmethod
-    def _keep_late(connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> None:
+    def _store_late(connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> None:
         """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
 
         An outcome that is earlier than the stored one goes into a new file, even if the stored one
@@ -574,8 +574,8 @@ def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
     """Count unarchived requests that have the user at one of the `places` of these columns."""
-    kept = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
-    found, arranged = 0, ColumnMap(json.loads(kept[0]) if kept else columns, columns)
+    saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
+    found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
         block = unpack(Predictions, content)
         _, categorical = arranged.rows(block.dense, block.categorical)
@@ -622,7 +622,7 @@ def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiti
     return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
 
 
-def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
+def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
     """Yield the stored requests, and log and skip corrupt blocks."""
     for content, number in found:
         try:
@@ -659,12 +659,12 @@ def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
     return 32 + 4 * num_numeric + 8 * num_categorical
 
 
-def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def chunks(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield start and stop of chunks whose sizes add up to at most `at_most`.
 
     A larger element is a chunk of its own. A chunk has one of the ascending `periods`.
 
-    >>> list(cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
+    >>> list(chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
     ends, start = np.cumsum(sizes), 0

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from evergreen.registry import promotion_journal
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.retraining.retraining import IDLE
 from monitoring.state.database import VERSION
 from monitoring.web.exposition import Snapshot
@@ -125,7 +125,7 @@ class _Collector:
             ),
             ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
         )
-        yield from _acting_metrics(shown.acting or ActingStatus(), shown.counters)
+        yield from _action_metrics(shown.actions or ActionStatus(), shown.counters)
         text = "Finished runs in the store by how they ended"
         yield _counter("runs", text, outcomes=VERDICTS, counts=shown.counters, label="verdict")
         if shown.store_status is not None:
@@ -176,36 +176,36 @@ def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
 
 
 def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    judged = [row for row in rows if row["effect"] is not None]
+    compared = [row for row in rows if row["effect"] is not None]
     for name, text, field, counted in (
-        ("drift_distance", "Effect: distance to the training rows, by column", "effect", judged),
-        ("drifted", "1 where the column drifted, all columns tested", "drifted", judged),
+        ("drift_distance", "Effect: distance to the training rows, by column", "effect", compared),
+        ("drifted", "1 where the column drifted, all columns tested", "drifted", compared),
         ("outlying", "1 where outliers rose: a unit or a join broke", "outlying", rows),
     ):
         yield _labelled_gauge(name, text, label="column", values={row["feature"]: row[field] for row in counted})
 
 
-def _acting_metrics(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
+def _action_metrics(actions: ActionStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
     yield _counter("retrain_requests", "Retraining runs", outcomes=REQUEST_OUTCOMES, counts=counters)
     text = "Messages to the webhook; dropped: refused, older than a day, or too many"
     yield _counter("notifications", text, outcomes=("delivered", "dropped"), counts=counters)
     yield from _gauges(
-        ("notifications_waiting", "Messages that wait for the webhook; absent without one", acting.messages_waiting),
-        ("retrain_budget", "Most retraining requests in 24 hours", acting.daily_budget),
-        ("retrain_budget_left", "Of them, what is left now", acting.budget_left),
+        ("notifications_waiting", "Messages that wait for the webhook; absent without one", actions.messages_waiting),
+        ("retrain_budget", "Most retraining requests in 24 hours", actions.daily_budget),
+        ("retrain_budget_left", "Of them, what is left now", actions.budget_left),
         (
             "retrain_blocked_until_timestamp_seconds",
             "No retraining request before this time; absent while nothing forbids one",
-            acting.blocked_until,
+            actions.blocked_until,
         ),
         (
             "runs_without_release_in_a_row",
             "Runs in a row, of those that this monitor requested, that released nothing",
-            acting.failures,
+            actions.failures,
         ),
-        ("failed_runs_in_a_row", "The last of them in a row that failed", acting.failed),
-        ("run_under_way", "1 from a decision to retrain to its end", acting.phase != IDLE),
-        ("run_started_timestamp_seconds", "When the active run was started; absent without one", acting.started_at),
+        ("failed_runs_in_a_row", "The last of them in a row that failed", actions.failed),
+        ("run_under_way", "1 from a decision to retrain to its end", actions.phase != IDLE),
+        ("run_started_timestamp_seconds", "When the active run was started; absent without one", actions.started_at),
     )
 
 

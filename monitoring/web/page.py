@@ -27,7 +27,7 @@ from monitoring.metrics.window import Kpis
 from monitoring.policies.baking import BakingPolicy
 from monitoring.policies.policies import SchedulePolicy
 from monitoring.policies.policy import Action, Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import CARDS, link_to
 
@@ -69,7 +69,7 @@ def read_history(state: Path, store: Path) -> History:
     """Read the newest lines in `state`, and the promotions of the model registry `store`."""
     points = tail(state / TIMELINE_FILE)
     events = tail(state / EVENTS_FILE) + _promotion_events(store)
-    return History(_thinned(points), sorted(events, key=lambda event: float(event["time"])))
+    return History(_downsampled(points), sorted(events, key=lambda event: float(event["time"])))
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
@@ -95,16 +95,16 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     return found
 
 
-def _thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _downsampled(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Downsample the points of each version to at most `MAX_POINTS`, including the newest."""
     by_version: dict[int, list[dict[str, Any]]] = {}
     for point in points:
         by_version.setdefault(int(point["version"]), []).append(point)
-    kept: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for of_version in by_version.values():
         every = -(-len(of_version) // MAX_POINTS)
-        kept += of_version[::-1][::every][::-1]
-    return sorted(kept, key=lambda point: float(point["time"]))
+        found += of_version[::-1][::every][::-1]
+    return sorted(found, key=lambda point: float(point["time"]))
 
 
 def _promotion_events(store: Path) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
             "Model versions": [_versions(shown.windows, shown.serving_version)],
             "Open labels": [_open_labels(shown.open_labels, now)],
             "Feature drift": _drift(shown.drift, now),
-            "Acting": [_acting(shown, now), *_last_run(shown, now)],
+            "Retraining": [_actions(shown, now), *_last_run(shown, now)],
             "Events": [_events(history.events, now), Text(*foot, soft=True)],
         },
         refresh_seconds=REFRESH_SECONDS,
@@ -158,20 +158,20 @@ def _health_banner(exposition: Exposition, now: float) -> Banner:
     elif concern := _model_concern(exposition.snapshot, now):
         state, text = concern
     else:
-        state, more = _judged(exposition.snapshot, now)
+        state, more = _evaluated(exposition.snapshot, now)
         text = f"Working; the newest prediction is {_format_duration(now - last)} old. {more}"
     return Banner(text=text, tone=state, identifier="health")
 
 
 def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
     """Return the banner's state and text for the worst problem of the serving version, or None."""
-    acting = shown.acting
+    actions = shown.actions
     said = {each.action: f"{each.policy}: {each.reason}" for each in reversed(shown.decisions)}
-    since = "" if acting is None or acting.incident_since is None else _format_duration(now - acting.incident_since)
+    since = "" if actions is None or actions.incident_since is None else _format_duration(now - actions.incident_since)
     if reason := said.get(Action.ROLLBACK):
         return "bad", f"Version {shown.serving_version} is bad and has to be taken back. {reason}"
     if reason := said.get(Action.RETRAIN) or said.get(Action.HELD):
-        phase = "" if acting is None else f" What is being done: {acting.phase}."
+        phase = "" if actions is None else f" What is being done: {actions.phase}."
         return "bad", f"Drift of version {shown.serving_version}{since and f' for {since}'}. {reason}.{phase}"
     if reason := said.get(Action.BREACH):
         return "warn", f"A drift of version {shown.serving_version} is suspected{since and f' for {since}'}. {reason}."
@@ -181,12 +181,12 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
     return None
 
 
-_JUDGE_NO_ROWS = (SchedulePolicy.name, BakingPolicy.name)
+_WITHOUT_ROWS = (SchedulePolicy.name, BakingPolicy.name)
 """Policies whose OK is not a statement about rows: the calendar, and the baking of a version that
 is done."""
 
 
-def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
+def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
     """Return the banner's state and text: whether rows of the serving version were evaluated.
 
     It is green only if they were. Labels are final an attribution window after the prediction, so a
@@ -194,22 +194,22 @@ def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
     """
     version, decisions = shown.serving_version, shown.decisions
     if not decisions or shown.decided_at is None:
-        return "wait", "Nothing has been judged yet: no label is final."
+        return "wait", "Nothing has been evaluated yet: no label is final."
     until = f"rows up to {_format_time(shown.decided_at, now)}"
-    if (judged := decisions[0].numbers.get("version")) != version:
+    if (evaluated := decisions[0].numbers.get("version")) != version:
         return (
             "wait",
-            f"Version {version} has not been judged yet; the last decision, on {until}, is about {judged:.0f}.",
+            f"Version {version} has not been evaluated yet; the last decision, on {until}, is about {evaluated:.0f}.",
         )
-    well = [each for each in decisions if each.action is Action.OK and each.policy not in _JUDGE_NO_ROWS]
+    well = [each for each in decisions if each.action is Action.OK and each.policy not in _WITHOUT_ROWS]
     if not well:
         reasons = " ".join(f"{each.policy}: {each.reason}." for each in decisions)
-        return "wait", f"Version {version} could not be judged on {until}. {reasons}"
+        return "wait", f"Version {version} could not be evaluated on {until}. {reasons}"
     if (scorer := well[0].numbers.get("window_version")) != version:
         of = "an earlier version" if scorer is None else f"version {scorer:g}"
-        text = f"No row of version {version} has matured yet; {until} were judged, the newest of {of}."
+        text = f"No row of version {version} has matured yet; {until} were evaluated, the newest of {of}."
         return "good", f"{text} {well[0].policy}: {well[0].reason}."
-    return "good", f"Version {version} was judged on {until}."
+    return "good", f"Version {version} was evaluated on {until}."
 
 
 def _tiles(shown: Snapshot, now: float) -> Tiles:
@@ -355,7 +355,7 @@ def _open_labels(open_labels: Sequence[OpenEstimate], now: float) -> PageBlock:
 
 def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
     if drift is None:
-        return [Text("No bucket of predictions has been judged yet.")]
+        return [Text("No bucket of predictions has been evaluated yet.")]
     columns = sorted(drift["columns"], key=_worst_first)
     num_drifted = sum(bool(row["drifted"]) for row in columns)
     summary = (
@@ -392,8 +392,8 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
     return (quiet, 1.0 if p_value is None else p_value, -(row["effect"] or 0.0))
 
 
-def _acting(shown: Snapshot, now: float) -> PageTable:
-    status = shown.acting or ActingStatus()
+def _actions(shown: Snapshot, now: float) -> PageTable:
+    status = shown.actions or ActionStatus()
     facts = {"request": f"{status.phase} {status.request_id or ''}"}
     if status.blocked_until is not None:
         wait = _format_duration(status.blocked_until - now)

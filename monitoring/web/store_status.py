@@ -168,12 +168,12 @@ class RunCounter:
     def __init__(self, store: Path, documents: Database) -> None:
         """Continue with the runs that a predecessor counted in `documents`."""
         self._store, self._documents = store, documents
-        kept = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
-        self._ended: dict[str, str] = kept["ended"]
+        saved = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
+        self._ended: dict[str, str] = saved["ended"]
         """`ended_at` of each counted run that is still in the registry."""
-        last = kept["last"]
+        last = saved["last"]
         self._counts = RunCounts(
-            gate_refusals=kept["gate_refusals"],
+            gate_refusals=saved["gate_refusals"],
             last_run=LastRun(**{**last, "reports": tuple(last["reports"])}) if last else None,
         )
 

@@ -36,7 +36,7 @@ from evergreen.rows.times import TimeSpan
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging_file import write_judging
+from monitoring.backtest.rules_file import write_rules
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
 from monitoring.uploader import Uploader
@@ -130,7 +130,7 @@ def run_monitor(folder: Path) -> None:
             Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
             bench.start(SHOP)
     bench.monitor.stop()
-    write_judging(bench.settings.state, bench.settings.judging)
+    write_rules(bench.settings.state, bench.settings.judging)
     bench.kill()
     bench.log.close()
     for name in ("archive", "state"):

@@ -23,9 +23,9 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import user_quality
 from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.folder import FolderObjects
+from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
+from monitoring.backtest.rules_file import write_rules
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.monitor import Monitor
@@ -288,17 +288,17 @@ def test_rows_of_one_user_are_alike_also_after_a_kill_in_a_backtest_and_in_an_in
     lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
     archive, judging = FolderObjects(b.settings.archive), b.settings.judging
     replayed = {
-        user: [each.line() for each in judge_requests(read_requests(archive, user=user), judging)]
+        user: [each.line() for each in evaluate_requests(read_requests(archive, user=user), judging)]
         for user in ("shop", None)
     }
     assert lines == replayed["shop"]
     assert lines != replayed[None]
-    kpis = list(judge_requests(read_requests(archive, user="shop"), judging))[-1].kpis
+    kpis = list(evaluate_requests(read_requests(archive, user="shop"), judging))[-1].kpis
     users, labels = np.array([each.categorical[1:, 1] for each in sent[-15:]]), np.zeros((15, 4), int)
     labels[np.arange(15), np.arange(25, 40) % 4] = 1
     scores = np.array([each.scores[1:] for each in sent[-15:]])
     assert kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
-    write_judging(b.settings.state, judging)
+    write_rules(b.settings.state, judging)
     record(tmp_path / "it", state=b.settings.state, archive=archive, store=b.settings.store)
     assert replay(tmp_path / "it").first_difference is None
     b.close()

@@ -71,12 +71,12 @@ def expected(tmp_path_factory):
     return lines
 
 
-@pytest.mark.parametrize("name", ["intake.stored", "join.matured", "judge.decided", "judge.kept"])
+@pytest.mark.parametrize("name", ["intake.stored", "join.matured", "evaluator.decided", "evaluator.stored"])
 def test_a_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
     assert play(bench(**SETTINGS), 2.0, name) == expected
 
 
-@pytest.mark.parametrize("name", ["", "join.matured", "judge.kept"])
+@pytest.mark.parametrize("name", ["", "join.matured", "evaluator.stored"])
 def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a_kill(tmp_path, name):
     """Published when its label is final already: archived, judged by nobody, and told by a counter."""
     lines = {}

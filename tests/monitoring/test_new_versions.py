@@ -62,7 +62,7 @@ def test_a_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no
     b.turn(2, 20.0)
     assert b.kinds().count("taken_back") == 1
     # The version before is as bad by now: a run is asked for, but not within the rest after the way back.
-    assert b.monitor.acting.retraining.memory.blocked_by == "cool-down after a new version was taken back"
+    assert b.monitor.actions.retraining.memory.blocked_by == "cool-down after a new version was taken back"
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)
         b.turn(2, 1.0)

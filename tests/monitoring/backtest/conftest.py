@@ -11,8 +11,8 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
-from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
+from monitoring.backtest.backtest import evaluate_requests, read_requests
+from monitoring.backtest.rules_file import write_rules
 from monitoring.released_models import ReleasedModels
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import release
@@ -91,7 +91,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     bench.tick(at=START + seconds + WINDOW + 30.0)
     bench.monitor.stop()
     settings = bench.settings.judging
-    write_judging(bench.settings.state, settings)
+    write_rules(bench.settings.state, settings)
     return Ran(bench, settings)
 
 
@@ -106,7 +106,7 @@ def know_references(store: Path, reference) -> None:
 def backtested(settings) -> list[str]:
     """The decisions' lines that a backtest makes of a monitor's archive and store."""
     models = ReleasedModels(settings.store)
-    judged = judge_requests(
+    judged = evaluate_requests(
         read_requests(FolderObjects(settings.archive), features=CRITEO),
         settings.judging,
         baseline=models.baseline,

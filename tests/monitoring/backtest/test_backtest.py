@@ -10,8 +10,8 @@ from evergreen.config.monitor import JudgingSettings
 from evergreen.config.reader import make_settings
 from evergreen.storage.uris import open_objects
 from monitoring.backtest.__main__ import main
-from monitoring.backtest.judging import backtest, judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
+from monitoring.backtest.backtest import backtest, evaluate_requests, read_requests
+from monitoring.backtest.rules_file import write_rules
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision, DecisionPoint
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
@@ -77,7 +77,7 @@ def test_the_command_compares_policies_on_one_archive(ran, capsys):
 
 
 def test_it_judges_by_a_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
-    write_judging(tmp_path, ran.settings)
+    write_rules(tmp_path, ran.settings)
     told = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
     for flags in (FLAGS, [f"--state={tmp_path}"], defaults):
@@ -107,7 +107,7 @@ def test_an_archive_in_a_bucket_is_read_alike(ran, cloud_storage):
     bucket = open_objects("gs://models/archive")
     for path in ran.archive.glob("day=*/*.parquet"):
         bucket.write(path.relative_to(ran.archive).as_posix(), path)
-    assert [point.line() for point in judge_requests(read_requests(bucket), ran.settings)] == ran.lines
+    assert [point.line() for point in evaluate_requests(read_requests(bucket), ran.settings)] == ran.lines
 
 
 def test_a_folder_without_records_is_refused(tmp_path, capsys):

@@ -12,7 +12,7 @@ import pytest
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
-from monitoring.policies.judging import serving_ahead
+from monitoring.policies.evaluation import serving_ahead
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT, SECONDS, SETTINGS, run_over, stream
 from tests.support.monitors import START, Bench
 from tests.support.releases import keep_model, passing_verdict, release
@@ -112,8 +112,8 @@ def rolled_back(tmp_path_factory):
     learned = {1: START - 900.0, 2: START - 30.0}
     for version, until in learned.items():
         model_id = f"m{version}"
-        learned_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
-        keep_model(bench.settings.store, model_id, last_learned_time=learned_until)
+        trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
+        keep_model(bench.settings.store, model_id, last_learned_time=trained_until)
         release(bench.settings.store, version, model_id, previous_version=version - 1 or None)
         path = verdict_paths(bench.settings.store, model_id)[0]
         quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)

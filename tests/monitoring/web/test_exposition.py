@@ -45,7 +45,7 @@ def test_an_idle_log_is_ready_and_a_dead_subscriber_is_not(exposition):
 def test_a_turn_cut_short_is_alive_and_not_ready_until_a_whole_one(exposition, clock):
     exposition.show(Snapshot(time=1.0))
     clock.now += 9
-    exposition.note_failed_turn("log is busy")
+    exposition.record_failed_iteration("log is busy")
     clock.now += 9
     assert exposition.unhealthy() is None
     assert exposition.unready() == "the last turn was cut short: log is busy"

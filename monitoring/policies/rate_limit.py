@@ -56,7 +56,7 @@ class RunMemory:
         return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
 
 
-def restrain(decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float) -> Decision:
+def apply_limits(decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float) -> Decision:
     """Apply the rate limits: RETRAIN becomes HELD while a pause or the budget forbids a run."""
     if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
         return decision

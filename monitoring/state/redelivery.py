@@ -27,7 +27,7 @@ class KnownRequest(NamedTuple):
     canary: bool
 
 
-class ToldApart(NamedTuple):
+class Classified(NamedTuple):
     """Indexes of predictions. Each prediction is in exactly one of the fields."""
 
     new: NDArray[np.int64]
@@ -37,11 +37,11 @@ class ToldApart(NamedTuple):
     """Predictions with the id of another request."""
 
 
-def tell_apart(
+def classify(
     predictions: Predictions,
     known: Mapping[str, KnownRequest],
     held: Callable[[int], tuple[int, Predictions] | None],
-) -> ToldApart:
+) -> Classified:
     """Classify predictions as new, redelivered or reused.
 
     Args:
@@ -71,7 +71,7 @@ def tell_apart(
             block = held(number)
         is_equal = block is None or same_request(_at(block[1], number - block[0]), _at(predictions, place))
         (redelivered if is_equal else reused).append(place)
-    return ToldApart(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
+    return Classified(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
 
 
 def _header(predictions: Predictions, place: int) -> tuple[float, int, int, bool]:
