@@ -56,9 +56,15 @@ class Event:
 class Journal:
     """Journal files of one state folder."""
 
-    def __init__(self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES
+    ) -> None:
         """Open the files in `state` for appending. `clock` returns seconds since the epoch."""
-        self._timeline, self._events, self._clock = state / TIMELINE_FILE, state / EVENTS_FILE, clock
+        self._timeline, self._events, self._clock = (
+            state / TIMELINE_FILE,
+            state / EVENTS_FILE,
+            clock,
+        )
         self._decisions = state / DECISIONS_FILE
         self._decided_until = _last_time(self._decisions)
         self._max_file_bytes = max_file_bytes
@@ -110,12 +116,18 @@ class Journal:
             try:
                 self._append_line(path, line)
             except OSError as error:
-                self.problem = f"{len(self._waiting)} lines of events and numbers cannot be written: {error}"
+                self.problem = (
+                    f"{len(self._waiting)} lines of events and numbers cannot be written: {error}"
+                )
                 return
             self._waiting.popleft()
         if self._num_dropped:
             number, self._num_dropped = self._num_dropped, 0
-            self.emit("lines_lost", f"{number} lines were lost while they could not be written", lines=number)
+            self.emit(
+                "lines_lost",
+                f"{number} lines were lost while they could not be written",
+                lines=number,
+            )
 
     def _add(self, path: Path, line: str) -> None:
         self._waiting.append((path, line))

@@ -45,7 +45,13 @@ from monitoring.state.admission import AdmittedVersions
 from monitoring.state.archive import Archive, set_apart_text
 from monitoring.state.database import CorruptBlock
 from monitoring.state.drift_state import StoredDriftWatch
-from monitoring.state.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
+from monitoring.state.join import (
+    MAX_FUTURE_SECONDS,
+    IntakeRules,
+    UnscoredRows,
+    attribute,
+    read_records,
+)
 from monitoring.state.redelivery import reuse_reason, reused_key
 from monitoring.state.store import Store
 from monitoring.web.exposition import Exposition, Snapshot
@@ -74,7 +80,10 @@ class StoredEvaluator:
         self._cursor: int | None = None if saved is None else saved["cursor"]
         baselines = ReleasedModels(model_store).baseline
         self.evaluator = Evaluator(
-            settings.judge, make_policies(settings.policies, settings.baking), baseline=baselines, memory=saved
+            settings.judge,
+            make_policies(settings.policies, settings.baking),
+            baseline=baselines,
+            memory=saved,
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
@@ -111,7 +120,9 @@ class StoredEvaluator:
         self.write_decisions()
         num_more = self.evaluator.num_passed_over - self._store.counters.get("passed_over", 0)
         if self.evaluator.decided_until != before or num_more:
-            self._store.write_documents({"evaluator": self.memory()}, {"passed_over": num_more} if num_more else {})
+            self._store.write_documents(
+                {"evaluator": self.memory()}, {"passed_over": num_more} if num_more else {}
+            )
             self._checkpoint("evaluator.stored")
 
     def write_decisions(self) -> None:
@@ -149,7 +160,12 @@ class Measurements:
     """KPIs and open-label estimates of one monitor."""
 
     def __init__(
-        self, judge: JudgeSettings, *, conversion_window_seconds: float, store: Store, clock: Callable[[], float]
+        self,
+        judge: JudgeSettings,
+        *,
+        conversion_window_seconds: float,
+        store: Store,
+        clock: Callable[[], float],
     ) -> None:
         """Start without rows.
 
@@ -181,13 +197,19 @@ class Measurements:
         """
         measured, conversion_rates = [], dict[int, float]()
         if read_up_to is not None and (seconds := self._conversion_window_seconds):
-            conversion_rates = self._store.conversion_rates(read_up_to - seconds, window_seconds=seconds)
+            conversion_rates = self._store.conversion_rates(
+                read_up_to - seconds, window_seconds=seconds
+            )
         for version in sorted(set(versions) & set(self.windows.versions)):
             kpis = measure_version(version, self.windows)
             measured.append(replace(kpis, conversion_rate=conversion_rates.get(version)))
             self._measured[version] = self._clock(), measured[-1]
         # Keep only the versions in the windows, because a monitor runs for months.
-        self._measured = {version: each for version, each in self._measured.items() if version in self.windows.versions}
+        self._measured = {
+            version: each
+            for version, each in self._measured.items()
+            if version in self.windows.versions
+        }
         return measured
 
     def estimate_open(self, read_up_to: float | None) -> None:
@@ -205,7 +227,9 @@ class Measurements:
         if waiting is None:
             self.open_labels = ()
             return
-        open_rows = attribute(waiting, self._store.clicks_on(waiting.numbers), window_seconds=window).requests
+        open_rows = attribute(
+            waiting, self._store.clicks_on(waiting.numbers), window_seconds=window
+        ).requests
         self.open_labels = tuple(
             estimate_open(
                 rows.scores,
@@ -225,7 +249,9 @@ class Measurements:
         now = self._clock()
         # The upper bound excludes measurements made while the clock was ahead.
         lately = now - STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
-        return tuple(kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1])
+        return tuple(
+            kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1]
+        )
 
 
 logger = logging.getLogger(__name__)
@@ -248,7 +274,12 @@ MAX_REASON_CHARACTERS = 400
 TICK_PULLS = 20
 """Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
 records."""
-_TIMELINE_COUNTERS = (("duplicate", "s"), ("dead_letter", "s"), ("archived", ""), ("late_outcome", "s"))
+_TIMELINE_COUNTERS = (
+    ("duplicate", "s"),
+    ("dead_letter", "s"),
+    ("archived", ""),
+    ("late_outcome", "s"),
+)
 
 
 class Monitor:
@@ -279,7 +310,12 @@ class Monitor:
             checkpoint: Called with the name of each step that a crash may follow. Tests crash
                 there.
         """
-        self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
+        self._settings, self._subscriber, self._store, self._recommender = (
+            settings,
+            subscriber,
+            store,
+            recommender,
+        )
         store.user_place = recommender.user_place
         _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
@@ -296,9 +332,15 @@ class Monitor:
             self.journal.listener = lambda event: None
         self._measurements = self._make_measurements()
         self.windows = self._measurements.windows
-        self._versions_seen: set[int] = set((store.read_document("versions") or {"seen": []})["seen"])
+        self._versions_seen: set[int] = set(
+            (store.read_document("versions") or {"seen": []})["seen"]
+        )
         self._evaluation = StoredEvaluator(
-            settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
+            settings.judging,
+            model_store=settings.store,
+            store=store,
+            journal=self.journal,
+            checkpoint=checkpoint,
         )
         self._drift = self._make_drift_watch()
         self._read_up_to: float | None = None
@@ -324,7 +366,10 @@ class Monitor:
         self._emit_started()
 
     def _make_rules(self) -> IntakeRules:
-        released, known = ReleasedModels(self._settings.store), self._store.read_document("versions")
+        released, known = (
+            ReleasedModels(self._settings.store),
+            self._store.read_document("versions"),
+        )
         return IntakeRules(
             form=RecordFormat(self._recommender.features),
             recommender=self._recommender.name,
@@ -341,7 +386,10 @@ class Monitor:
             roll_rows=records.archive_roll_rows,
             roll_seconds=records.archive_roll_seconds,
             keep_rows=judge.window_rows,
-            windows={CLICK: judge.attribution_window_seconds, CONVERSION: records.conversion_window_seconds},
+            windows={
+                CLICK: judge.attribution_window_seconds,
+                CONVERSION: records.conversion_window_seconds,
+            },
             on_set_apart=self._report_set_apart,
             checkpoint=self._checkpoint,
         )
@@ -455,7 +503,8 @@ class Monitor:
         store = self._store
         self.journal.emit(
             "started",
-            f"{store.num_pending_rows} rows pending, {store.num_unarchived_rows} matured rows to archive",
+            f"{store.num_pending_rows} rows pending, {store.num_unarchived_rows} matured rows "
+            "to archive",
             pending=store.num_pending_rows,
             unarchived=store.num_unarchived_rows,
             phase=self.actions.retraining.progress.phase,
@@ -493,7 +542,9 @@ class Monitor:
         """Process as many messages as fit into memory at once, and return the others."""
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
-        bad = [(deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad]
+        bad = [
+            (deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad
+        ]
         left = [deliveries[place] for place in intake.left]
         unread = set(intake.left)
         deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
@@ -512,8 +563,13 @@ class Monitor:
                 self._store_messages(half, now)
             return left
         if predictions is not None and len(stored.reused):
-            ids, places = predictions.ids[stored.reused].tolist(), intake.places[stored.reused].tolist()
-            bad += self._count_reused([(received[place], each) for place, each in zip(places, ids)], now)
+            ids, places = (
+                predictions.ids[stored.reused].tolist(),
+                intake.places[stored.reused].tolist(),
+            )
+            bad += self._count_reused(
+                [(received[place], each) for place, each in zip(places, ids)], now
+            )
         if stored.added is not None:
             self._drift.observe(stored.added)
         if unscored:
@@ -530,10 +586,17 @@ class Monitor:
             self._dead_letter(bad)
         return left
 
-    def _count_reused(self, reused: Sequence[tuple[Delivery, str]], now: float) -> list[tuple[Delivery, str]]:
+    def _count_reused(
+        self, reused: Sequence[tuple[Delivery, str]], now: float
+    ) -> list[tuple[Delivery, str]]:
         """Count predictions with the id of another request, and return dead-letter reasons."""
-        self._store.count_reused([reused_key(each.message_id, each.payload) for each, _ in reused], now=now)
-        return [(delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS]) for delivery, request_id in reused]
+        self._store.count_reused(
+            [reused_key(each.message_id, each.payload) for each, _ in reused], now=now
+        )
+        return [
+            (delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS])
+            for delivery, request_id in reused
+        ]
 
     def _dead_letter(self, bad: Sequence[tuple[Delivery, str]]) -> None:
         self._subscriber.dead_letter([(delivery.token, reason) for delivery, reason in bad])
@@ -577,7 +640,10 @@ class Monitor:
         while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
-            counts = {"late_outcome": float(len(late) - unmatched), "unmatched_outcome": float(unmatched)}
+            counts = {
+                "late_outcome": float(len(late) - unmatched),
+                "unmatched_outcome": float(unmatched),
+            }
             self._store.mature(requests, counts, now=self._clock(), late=late, part_rows=part_rows)
             self._checkpoint("join.matured")
             self._measurements.observe(requests)
@@ -607,7 +673,9 @@ class Monitor:
 
     def _measure(self) -> None:
         versions, self._unmeasured = self._unmeasured, set()
-        for kpis in self._measurements.measure(versions, read_up_to=self._read_up_to) if versions else ():
+        for kpis in (
+            self._measurements.measure(versions, read_up_to=self._read_up_to) if versions else ()
+        ):
             counters = self._store.counters
             self.journal.append_point(
                 {
@@ -615,22 +683,32 @@ class Monitor:
                     "backlog": self._subscriber.backlog(),
                     "matured_total": int(counters.get("matured", 0)),
                     "pending": self._store.num_pending_rows,
-                    **{name + ending: int(counters.get(name, 0)) for name, ending in _TIMELINE_COUNTERS},
+                    **{
+                        name + ending: int(counters.get(name, 0))
+                        for name, ending in _TIMELINE_COUNTERS
+                    },
                 }
             )
 
     def _act_on_decision(self) -> None:
         if (point := self._evaluation.take_newest()) is None:
             return
-        decision = self.actions.consider(point.decision, point.decisions, now=self._clock(), data_until=point.time)
-        self._last_decision, self._decision_text = point, f"{decision.action.value}: {decision.reason}"
+        decision = self.actions.consider(
+            point.decision, point.decisions, now=self._clock(), data_until=point.time
+        )
+        self._last_decision, self._decision_text = (
+            point,
+            f"{decision.action.value}: {decision.reason}",
+        )
 
     def _close_drift(self) -> None:
         """Pass the drift buckets that ended to the evaluator, and store the open ones."""
         read_up_to = self._read_up_to
         # Clients publish after the event, so the last predictions of a bucket may arrive after the
         # watermark passed its end.
-        closed = None if read_up_to is None else read_up_to - self._judge_settings.drift_grace_seconds
+        closed = (
+            None if read_up_to is None else read_up_to - self._judge_settings.drift_grace_seconds
+        )
         if reports := self._drift.close(closed):
             for report in reports:
                 self._evaluation.evaluator.record_drift(report.evidence())
@@ -677,23 +755,32 @@ class Monitor:
         The monitor's clock was wrong when it accepted them.
         """
         ahead = now + MAX_FUTURE_SECONDS
-        while (waiting := self._without_corrupt(lambda: self._store.waiting_ahead(ahead))) is not None:
+        while (
+            waiting := self._without_corrupt(lambda: self._store.waiting_ahead(ahead))
+        ) is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, _ = attribute(
                 waiting, clicks, window_seconds=self._judge_settings.attribution_window_seconds
             )
-            self._store.mature(requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True)
+            self._store.mature(
+                requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True
+            )
             until = datetime.fromtimestamp(float(waiting.times.max()), timezone.utc)
             self.journal.emit(
                 "set_apart",
-                f"{waiting.num_rows} rows of {len(waiting)} requests have times up to {until:%Y-%m-%d %H:%M} UTC, more "
-                "than a day ahead: the clocks were wrong when they came; they are set apart in the state folder",
+                f"{waiting.num_rows} rows of {len(waiting)} requests have times up to "
+                f"{until:%Y-%m-%d %H:%M} UTC, more "
+                "than a day ahead: the clocks were wrong when they came; they are set apart in "
+                "the state folder",
                 rows=waiting.num_rows,
             )
 
     def _forget_times_ahead(self, now: float) -> None:
         """Forget the newest prediction if its clock was ahead, instead of waiting for that time."""
-        if self._last_record_time is not None and self._last_record_time > now + CLOCK_AHEAD_SECONDS:
+        if (
+            self._last_record_time is not None
+            and self._last_record_time > now + CLOCK_AHEAD_SECONDS
+        ):
             newest = self._store.newest_prediction(until=now)
             self._last_record_time = newest[0] if newest else None
             self._newest = newest
@@ -729,10 +816,14 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
         ContractError: Stored rows have a column that is not in `features`.
     """
     known, columns = store.read_document("features") or {}, features.columns
-    if lost := [name for kind, names in known.items() for name in names if name not in columns[kind]]:
+    if lost := [
+        name for kind, names in known.items() for name in names if name not in columns[kind]
+    ]:
         raise ContractError(
-            f"the state folder holds rows with {lost}, expected rows of {sum(columns.values(), [])}: end "
-            "the monitor of before by a stop, which archives its rows, and start this one on an empty folder"
+            f"the state folder holds rows with {lost}, expected rows of "
+            f"{sum(columns.values(), [])}: end "
+            "the monitor of before by a stop, which archives its rows, and start this one on an "
+            "empty folder"
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))

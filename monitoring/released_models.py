@@ -2,8 +2,8 @@
 
 A version leads to its release, the release to its model, and the model to its last verdict,
 manifest and training profile. A file that cannot be read is logged and counts as missing, so that
-neither decisions nor the archive stop. `monitoring.policies.evaluation` remembers baselines, so that a
-later verdict on the same model changes no decision.
+neither decisions nor the archive stop. `monitoring.policies.evaluation` remembers baselines, so
+that a later verdict on the same model changes no decision.
 """
 
 import logging
@@ -58,7 +58,9 @@ class ReleasedModels:
         try:
             return moment_of(Model.read(path).last_learned_time).timestamp()
         except (ContractError, OSError, ValueError) as error:
-            logger.warning("what model version %d has learned is not known: %s", release.version, error)
+            logger.warning(
+                "what model version %d has learned is not known: %s", release.version, error
+            )
             return None
 
     def versions(self) -> frozenset[int]:
@@ -78,7 +80,11 @@ class ReleasedModels:
             if (release := self._release(version)) is None:
                 return None
             path = model_folder(self._store, release.model_id) / Model.REFERENCE
-            return read_reference(path, scores=scores_path(self._store, release.model_id)) if path.exists() else None
+            return (
+                read_reference(path, scores=scores_path(self._store, release.model_id))
+                if path.exists()
+                else None
+            )
         except (ContractError, OSError) as error:
             logger.warning("no drift is measured of model version %d: %s", version, error)
             return None

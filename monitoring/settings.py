@@ -94,6 +94,8 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
         ContractError: A setting in its section `monitor` is invalid.
     """
     if not read_accepted(installation.store):
-        raise TemporaryError(f"store {installation.store} holds no recommender yet, by which the monitor decides")
+        raise TemporaryError(
+            f"store {installation.store} holds no recommender yet, by which the monitor decides"
+        )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))

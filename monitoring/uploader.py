@@ -39,7 +39,10 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
 MAX_PAUSE_SECONDS = 300.0
 """Maximum pause between two passes while the lake is unreachable."""
-PATTERNS = tuple(f"{partition.format(day='*')}/part-*.parquet" for partition in (DAY_PARTITION, OUTCOME_PARTITION))
+PATTERNS = tuple(
+    f"{partition.format(day='*')}/part-*.parquet"
+    for partition in (DAY_PARTITION, OUTCOME_PARTITION)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,9 @@ class UploaderSettings:
         try:
             folder = local_path(self.lake_uri)
         except ContractError as error:
-            raise ContractError(f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix") from error
+            raise ContractError(
+                f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix"
+            ) from error
         if self.archive.resolve() == folder.resolve():
             raise ContractError(f"lake is {self.lake}, expected another folder than the archive")
 
@@ -139,7 +144,11 @@ class Uploader:
         moved: list[str] = []
         differing: list[Differs] = []
         unreadable: list[str] = []
-        found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
+        found = [
+            p.relative_to(self._archive).as_posix()
+            for pattern in PATTERNS
+            for p in self._archive.glob(pattern)
+        ]
         for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):
             try:
                 if self._move(name):
@@ -165,7 +174,9 @@ class Uploader:
             raise differing[0]
         if unreadable:
             first = "; ".join(unreadable[:3])
-            raise TemporaryError(f"{len(unreadable)} files were not moved, all others were: {first}")
+            raise TemporaryError(
+                f"{len(unreadable)} files were not moved, all others were: {first}"
+            )
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
@@ -233,12 +244,17 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Run the uploader until SIGTERM or SIGINT, or once."""
-    parser = build_parser(UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0])
+    parser = build_parser(
+        UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0]
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = read_settings(
-        UploaderSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+        UploaderSettings,
+        parser.parse_args(argv),
+        environment=environment,
+        prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
     uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
@@ -248,7 +264,9 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     with suppress(Differs):  # reported below with all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
-        raise Refused("; ".join(f"{name} is kept: {reason}" for name, reason in uploader.refused.items()))
+        raise Refused(
+            "; ".join(f"{name} is kept: {reason}" for name, reason in uploader.refused.items())
+        )
     return ExitCode.DONE
 
 

@@ -49,7 +49,13 @@ from evergreen.statistics.reference import TrainingReference, read_reference
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
-from monitoring.backtest.backtest import Span, evaluate_requests, parse_time, read_days, read_requests
+from monitoring.backtest.backtest import (
+    Span,
+    evaluate_requests,
+    parse_time,
+    read_days,
+    read_requests,
+)
 from monitoring.backtest.rules_file import read_rules
 from monitoring.journal import DECISIONS_FILE
 from monitoring.policies.evaluation import serving_ahead
@@ -78,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
     add("--store", required=True, help="model store")
-    add("--start", type=parse_time, default=0.0, help="ISO 8601 or seconds (default: before the first decision)")
+    add(
+        "--start",
+        type=parse_time,
+        default=0.0,
+        help="ISO 8601 or seconds (default: before the first decision)",
+    )
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
     add("--out", type=Path, required=True, help="folder to make")
     recorded.set_defaults(call=_record)
@@ -100,13 +111,19 @@ def _record(arguments: argparse.Namespace) -> int:
     )
     print(f"{recorded.points} decision points recorded in {arguments.out}")
     if recorded.open_points:
-        print(f"{_open_text(recorded.open_points, recorded.complete_until)}; {_again_text(recorded.needs_until)}")
+        print(
+            f"{_open_text(recorded.open_points, recorded.complete_until)}; "
+            f"{_again_text(recorded.needs_until)}"
+        )
     return ExitCode.DONE
 
 
 def _open_text(points: int, complete_until: float) -> str:
     """Name the decisions of an incident that cannot be replayed for certain, and the reason."""
-    which = f"the last {points} of them, after {_format_time(complete_until)}, cannot be replayed for certain"
+    which = (
+        f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
+        "replayed for certain"
+    )
     return f"{which}: the rows that tell which version served at them had not matured"
 
 
@@ -186,11 +203,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path} cannot be read: {error}; expected the folder of a recorded incident") from error
+        raise ContractError(
+            f"{path} cannot be read: {error}; expected the folder of a recorded incident"
+        ) from error
     for name, expected in manifest["sha256"].items():
         file = folder / name
         if not file.is_file() or sha256_file(file) != expected:
-            raise ContractError(f"{file} is missing or is not the file that was recorded, expected sha256 {expected}")
+            raise ContractError(
+                f"{file} is missing or is not the file that was recorded, expected sha256 "
+                f"{expected}"
+            )
     return manifest
 
 
@@ -208,10 +230,16 @@ def replay(incident: Path) -> Replayed:
 
     def reference(version: int) -> TrainingReference | None:
         folder = incident / STATISTICS / str(version)
-        return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
+        return (
+            read_reference(folder / REFERENCE, scores=folder / SCORES)
+            if (folder / REFERENCE).exists()
+            else None
+        )
 
     features = (
-        read_mapping(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
+        read_mapping(Features, manifest["features"], path="features")
+        if (incident / STATISTICS).exists()
+        else None
     )
     points = evaluate_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
@@ -221,9 +249,15 @@ def replay(incident: Path) -> Replayed:
         features=features,
         memory=manifest["memory"],
     )
-    lines = tuple(each.line() for each in points if manifest["start"] < each.time <= manifest["end"])
+    lines = tuple(
+        each.line() for each in points if manifest["start"] < each.time <= manifest["end"]
+    )
     recorded = tuple((incident / DECISIONS).read_text().splitlines())
-    return Replayed(lines=lines, recorded=recorded, complete_until=manifest.get("complete_until", manifest["end"]))
+    return Replayed(
+        lines=lines,
+        recorded=recorded,
+        complete_until=manifest.get("complete_until", manifest["end"]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +273,13 @@ class Recorded:
 
 
 def record(
-    out: Path, *, state: Path, archive: Objects, store: Path, start: float = 0.0, end: float | None = None
+    out: Path,
+    *,
+    state: Path,
+    archive: Objects,
+    store: Path,
+    start: float = 0.0,
+    end: float | None = None,
 ) -> Recorded:
     """Write the incident of the decision points in (start, end] to the folder `out`.
 
@@ -260,7 +300,9 @@ def record(
         raise ContractError(f"{out} exists, expected the name of a folder to make")
     before, lines = _decisions(state, start, math.inf if end is None else end)
     if not lines:
-        raise ContractError(f"{state} holds no decision between {start} and {'now' if end is None else end}")
+        raise ContractError(
+            f"{state} holds no decision between {start} and {'now' if end is None else end}"
+        )
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
     aside = out.with_name(f".{out.name}.aside")

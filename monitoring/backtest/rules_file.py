@@ -33,4 +33,6 @@ def read_rules(state: Path) -> JudgingSettings:
     try:
         return make_settings(JudgingSettings, **json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, ContractError) as error:
-        raise ContractError(f"{path} cannot be used: {error}; expected a monitor's state folder") from error
+        raise ContractError(
+            f"{path} cannot be used: {error}; expected a monitor's state folder"
+        ) from error

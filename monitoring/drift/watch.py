@@ -138,8 +138,8 @@ class DriftWatch:
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
         """Add the deferred rows, and report on their buckets that end by `up_to`.
 
-        `predictions` are all known ones since `deferred_since(up_to)`, and may include earlier ones.
-        If there are too many buckets, the later ones are deferred again.
+        `predictions` are all known ones since `deferred_since(up_to)`, and may include earlier
+        ones. If there are too many buckets, the later ones are deferred again.
         """
         first, self._deferred_from = self._deferred_from, None
         for each in predictions:
@@ -159,7 +159,10 @@ class DriftWatch:
         self._closed_up_to = up_to
         self._unknown = {key for key in self._unknown if self._end(key[0]) > up_to}
         due = sorted(key for key in self._open if self._end(key[0]) <= up_to)
-        reports = [self._close_one(number, version, self._open.pop((number, version))) for number, version in due]
+        reports = [
+            self._close_one(number, version, self._open.pop((number, version)))
+            for number, version in due
+        ]
         return [report for report in reports if report is not None]
 
     def _close_one(self, number: int, version: int, sketch: Sketch) -> DriftReport | None:
@@ -205,8 +208,13 @@ class DriftWatch:
             "closed_up_to": self._closed_up_to,
             "deferred_from": self._deferred_from,
             "passed_over": dict(self.passed_over),
-            "open": [_kept(number, version, sketch) for (number, version), sketch in self._open.items()],
-            "carried": [_kept(number, version, sketch) for version, (number, sketch) in self._carried.items()],
+            "open": [
+                _kept(number, version, sketch) for (number, version), sketch in self._open.items()
+            ],
+            "carried": [
+                _kept(number, version, sketch)
+                for version, (number, sketch) in self._carried.items()
+            ],
         }
 
     def restore(self, memory: dict[str, Any]) -> None:
@@ -235,4 +243,9 @@ class DriftWatch:
 
 
 def _kept(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
-    return {"number": number, "version": version, "layout": sketch.layout.digest, "sketch": sketch.memory()}
+    return {
+        "number": number,
+        "version": version,
+        "layout": sketch.layout.digest,
+        "sketch": sketch.memory(),
+    }

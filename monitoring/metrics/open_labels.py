@@ -111,7 +111,9 @@ def estimate_open(
         ContractError: Shapes differ, or a score is not a probability.
     """
     if not scores.shape == ages.shape == clicked.shape or scores.ndim != 1:
-        raise ContractError(f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}")
+        raise ContractError(
+            f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}"
+        )
     if not ((scores >= 0) & (scores <= 1)).all():
         raise ContractError("open rows hold a score outside [0, 1]")
     if not len(scores):
@@ -188,7 +190,9 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     return min(1.0, max(0.0, float((p * others_below).sum()) / pairs))
 
 
-def _below(weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def _below(
+    weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return for each row the weight of lower scores plus half the weight of equal ones.
 
     The rows are ordered by score. `firsts` and `sizes` give the runs of equal scores.
@@ -211,7 +215,9 @@ def _click_probabilities(
     score = scores.astype(np.float64)
     p = np.minimum(score * _correction(score, arrived, clicked), 1.0)
     # If p and F are both 1, a click would have come. The row is a non-click.
-    still = np.divide(p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1)
+    still = np.divide(
+        p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1
+    )
     return np.where(clicked, 1.0, np.where(may_click, still, 0.0))
 
 
@@ -232,7 +238,9 @@ def _correction(
     # Divide the rows into parts with equal numbers of expected clicks. Equal scores are in the same
     # part, for any order of rows.
     before = np.concatenate([[0.0], np.cumsum(expected[order])])
-    of_run = np.minimum((before[firsts] * parts / max(before[-1], 1e-12)).astype(np.int64), parts - 1)
+    of_run = np.minimum(
+        (before[firsts] * parts / max(before[-1], 1e-12)).astype(np.int64), parts - 1
+    )
     part = np.empty(len(score), np.int64)
     part[order] = np.repeat(of_run, np.diff(firsts, append=len(score)))
     clicks, expected_clicks = np.bincount(part, clicked, parts), np.bincount(part, expected, parts)

@@ -165,7 +165,9 @@ class EValue:
         """The e-value, 1 before the first round."""
         return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
 
-    def bet(self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float) -> bool:
+    def bet(
+        self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float
+    ) -> bool:
         """Multiply the capital round by round until it reaches `enough`.
 
         Args:
@@ -182,7 +184,9 @@ class EValue:
             self.rounds += 1
             self.clicks += int(of_round)
             start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
-            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)]
+            self._shares = [
+                (s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)
+            ]
             if self.value >= enough:
                 return True
         return False
@@ -310,7 +314,11 @@ def cross_wins(
 
 
 def _count_wins(
-    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], *, num_keys: int
+    labels: NDArray[np.uint8],
+    scores: NDArray[np.float32],
+    keys: NDArray[np.int64],
+    *,
+    num_keys: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Count per key the pairs of a click and a non-click, and those that the click wins.
 
@@ -358,5 +366,7 @@ def _unpack_rows(packed: Mapping[str, Any]) -> MaturedRows:
     scores = np.frombuffer(base64.b64decode(packed["scores"]), "<f4").astype(np.float32)
     labels = np.zeros(len(scores), np.uint8)
     labels[packed["clicks"]] = 1
-    sizes = np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    sizes = (
+        np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    )
     return MaturedRows(labels=labels, scores=scores, groups=np.repeat(np.arange(len(sizes)), sizes))

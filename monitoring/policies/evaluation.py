@@ -85,18 +85,24 @@ class Evaluator:
         self._policies = tuple(policies)
         self._baseline_of = baseline
         self._span = microseconds(settings.decide_seconds)
-        self._drift_ahead = microseconds(settings.attribution_window_seconds - settings.drift_grace_seconds)
+        self._drift_ahead = microseconds(
+            settings.attribution_window_seconds - settings.drift_grace_seconds
+        )
         self._timeline = ServingTimeline(self._span, microseconds(serving_ahead(settings)))
         self._windows = VersionWindows(settings.window_rows, keep_lists=False)
         self._pending: list[MaturedRequests] = []
         self._decided: int | None = known.get("decided")
         self._timeline.lineage = [(version, since) for version, since in known.get("lineage", ())]
         self._timeline.reached = self._decided
-        self._timeline.last = tuple(known["last_prediction"]) if known.get("last_prediction") else None
+        self._timeline.last = (
+            tuple(known["last_prediction"]) if known.get("last_prediction") else None
+        )
         self._matured_total = int(known.get("matured_total", 0))
         self._memories: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
         self._baselines: dict[str, dict[str, Any] | None] = dict(known.get("baselines", {}))
-        self._predecessors: dict[str, dict[str, float | None] | None] = dict(known.get("predecessors", {}))
+        self._predecessors: dict[str, dict[str, float | None] | None] = dict(
+            known.get("predecessors", {})
+        )
         self._drift = [
             FeatureDrift(**{**each, "drifted": tuple(each["drifted"])})  # JSON has no tuples
             for each in known.get("drift", ())
@@ -155,7 +161,10 @@ class Evaluator:
 
     def record_drift(self, drift: FeatureDrift) -> None:
         """Record a closed bucket, before any decision point that uses it. See `_drift_until`."""
-        if all((each.version, each.bucket_end) != (drift.version, drift.bucket_end) for each in self._drift):
+        if all(
+            (each.version, each.bucket_end) != (drift.version, drift.bucket_end)
+            for each in self._drift
+        ):
             self._drift.append(drift)
 
     def observe(self, requests: MaturedRequests) -> None:
@@ -188,7 +197,9 @@ class Evaluator:
         A point has no decision if no row of the serving version's lineage matured.
         """
         last = microseconds(matured_until) // self._span * self._span
-        if self._decided is not None and 0 <= self._decided - last <= microseconds(CLOCK_AHEAD_SECONDS):
+        if self._decided is not None and 0 <= self._decided - last <= microseconds(
+            CLOCK_AHEAD_SECONDS
+        ):
             return []
         points: list[DecisionPoint] = []
         for point, requests in self._take_due(last):
@@ -240,7 +251,11 @@ class Evaluator:
             rows_of={each: _rows_of(of_lineage[each]) for each in sorted(of_lineage)},
             lineage=tuple(each for each, _ in self._timeline.lineage),
             matured_total=self._matured_total,
-            baselines={each: baseline for each in versions if (baseline := self._baseline(each)) is not None},
+            baselines={
+                each: baseline
+                for each in versions
+                if (baseline := self._baseline(each)) is not None
+            },
             predecessor=self._remembered_predecessor(version) if version in of_lineage else None,
             drift=self._drift_until(point, version),
         )
@@ -281,7 +296,9 @@ class Evaluator:
             if before is not None and before in self._windows.versions:
                 kpis = measure(before, self._windows[before])
                 found = {"auc_low": kpis.auc_low, "click_rate": kpis.ctr}
-            self._predecessors = without_oldest({**self._predecessors, key: found}, needed=[version])
+            self._predecessors = without_oldest(
+                {**self._predecessors, key: found}, needed=[version]
+            )
         known = self._predecessors[key]
         return Predecessor(**known) if known else None
 
@@ -292,7 +309,10 @@ class Evaluator:
         are closed up to the grace period before that.
         """
         ahead = (point + self._drift_ahead) / 1e6
-        closed = sorted((each for each in self._drift if each.bucket_end <= ahead), key=lambda each: each.bucket_end)
+        closed = sorted(
+            (each for each in self._drift if each.bucket_end <= ahead),
+            key=lambda each: each.bucket_end,
+        )
         self._drift = [each for each in self._drift if each.bucket_end > ahead]
         return tuple(each for each in closed if each.version == version)
 
@@ -376,7 +396,9 @@ class ServingTimeline:
             # A clock was ahead and was corrected, so what it reported of later times has not
             # happened.
             self.last = None
-            self.lineage = [(version, min(since, self.seen_until(point))) for version, since in self.lineage]
+            self.lineage = [
+                (version, min(since, self.seen_until(point))) for version, since in self.lineage
+            ]
         for due in sorted(each for each in self._seen if each <= point):
             of_point = self._seen.pop(due)
             in_order = sorted(of_point, key=lambda version: (of_point[version][1], version))

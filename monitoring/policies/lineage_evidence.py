@@ -78,7 +78,9 @@ class _Process:
     def __init__(self, memory: Mapping[str, Any]) -> None:
         self.e_value = EValue(memory)
         self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
-        self.scored: dict[int, float] = {int(version): time for version, time in memory.get("scored", {}).items()}
+        self.scored: dict[int, float] = {
+            int(version): time for version, time in memory.get("scored", {}).items()
+        }
         """Last decision point with bets on rows of each version, as far back as the trails go."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
@@ -137,7 +139,8 @@ class LineageEvidence:
             if version not in thetas:
                 continue
             rounds = Rounds(
-                thetas[version], self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence)
+                thetas[version],
+                self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence),
             )
             payoffs, clicks = rounds.play(rows)
             self._rounds[str(version)] = rounds.memory()
@@ -162,14 +165,24 @@ class LineageEvidence:
             return VersionEvidence()
         if process.alarm is not None and trained_until >= process.alarm.shown_at:
             return VersionEvidence(learned=process.alarm)
-        if process.alarm is None and process.change is not None and trained_until < process.change.shown_at:
+        if (
+            process.alarm is None
+            and process.change is not None
+            and trained_until < process.change.shown_at
+        ):
             return VersionEvidence(alarm=process.change)
         return process.standing()
 
-    def _plan_for(self, version: int, thetas: Mapping[int, float], evidence: Evidence) -> dict[str, Any]:
+    def _plan_for(
+        self, version: int, thetas: Mapping[int, float], evidence: Evidence
+    ) -> dict[str, Any]:
         """Return the previous version's round sizes, so that a new version's first rows count."""
         known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
-        return {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]} if known else {}
+        return (
+            {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}
+            if known
+            else {}
+        )
 
     def _newest_of(self, line: tuple[int, ...]) -> int | None:
         return max((version for version in line if str(version) in self._processes), default=None)
@@ -185,7 +198,11 @@ class LineageEvidence:
             return _Process({"trained_until": trained_until})
         process = _Process(self._processes[str(before)])
         process.trained_until = trained_until
-        if process.alarm is None and process.change is not None and trained_until < process.change.shown_at:
+        if (
+            process.alarm is None
+            and process.change is not None
+            and trained_until < process.change.shown_at
+        ):
             process.alarm, process.change = process.change, None
         return self._restarted(process)
 
@@ -200,9 +217,15 @@ class LineageEvidence:
         """Bet with the capital of each e-process in which rows of the version count."""
         trained_until = evidence.trained_until(version)
         multiplied = factors(played.payoffs, played.lambdas)
-        for name in [name for name in self._processes if version <= int(name) and int(name) in evidence.lineage]:
+        for name in [
+            name
+            for name in self._processes
+            if version <= int(name) and int(name) in evidence.lineage
+        ]:
             process = _Process(self._processes[name])
-            if process.alarm is not None or (int(name) != version and not process.counts(trained_until)):
+            if process.alarm is not None or (
+                int(name) != version and not process.counts(trained_until)
+            ):
                 continue
             has_enough = process.e_value.bet(*played, enough=self._enough)
             since = evidence.time if self._decided is None else self._decided
@@ -210,9 +233,13 @@ class LineageEvidence:
                 trail.after(factor, since=since, until=evidence.time, enough=self._enough)
                 for trail, factor in zip(process.trails, multiplied)
             ]
-            began = min((trail.since for trail in process.trails if trail.since is not None), default=since)
+            began = min(
+                (trail.since for trail in process.trails if trail.since is not None), default=since
+            )
             scored = {**process.scored, version: evidence.time}
-            process.scored = {each: time for each, time in scored.items() if time > began or each == version}
+            process.scored = {
+                each: time for each, time in scored.items() if time > began or each == version
+            }
             if has_enough:
                 process.alarm = _raised(process, evidence)
             self._processes[name] = self._restarted(process).memory()
@@ -229,7 +256,13 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
         value=process.e_value.value,
         rounds=process.e_value.rounds,
         clicks=process.e_value.clicks,
-        versions=tuple(sorted(each for each, time in process.scored.items() if time > since or time == evidence.time)),
+        versions=tuple(
+            sorted(
+                each
+                for each, time in process.scored.items()
+                if time > since or time == evidence.time
+            )
+        ),
     )
 
 

@@ -22,7 +22,15 @@ from evergreen.config.release import BakingSettings
 from monitoring.metrics.window import Kpis
 from monitoring.policies.baking import BakingPolicy
 from monitoring.policies.lineage_evidence import Alarm, LineageEvidence, VersionEvidence
-from monitoring.policies.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory, named
+from monitoring.policies.policy import (
+    Action,
+    Decision,
+    Evidence,
+    FeatureDrift,
+    Policy,
+    PolicyMemory,
+    named,
+)
 
 NAMED_COLUMNS = 5
 """Maximum number of columns in a reason, worst first."""
@@ -34,10 +42,14 @@ class _ConfiguredPolicy:
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
 
-    def _decision(self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None) -> Decision:
+    def _decision(
+        self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None
+    ) -> Decision:
         """Return a decision with the common numbers and those of this policy."""
         common = {**shown.window_numbers(), "threshold": None, "rows_since_breach": 0}
-        return Decision(policy=self.name, action=action, reason=reason, numbers={**common, **numbers})
+        return Decision(
+            policy=self.name, action=action, reason=reason, numbers={**common, **numbers}
+        )
 
 
 class ThresholdPolicy(_ConfiguredPolicy):
@@ -54,37 +66,62 @@ class ThresholdPolicy(_ConfiguredPolicy):
             note += f"; {more}"
         breaches = int(memory["breaches"])
         since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
-        numbers = {"threshold": self._settings.auc_threshold, "breaches": breaches, "rows_since_breach": since}
+        numbers = {
+            "threshold": self._settings.auc_threshold,
+            "breaches": breaches,
+            "rows_since_breach": since,
+        }
         return self._decision(evidence, action, reason + note, **numbers), memory
 
-    def _evaluate_successor(self, action: Action, evidence: Evidence, memory: PolicyMemory) -> tuple[Action, str]:
+    def _evaluate_successor(
+        self, action: Action, evidence: Evidence, memory: PolicyMemory
+    ) -> tuple[Action, str]:
         """Apply an earlier version's window to the serving version, which has no matured row."""
         text = f"no row of model version {evidence.version} has matured yet"
         trained_until, since = evidence.trained_until(), memory["since"]
         if trained_until is None:
             return Action.UNDECIDABLE, f"{text}, and what it has learned is not known"
         if since is not None and trained_until >= since:
-            return Action.UNDECIDABLE, f"{text}; it has learned rows from after the first breach, at {_moment(since)}"
+            return (
+                Action.UNDECIDABLE,
+                f"{text}; it has learned rows from after the first breach, at {_moment(since)}",
+            )
         return action, f"{text}; it has learned rows up to {_moment(trained_until)}"
 
     def _evaluate_window(self, kpis: Kpis) -> tuple[Action, str]:
         """Return whether this window is a breach, and why."""
-        least, fewest, others = self._settings.auc_threshold, self._settings.min_clicks, kpis.rows - kpis.clicks
+        least, fewest, others = (
+            self._settings.auc_threshold,
+            self._settings.min_clicks,
+            kpis.rows - kpis.clicks,
+        )
         over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
         if kpis.auc is None:
-            return Action.UNDECIDABLE, f"auc undefined {over}: needs both clicks and rows without one"
+            return (
+                Action.UNDECIDABLE,
+                f"auc undefined {over}: needs both clicks and rows without one",
+            )
         measured = f"auc {kpis.auc:.3f}"
         if kpis.auc_low is not None and kpis.auc_high is not None:
             measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
         if min(kpis.clicks, others) < fewest:
-            lacking = f"too few to judge, {kpis.clicks} clicks and {others} others, needs {fewest} of each"
+            lacking = (
+                f"too few to judge, {kpis.clicks} clicks and {others} others, needs "
+                f"{fewest} of each"
+            )
             return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
         if kpis.auc >= least:
             return Action.OK, f"{measured} >= {least:.3f} {over}"
         if kpis.auc_high is None:
-            return Action.UNDECIDABLE, f"{measured} {over}: clicks of too few requests for an interval"
+            return (
+                Action.UNDECIDABLE,
+                f"{measured} {over}: clicks of too few requests for an interval",
+            )
         if kpis.auc_high >= least:
-            return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {least:.3f}, needs more rows"
+            return (
+                Action.UNDECIDABLE,
+                f"{measured} {over}: the interval straddles {least:.3f}, needs more rows",
+            )
         return Action.BREACH, f"{measured} < {least:.3f} {over}"
 
 
@@ -141,7 +178,11 @@ class SequentialPolicy(_ConfiguredPolicy):
             text = self._evidence_text(evidence, alarm, theta)
             text += f"; a false alarm with a probability of at most {settings.sequential_alpha:g}"
             if since < settings.min_rows_since_breach:
-                return Action.BREACH, f"{text}; {since} of {settings.min_rows_since_breach} rows since", since
+                return (
+                    Action.BREACH,
+                    f"{text}; {since} of {settings.min_rows_since_breach} rows since",
+                    since,
+                )
             return Action.RETRAIN, text, since
         if (known := standing.learned) is not None:
             rows = f"rows of {named(known.versions)} showed from {_moment(known.since)} on"
@@ -151,10 +192,18 @@ class SequentialPolicy(_ConfiguredPolicy):
             return Action.UNDECIDABLE, self._nothing_text(evidence, theta, learned), 0
         return Action.OK, self._evidence_text(evidence, standing, theta), 0
 
-    def _evidence_text(self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None) -> str:
+    def _evidence_text(
+        self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None
+    ) -> str:
         """Describe the evidence and whose rows it comes from."""
-        version, others = evidence.version, [each for each in shown.versions if each != evidence.version]
-        text = f"evidence {shown.value:.3g} of {1.0 / self._settings.sequential_alpha:g} that the auc is below"
+        version, others = (
+            evidence.version,
+            [each for each in shown.versions if each != evidence.version],
+        )
+        text = (
+            f"evidence {shown.value:.3g} of {1.0 / self._settings.sequential_alpha:g} that "
+            "the auc is below"
+        )
         if not others and theta is not None:
             return f"{text} {theta:.3f} after {shown.clicks} clicks, model version {version}"
         text += f" what the gate measured after {shown.clicks} clicks, "
@@ -170,7 +219,10 @@ class SequentialPolicy(_ConfiguredPolicy):
         if theta is None:
             return f"the gate's auc of model version {evidence.version} is not known"
         if not len(evidence.rows.labels) and learned is None:
-            text = f"no row of model version {evidence.version} has matured yet, and what it has learned is not known"
+            text = (
+                f"no row of model version {evidence.version} has matured yet, and what it has "
+                "learned is not known"
+            )
             return f"{text}: rows of versions before it say nothing"
         return f"too few clicks to begin, model version {evidence.version}"
 
@@ -194,7 +246,11 @@ class DataDriftPolicy(_ConfiguredPolicy):
         buckets, first, since = 0, 0, None
         last: FeatureDrift | None = None
         if is_held:
-            buckets, first, since = int(memory["buckets"]), int(memory["matured_at_breach"]), memory.get("since")
+            buckets, first, since = (
+                int(memory["buckets"]),
+                int(memory["matured_at_breach"]),
+                memory.get("since"),
+            )
             last = FeatureDrift(**memory["last"]) if memory["last"] else None
         for last in evidence.drift:
             is_drifted = len(last.drifted) >= self._settings.drift_columns
@@ -220,9 +276,14 @@ class DataDriftPolicy(_ConfiguredPolicy):
         }
         return decision, state
 
-    def _evaluate_buckets(self, version: int, buckets: int, last: FeatureDrift | None) -> tuple[Action, str]:
+    def _evaluate_buckets(
+        self, version: int, buckets: int, last: FeatureDrift | None
+    ) -> tuple[Action, str]:
         if last is None:
-            return Action.UNDECIDABLE, f"no bucket of features of model version {version} has closed yet"
+            return (
+                Action.UNDECIDABLE,
+                f"no bucket of features of model version {version} has closed yet",
+            )
         text = f"{len(last.drifted)} of {len(last.distances)} columns drifted over {last.rows} rows"
         if last.drifted:
             worst = (
@@ -230,11 +291,16 @@ class DataDriftPolicy(_ConfiguredPolicy):
                 for column in last.drifted[:NAMED_COLUMNS]
             )
             text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
-        text += f", model version {last.version}" + ("" if last.version == version else f"; version {version} serves")
+        text += f", model version {last.version}" + (
+            "" if last.version == version else f"; version {version} serves"
+        )
         if buckets >= self._settings.drift_buckets:
             return Action.RETRAIN, f"{text}; {buckets} buckets in a row"
         if buckets:
-            return Action.BREACH, f"{text}; bucket {buckets} of {self._settings.drift_buckets} in a row"
+            return (
+                Action.BREACH,
+                f"{text}; bucket {buckets} of {self._settings.drift_buckets} in a row",
+            )
         return Action.OK, text
 
 
@@ -245,9 +311,14 @@ class SchedulePolicy(_ConfiguredPolicy):
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`. There is no state."""
-        served, longest = evidence.seen_until - evidence.serving_since, self._settings.max_serving_seconds
+        served, longest = (
+            evidence.seen_until - evidence.serving_since,
+            self._settings.max_serving_seconds,
+        )
         action = Action.RETRAIN if served >= longest else Action.OK
-        reason = f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
+        reason = (
+            f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
+        )
         return self._decision(evidence, action, reason, serving_seconds=served), {}
 
 
@@ -259,8 +330,13 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
 
 def make_policies(settings: PolicySettings, baking: BakingSettings | None = None) -> list[Policy]:
     """Create the policies that the settings name, in order, and the one for new versions."""
-    for_new_versions: list[Policy] = [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
-    return [*(POLICIES[name](settings) for name in policy_names(settings.policies)), *for_new_versions]
+    for_new_versions: list[Policy] = (
+        [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
+    )
+    return [
+        *(POLICIES[name](settings) for name in policy_names(settings.policies)),
+        *for_new_versions,
+    ]
 
 
 def confirm(
@@ -295,7 +371,11 @@ def confirm(
             note = f"; {rows} of {settings.min_rows_since_breach} rows since the first breach"
         else:
             action = Action.RETRAIN
-    return action, note, {"version": version, "breaches": breaches, "since": since, "matured_at_breach": first}
+    return (
+        action,
+        note,
+        {"version": version, "breaches": breaches, "since": since, "matured_at_breach": first},
+    )
 
 
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
@@ -304,7 +384,11 @@ def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool
     It does not apply to a later version with training rows from `since` on, the time when the
     evidence began.
     """
-    before, since, trained_until = memory.get("version"), memory.get("since"), evidence.trained_until(version)
+    before, since, trained_until = (
+        memory.get("version"),
+        memory.get("since"),
+        evidence.trained_until(version),
+    )
     if before is None or before == version:
         return before is not None
     if since is None or trained_until is None:

@@ -2,7 +2,8 @@
 
 Evidence comes from records and event times only, so that a backtest over the archive gives a policy
 the same evidence as the running monitor. `monitoring.policies.policies` has the policies,
-`monitoring.policies.evaluation` collects the evidence, and `monitoring.retraining` acts on decisions.
+`monitoring.policies.evaluation` collects the evidence, and `monitoring.retraining` acts on
+decisions.
 """
 
 import json
@@ -35,7 +36,9 @@ class MaturedRows:
     user."""
 
 
-NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
+NO_ROWS = MaturedRows(
+    labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +161,8 @@ def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> 
         of_versions: Values by version number, as the keys of a JSON object.
         needed: Versions that stay in any case.
 
-    >>> without_oldest({str(version): version for version in range(1, 10)}, needed=[1]).keys() >= {"1", "3", "9"}
+    >>> known = {str(version): version for version in range(1, 10)}
+    >>> without_oldest(known, needed=[1]).keys() >= {"1", "3", "9"}
     True
     """
     surplus = max(len(of_versions) - MAX_VERSIONS, 0)
@@ -179,7 +183,11 @@ def named(versions: Collection[int]) -> str:
             runs[-1].append(version)
         else:
             runs.append([version])
-    parts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    parts = [
+        text
+        for run in runs
+        for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
     text = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     return f"version{'s' if len(versions) > 1 else ''} {text}"
 
@@ -210,8 +218,8 @@ class Decision:
     action: Action
     reason: str
     numbers: Mapping[str, float | None]
-    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. A number that does not
-    exist is None."""
+    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. A number that does
+    not exist is None."""
 
     def document(self) -> dict[str, Any]:
         """Return the decision as a JSON object."""
@@ -277,8 +285,8 @@ class DecisionPoint:
 def combine(decisions: tuple[Decision, ...]) -> Decision:
     """Return the first ROLLBACK, else the first RETRAIN, else the first BREACH, else the first.
 
-    >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={"version": 1})
-    >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={"version": 1})
+    >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={})
+    >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={})
     >>> combine((one, two)).policy
     'b'
     """

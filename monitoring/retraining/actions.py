@@ -57,12 +57,16 @@ class ActionSettings:
         expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
-            raise ContractError("run_command is empty, expected a command line for the local trigger")
+            raise ContractError(
+                "run_command is empty, expected a command line for the local trigger"
+            )
         if self.trigger == "kubeflow":
             self.kubeflow.expect_complete()
 
 
-def make_trigger(settings: ActionSettings, *, state: Path, store: Path, umask: int = -1) -> Trigger | None:
+def make_trigger(
+    settings: ActionSettings, *, state: Path, store: Path, umask: int = -1
+) -> Trigger | None:
     """Create the trigger that the settings name. None means only notifications.
 
     Args:
@@ -143,8 +147,14 @@ class DecisionHandler:
             checkpoint=checkpoint,
         )
         url_file = Path(settings.notifications.webhook_file)
-        outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
-        self.notifier = Notifier(documents, outbox, settings.notifications, recommender=recommender, clock=clock)
+        outbox = (
+            Outbox(documents, partial(post_to_file, url_file))
+            if settings.notifications.webhook_file
+            else None
+        )
+        self.notifier = Notifier(
+            documents, outbox, settings.notifications, recommender=recommender, clock=clock
+        )
         journal.listener = self.notifier.on_event
         self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
@@ -153,7 +163,9 @@ class DecisionHandler:
             # the incident.
             self.notifier.close_silently(DRIFT)
 
-    def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
+    def consider(
+        self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float
+    ) -> Decision:
         """Apply the rate limits to a decision, and start a run or notify people.
 
         Args:
@@ -234,7 +246,9 @@ class DecisionHandler:
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
         memory = rate_limit.requested(memory, now=now)
         memory = rate_limit.ended(memory, "notified", self._limits, now=now)
-        self._documents.write_documents({NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1})
+        self._documents.write_documents(
+            {NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+        )
 
     def _report_drift(self, decision: Decision) -> None:
         """Emit an event for a drift's first breach, its hold and its end, once each.
@@ -246,10 +260,14 @@ class DecisionHandler:
             reported = Action.BREACH.value
         elif action is Action.HELD or (action is Action.BREACH and not reported):
             if action.value != reported:
-                self._journal.emit(action.value, decision.reason, policy=decision.policy, **decision.numbers)
+                self._journal.emit(
+                    action.value, decision.reason, policy=decision.policy, **decision.numbers
+                )
             reported = action.value
         elif action is Action.OK and reported:
-            self._journal.emit("recovered", decision.reason, policy=decision.policy, **decision.numbers)
+            self._journal.emit(
+                "recovered", decision.reason, policy=decision.policy, **decision.numbers
+            )
             reported = ""
         if reported != self._reported:
             self._documents.write_documents({REPORTED: {"action": reported}})

@@ -104,7 +104,11 @@ class Retraining:
         parent, why = choose_parent(self.memory, self._recipe)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
-            "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
+            "decision",
+            request.reason,
+            request_id=request.request_id,
+            policy=decision.policy,
+            **decision.numbers,
         )
         progress = RunProgress(phase=DECIDED, request=asdict(request), decided_at=now)
         self._store(progress, memory=rate_limit.requested(self.memory, now=now))
@@ -127,7 +131,9 @@ class Retraining:
 
     def begin_cooldown(self, outcome: str, now: float) -> None:
         """Begin the cooldown after an outcome of another program, such as a rollback."""
-        self._store(self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now))
+        self._store(
+            self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
+        )
 
     def _request(self) -> RetrainRequest:
         assert self.progress.request is not None
@@ -136,7 +142,12 @@ class Retraining:
     def _flush_archive(self, now: float) -> None:
         files = self._archive.flush()
         rows = sum(num_rows for _, num_rows in files)
-        self._journal.emit("archived", f"flushed {rows} rows for the run", rows=rows, files=[name for name, _ in files])
+        self._journal.emit(
+            "archived",
+            f"flushed {rows} rows for the run",
+            rows=rows,
+            files=[name for name, _ in files],
+        )
         awaited = tuple(self._archive.waiting_for_upload()) if self._upload_wait_seconds > 0 else ()
         self._enter(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
 
@@ -149,7 +160,10 @@ class Retraining:
                 self._journal.emit("uploaded", "every sealed file is in the lake", seconds=seconds)
             self._enter(SUBMITTING)
         elif now >= self.progress.upload_deadline:
-            reason = f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
+            reason = (
+                f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, "
+                f"first {waiting[0]}"
+            )
             self._end(RunState(FAILED, reason), now)
 
     def _submit(self, trigger: Trigger, now: float) -> None:
@@ -166,8 +180,12 @@ class Retraining:
         if answer == BUSY:
             self._retry_later("busy", "another run is active", now)
             return
-        self._journal.emit("requested", request.reason, request_id=request.request_id, answer=answer)
-        self._journal.emit("run_started", f"run {request.request_id} {answer}", request_id=request.request_id)
+        self._journal.emit(
+            "requested", request.reason, request_id=request.request_id, answer=answer
+        )
+        self._journal.emit(
+            "run_started", f"run {request.request_id} {answer}", request_id=request.request_id
+        )
         self._enter(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0, obstacle="")
         self._checkpoint("retraining.running")
 
@@ -199,9 +217,13 @@ class Retraining:
         if is_overdue and not progress.is_overdue:
             seconds = now - progress.started_at
             text = f"run {progress.request_id} has been active for {seconds / 3600:.1f} h"
-            self._journal.emit("overdue", text, request_id=progress.request_id, seconds=round(seconds, 3))
+            self._journal.emit(
+                "overdue", text, request_id=progress.request_id, seconds=round(seconds, 3)
+            )
         next_try_at = now + self._poll_seconds if self._poll_seconds else progress.next_try_at
-        changed = replace(progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at)
+        changed = replace(
+            progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at
+        )
         if changed != progress:
             self._store(changed)
 
@@ -213,7 +235,9 @@ class Retraining:
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = rate_limit.ended(self.memory, run.state, self._limits, now=now, parent=request.parent)
+        memory = rate_limit.ended(
+            self.memory, run.state, self._limits, now=now, parent=request.parent
+        )
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
@@ -230,10 +254,16 @@ class Retraining:
         self._store(replace(self.progress, phase=phase, **changes), counts)
 
     def _store(
-        self, progress: RunProgress, counts: dict[str, float] | None = None, *, memory: RunMemory | None = None
+        self,
+        progress: RunProgress,
+        counts: dict[str, float] | None = None,
+        *,
+        memory: RunMemory | None = None,
     ) -> None:
         memory = memory or self.memory
-        self._documents.write_documents({PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts)
+        self._documents.write_documents(
+            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
+        )
         # Assign these last: after a failed write the step was not made, and the next iteration
         # makes it.
         self.progress = progress

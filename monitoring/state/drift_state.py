@@ -28,7 +28,9 @@ MAX_SHOWN = 8
 class StoredDriftWatch:
     """A drift watch whose state survives restarts."""
 
-    def __init__(self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]
+    ) -> None:
         """Continue where the predecessor stopped.
 
         Args:
@@ -77,14 +79,25 @@ class StoredDriftWatch:
                 self._journal.emit("drift", report.text(), **_event_details(report))
         return reports
 
-    def save(self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()) -> None:
+    def save(
+        self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()
+    ) -> None:
         """Store the state with the documents that `reports` changed, and count the reports."""
-        counts = Counter({f"drift_{name}_row": n for name, n in (self._watch.passed_over - self._counted).items()})
+        counts = Counter(
+            {
+                f"drift_{name}_row": n
+                for name, n in (self._watch.passed_over - self._counted).items()
+            }
+        )
         for report in reports:
             counts.update(drift_bucket=1, drifted_bucket=int(bool(report.drifted)))
             counts.update(outlying_bucket=int(bool(report.outlying)))
         self._cursor = self._store.prediction_cursor()
-        saved = {"format_version": FORMAT_VERSION, "cursor": self._cursor, "watch": self._watch.memory()}
+        saved = {
+            "format_version": FORMAT_VERSION,
+            "cursor": self._cursor,
+            "watch": self._watch.memory(),
+        }
         saved |= {"shown": list(self._shown.values())}
         own = {DOCUMENT: saved, **{name: dict(document) for name, document in documents.items()}}
         self._store.write_documents(own, {name: float(n) for name, n in counts.items() if n})

@@ -79,7 +79,9 @@ class Snapshot:
 class Exposition:
     """The newest snapshot and the loop's heartbeat."""
 
-    def __init__(self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Start healthy and without a snapshot. `clock` returns monotonic seconds."""
         self._stall_seconds, self._clock = stall_seconds, clock
         self._last_beat = clock()

@@ -44,7 +44,16 @@ GATE_INCONCLUSIVE = "gate_inconclusive"
 BLOCKED_BY_DATA = "blocked_by_data"
 REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
 FAILED = "failed"
-VERDICTS = (RELEASED, CANARY, JUDGED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
+VERDICTS = (
+    RELEASED,
+    CANARY,
+    JUDGED,
+    GATE_FAILED,
+    GATE_INCONCLUSIVE,
+    BLOCKED_BY_DATA,
+    REFUSED_AT_DEPLOYMENT,
+    FAILED,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +122,13 @@ class StoreWatcher:
     """Reads the registry, the archive and the disks at intervals."""
 
     def __init__(
-        self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool, folders: Mapping[str, Path]
+        self,
+        store: Path,
+        documents: Database,
+        archive: "Archive",
+        *,
+        has_uploader: bool,
+        folders: Mapping[str, Path],
     ) -> None:
         """Prepare without reading.
 
@@ -126,7 +141,11 @@ class StoreWatcher:
         """
         self._store = store
         self._archive = archive
-        self._folders = {**folders, "store": store, **{name: store.parent / name for name in BESIDE_STORE}}
+        self._folders = {
+            **folders,
+            "store": store,
+            **{name: store.parent / name for name in BESIDE_STORE},
+        }
         self._has_uploader = has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
@@ -152,9 +171,14 @@ class StoreWatcher:
         waiting = self._archive.waiting_for_upload() if self._has_uploader else None
         others: dict[str, Any] = {"disks": _read_disks(self._folders)}
         if waiting is not None:
-            others |= {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
+            others |= {
+                "unuploaded_files": len(waiting),
+                "oldest_unuploaded": self._archive.first_written(waiting),
+            }
         try:
-            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **others)
+            return StoreStatus(
+                promotions=_read_promotions(self._store), runs=self._runs.count(now), **others
+            )
         except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             if self._newest is None or self._newest.store_problem != problem:
@@ -182,7 +206,9 @@ class RunCounter:
         folder = self._store / "runs"
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}
-        settled = {name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS}
+        settled = {
+            name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS
+        }
         outcomes = (runs.find_outcome(self._store, name) for name in names - settled)
         new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
         counted: Counter[str] = Counter()
@@ -197,7 +223,11 @@ class RunCounter:
             ended[outcome.run] = outcome.ended_at
             last = _last_run(self._store, outcome)
         if new or ended != self._ended:
-            document = {"ended": ended, "gate_refusals": refusals, "last": vars(last) if last else None}
+            document = {
+                "ended": ended,
+                "gate_refusals": refusals,
+                "last": vars(last) if last else None,
+            }
             self._documents.write_documents({RUNS: document}, dict(counted))
             self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
         return self._counts
@@ -233,7 +263,11 @@ def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
     if outcome.step == "evaluation":
         notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")
-        return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
+        return (
+            GATE_INCONCLUSIVE
+            if note and note.facts.get("decision") == "inconclusive"
+            else GATE_FAILED
+        )
     return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
 
 

@@ -121,7 +121,8 @@ def about(version, action="ok", *, policy="sequential", window=None):
 
 def test_banner_is_green_only_where_rows_of_the_serving_version_or_of_its_predecessors_were_judged():
     state, text = banner(decisions=(about(5, window=5), about(5, "undecidable", policy="baking")))
-    assert (state, "Version 5 was evaluated on rows up to 1970-01-01 02:16:40 UTC, 30 min ago." in text) == ("good", True)
+    expected = "Version 5 was evaluated on rows up to 1970-01-01 02:16:40 UTC, 30 min ago."
+    assert (state, expected in text) == ("good", True)
     state, text = banner(decisions=(about(5, window=3),))
     assert state == "good"
     assert "No row of version 5 has matured yet; rows up to" in text
@@ -132,7 +133,7 @@ def test_banner_is_green_only_where_rows_of_the_serving_version_or_of_its_predec
     ("changes", "expected"),
     [
         ({"decided_at": None}, "Nothing has been evaluated yet: no label is final."),
-        ({"decisions": (about(4, window=4),)}, "Version 5 has not been evaluated yet; the last decision, on rows up to"),
+        ({"decisions": (about(4, window=4),)}, "Version 5 has not been evaluated yet; the last decision, on rows up"),
         ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be evaluated on rows up to"),
         (
             {"decisions": (about(5, "undecidable"), about(5, policy="schedule"))},

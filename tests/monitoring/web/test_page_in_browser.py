@@ -56,7 +56,7 @@ LONG_NAMES = replace(
     SHOWN,
     recommender="a_recommender_with_a_very_long_name_indeed" * 2,
     decisions=tuple(replace(DECISION, policy=f"a_policy_with_a_long_name_{n}", reason=LONG) for n in range(6)),
-    drift={**SHOWN.drift, "columns": [{**each, "column": each["column"] * 40} for each in SHOWN.drift["columns"]]},
+    drift={**SHOWN.drift, "columns": [{**each, "feature": each["feature"] * 40} for each in SHOWN.drift["columns"]]},
 )
 
 
