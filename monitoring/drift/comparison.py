@@ -21,8 +21,8 @@ class DriftReport:
     """Comparison of one closed bucket of one version."""
 
     bucket_start: float
-    """Event time in seconds since the epoch. More than one bucket before the end if small buckets
-    were joined."""
+    """Event time in seconds since the epoch. If small buckets were merged, the start of the first
+    one."""
     bucket_end: float
     version: int
     rows: int

@@ -50,7 +50,8 @@ class Layout:
 
         Args:
             reference: Training profile.
-            rows: Columns of the batches, matched by name. None means those of the training rows.
+            rows: Columns of the batches, matched by name. None means the columns of the training
+                rows.
         """
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
@@ -210,7 +211,7 @@ class Sketch:
         }
 
     def add(self, predictions: Predictions) -> None:
-        """Add the rows of requests. They are counted after `PENDING_ROWS` rows at the latest."""
+        """Add the rows of requests. Rows are counted once `PENDING_ROWS` of them wait."""
         self.rows += predictions.num_rows
         self.requests += len(predictions)
         self.squares += int((predictions.sizes**2).sum())
@@ -220,7 +221,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout, which is not used afterwards."""
+        """Add another bucket of the same layout. Do not use the other bucket afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests

@@ -1,7 +1,7 @@
 """Sort predictions into buckets by event time and version, and report on closed buckets.
 
 Input is accepted predictions, each once, in any order. Output is one `DriftReport` per closed
-bucket, which does not depend on the order of its records. `monitoring.drift.comparison` computes
+bucket. A report does not depend on the order of the records. `monitoring.drift.comparison` computes
 the numbers.
 
 A bucket closes when its caller states that no more records of it can come. That is the watermark
@@ -10,12 +10,13 @@ later, from a client with a slow clock, is skipped and counted. A bucket with fe
 `drift_min_rows` rows is merged into the next one of its version.
 
 At most `MAX_OPEN` buckets are open, the earliest ones. If more are needed, for example after a long
-stop of the monitor, later buckets are deferred. Their rows are counted when `close` gets there and
-the caller passes them to `resume`.
+stop of the monitor, later buckets are deferred. Deferred rows are counted once `close` reaches
+their bucket and the caller passes them to `resume`.
 
-The saved state contains every open bucket. The caller stores it with the number of the last stored
-prediction, and after a restart observes the predictions stored since. Then nothing is lost, except
-for predictions whose rows were deleted meanwhile, which are missing in this measurement only.
+The saved state contains every open bucket. The caller stores this state with the number of the last
+stored prediction. After a restart the caller observes the predictions that were stored later. Then
+nothing is lost, except for predictions whose rows were deleted meanwhile. Those are missing in the
+drift reports only.
 """
 
 from collections import Counter
@@ -65,8 +66,8 @@ class DriftWatch:
         """Sketches by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
-        """For each version the number of the first bucket, and a sketch that was too small to
-        compare."""
+        """For each version a sketch that was too small to compare, with the number of its first
+        bucket."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None

@@ -1,8 +1,8 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
 Input is scores and ages of the open rows, which of them are clicked already, and the click delays
-of matured rows. Output is the AUC that the rows will have once matured. `window` has the numbers of
-matured rows.
+of matured rows. Output is the AUC that the open rows will have once their labels are final.
+`window` has the numbers of matured rows.
 
 **Bounds.** A click that has arrived stays. Any other open row may still become a click or not. The
 bounds are the minimum and maximum over all these labelings, so the matured value always lies
@@ -13,10 +13,11 @@ smallest U the m lowest. One cumulative sum gives both for every m.
 **Estimate.** F(a) is the share of clicks that come within age a. It is estimated by the empirical
 distribution of the click delays of matured rows, which are not censored. A row of age a without a
 click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with empirical delays
-instead of an exponential). p is the score times a correction: clicks that arrived divided by clicks
-expected by now, which is the sum of F(a) score, in the row's part of the score range. The arrived
-clicks thus correct the model, so that a change in the data shows as soon as clicks arrive. At the
-end F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
+instead of an exponential). Here p is the row's score times a correction. The correction is the
+number of arrived clicks divided by the number expected by now, among rows with similar scores. The
+expected number is the sum of F(a) times the score. So arrived clicks correct the model, and a
+change in the data shows as soon as clicks arrive. At the end F is 1, the probabilities are 0 or 1,
+and the estimate is the matured value.
 
 **Assumptions.** Delays depend neither on the score nor on the time. `ages` count up to a time until
 which every click was read, which is the log's watermark and not the clock. Otherwise clicks in
@@ -74,7 +75,7 @@ class OpenEstimate:
     open_clicks: int
     """Number of clicks that have arrived."""
     final_at: float | None
-    """Time when the last label becomes final, in the time of the ages. None without rows."""
+    """Time when the last label becomes final, in seconds since the epoch. None without rows."""
     auc: float | None = None
     """The estimate. None with fewer than `MIN_DELAYS` known delays, or if every labeling has one
     class."""
@@ -224,10 +225,10 @@ def _click_probabilities(
 def _correction(
     score: NDArray[np.float64], arrived: NDArray[np.float64], clicked: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return for each row arrived over expected clicks among rows with similar scores, shape [n].
+    """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
 
-    Both numbers are increased by one click at the ratio of all rows, so that nothing is corrected
-    without clicks.
+    Both numbers are increased by one click at the ratio of all rows. So without clicks the
+    correction is 1.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

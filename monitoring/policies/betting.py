@@ -1,6 +1,6 @@
 """E-process against "the AUC is at least theta", the proof behind the policy `sequential`.
 
-Input is matured rows in order. Output is the e-value, and since when it has grown.
+Input is matured rows in order. Output is the e-value and the time since when it has grown.
 `monitoring.policies.policies` makes decisions of it. An e-process can be read as the capital of a
 gambler who bets against the claim.
 
@@ -19,14 +19,15 @@ the factors is a nonnegative supermartingale (betting on a bounded mean: Waudby-
 the largest lambda. A mixture of supermartingales is a supermartingale, so the capital is an
 e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's inequality (1939), P(the capital
 ever reaches 1 / alpha) <= alpha, over all time and at every look. Late starts detect a drift after
-long service: the capital of the first rounds is lost by then, but a start at round t lost only
-log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect it
-sooner. They bound the mean time between false alarms, not the probability that one ever happens.
+long service. By then the capital of the first rounds is lost, but a start at round t costs only a
+factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and
+Rinaldo (2024) detect a drift sooner. They bound the mean time between false alarms, not the
+probability that one ever happens.
 
-**Several versions.** Each version has its own rounds and theta, and all share one capital in turn.
-The next lambda follows from theta and is chosen before the round's rows. So the product over the
-rounds of all versions is a supermartingale if each version's AUC is at least its theta. One
-inequality covers all versions together.
+**Several versions.** Each version has its own rounds and theta, and all versions bet with one
+capital in turn. The next lambda follows from theta and is chosen before the round's rows. So the
+product over the rounds of all versions is a supermartingale if each version's AUC is at least its
+theta. One inequality covers all versions together.
 
 **Start of the change.** It is estimated as in Page's CUSUM test (1954). A `Trail` per fraction
 multiplies the same factors and restarts at 1 when the product falls below 1. The estimate does not
@@ -35,8 +36,8 @@ affect whether there is an alarm.
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
 independent and no round has more pairs than planned. A round with more pairs is scaled down, which
 moves the null slightly for dependent rows. The bound is not proven for users who return in other
-requests. The claim is then about the users who came, and the gate's interval by users allows for
-the difference. docs/monitor.md has simulated rates.
+requests. In that case the claim is about the observed users, and the gate's interval, which
+resamples users, allows for the difference. docs/monitor.md has simulated rates.
 """
 
 import base64
@@ -57,7 +58,7 @@ ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. A click is then compared with several
 non-clicks, and the largest possible loss of a round, which limits lambda, stays small."""
 FIRST_CLICKS = 10
-"""Clicks that are only counted, to choose the size of the first round."""
+"""Number of clicks that are only counted, to choose the size of the first round."""
 REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
 MAX_REQUESTS = 20_000
@@ -146,7 +147,7 @@ class Rounds:
 
 
 class EValue:
-    """E-value of bets on successive rounds."""
+    """E-value of the bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
         """Continue from what `memory()` returned. Start anew if it is empty."""
@@ -242,7 +243,7 @@ class Trail:
 
     value: float = 1.0
     since: float | None = None
-    """Event time after which these rows came, in seconds. None while no product is above 1."""
+    """Event time after which these rows came, in seconds. None if the product is 1."""
     shown_at: float | None = None
     """Event time of the rows that first made the product large enough, or None."""
 

@@ -1,10 +1,10 @@
 """Decide at fixed points of event time, as a function of the records.
 
 Input is predictions and matured requests in any order, and the event time up to which everything
-matured. Output is one `DecisionPoint` per point at which rows of the serving version's lineage
-matured. The result does not depend on batch sizes or on the loop, so the monitor and a backtest
-over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns and actions
-depend on the clock and belong to `monitoring.retraining`.
+matured. Output is one `DecisionPoint` for each point with new matured rows of the serving version
+or its predecessors. The result does not depend on batch sizes or on the loop, so the monitor and a
+backtest over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns
+and actions depend on the clock and belong to `monitoring.retraining`.
 
 Rows of a version mature for a whole attribution window after it was replaced. They are evidence
 about the version that serves then, because both versions see the same traffic. The policies choose
@@ -341,8 +341,8 @@ class ServingTimeline:
 
     def __init__(self, span: int, ahead: int) -> None:
         self._span, self._ahead = span, ahead
-        # For each future point and version: first and last prediction since the previous point.
-        # These are few entries under any traffic.
+        # For each future point and version: first and last prediction since the previous point. The
+        # number of entries does not grow with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
         """The last serving version and its predecessors, ascending, each with its first prediction

@@ -36,7 +36,7 @@ NOTIFY_LIMITS = "rate_limits.notify"
 REPORTED = "reported"
 """Document with the action of the drift that was last reported. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""Seconds without the log before it is reported. A shorter outage is a broker that restarts."""
+"""Seconds without the log before it is reported. A broker that restarts takes less."""
 
 
 @dataclass(frozen=True, kw_only=True)

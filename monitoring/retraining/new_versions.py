@@ -147,7 +147,7 @@ class NewVersions:
         )
 
     def step(self, now: float) -> bool:
-        """Test new scores, and return whether a version was rolled back since the last call.
+        """Test the new unusable scores, and return whether a version was rolled back since.
 
         A registry that cannot be read is tried again later.
         """
@@ -231,8 +231,8 @@ class NewVersions:
                     numbers=dict(numbers),
                 )
                 if state == BAD and self._reported_bad != version:
-                    # Emit the event before the findings are written, since nobody would emit it
-                    # later. A crash in between repeats it.
+                    # Emit the event before writing the findings, because after that nobody would
+                    # emit it. A crash between the two steps repeats the event.
                     self._journal.emit("bad_release", reason, version=version, **numbers)
                     self._reported_bad = version
                 write_findings(self._store, found)

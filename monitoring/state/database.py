@@ -270,10 +270,7 @@ class Database:
             )
 
     def _select_by_id(self, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of `query` for these ids, 500 ids at a time.
-
-        `{ids}` is their placeholder.
-        """
+        """Yield the rows of `query`, whose placeholder `{ids}` is filled with 500 ids at a time."""
         every = list(ids)
         for start in range(0, len(every), 500):
             chunk = every[start : start + 500]
@@ -335,13 +332,13 @@ class FileTables(Database):
         return int(self.counters.get("matured", 0) - ended)
 
     def oldest_unarchived_at(self) -> float | None:
-        """Return when the oldest matured row without a file matured, or None if all have files."""
+        """Return when the oldest row that is in no archive file matured, or None."""
         return self._first_number(
             "SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1"
         )
 
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
-        """Return parts of matured requests without a file, oldest first.
+        """Return the oldest parts of matured requests that are in no archive file.
 
         Returns at least one part if there is any, and then as many as fit into `max_rows`.
         """
@@ -356,18 +353,18 @@ class FileTables(Database):
         return chosen
 
     def num_late(self, at_most: int) -> int:
-        """Count late outcomes without a file, up to `at_most`."""
+        """Count late outcomes that are in no archive file, up to `at_most`."""
         query = "SELECT count(*) FROM (SELECT 1 FROM late_outcomes WHERE file IS NULL LIMIT ?)"
         return int(self._connection.execute(query, (at_most,)).fetchone()[0])
 
     def oldest_late_at(self) -> float | None:
-        """Return when the oldest late outcome without a file was stored, or None."""
+        """Return when the oldest late outcome that is in no archive file was stored, or None."""
         return self._first_number(
             "SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1"
         )
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
-        """Return up to `max_rows` late outcomes without a file, oldest first."""
+        """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
         # A prediction more than a day in the future had a wrong clock. Its outcomes must not create
         # a file for that day.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
@@ -436,7 +433,10 @@ class FileTables(Database):
         matured_at: float,
         file: str | None,
     ) -> None:
-        """Store a part of matured requests. `last` is the position of its last request."""
+        """Store a part of matured requests.
+
+        `last` is the position of its last request in the order of maturing.
+        """
         versions = {version: of.num_rows for version, of in reversed(list(part.by_version()))}
         times = (float(part.times[0]), float(part.times.max()))
         connection.execute(
@@ -506,7 +506,7 @@ class FileTables(Database):
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the last number of each block with some of these predictions, and their numbers."""
+        """Yield each block with some of these predictions: its last number, and theirs."""
         ordered = np.sort(numbers)
         while len(ordered):
             query = "SELECT last FROM blocks WHERE last >= ? ORDER BY last LIMIT 1"

@@ -3,8 +3,8 @@
 Input is stored predictions and the watermark. Output is events, counters, the page's report, and
 evidence for the decisions. The watch's state and the number of the last observed prediction are one
 document, written every `SAVE_SECONDS`. After a restart, predictions that were stored later are
-observed again. Predictions are lost only if their rows were archived and deleted within that time,
-which requires that they arrived very late.
+observed again. A prediction is lost only if it arrived so late that its row was archived and
+deleted before the next write.
 """
 
 from collections import Counter

@@ -75,7 +75,7 @@ once."""
 MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered one is counted once."""
 AHEAD_FOLDER = "ahead"
-"""Folder in the file names of rows with times far in the future. These files are never written."""
+"""Folder in the file names for rows with times far in the future. These files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
@@ -197,7 +197,7 @@ class Store(FileTables):
         return classify(predictions, known, self._block_of)
 
     def _block_of(self, number: int) -> tuple[int, Predictions] | None:
-        """Return the block of a prediction and the number of its first one.
+        """Return the block of a prediction and the number of the block's first prediction.
 
         Returns None if the block is archived.
         """
@@ -303,7 +303,7 @@ class Store(FileTables):
         return _first_of(found, limit, max_rows) if found else None
 
     def _waiting_block(self, first: int, packed: bytes) -> Waiting:
-        """Return a block without its features, and rebuild it from its rows if it is corrupt."""
+        """Return a block without its features. A corrupt block is rebuilt from its rows."""
         try:
             return unpack(Waiting, packed, first)
         except CorruptBlock as error:
@@ -498,8 +498,8 @@ class Store(FileTables):
     def num_pending_rows(self) -> int:
         """Number of rows without a final label.
 
-        It comes from counters, because a sum over the open rows would read all of them at each
-        tick.
+        The number comes from counters, because a sum over the open rows would read all of them at
+        each tick.
         """
         ended = self.counters.get("matured", 0) + self.counters.get("given_up", 0)
         return int(self.counters.get("predicted", 0) - ended)

@@ -34,7 +34,7 @@ BESIDE_STORE = ("lake", "work", "repository")
 RUNS = "runs_counted"
 """Document with the counted runs."""
 REPEAT_SECONDS = 86_400.0
-"""Seconds after its end for which a run's outcome is read again, because a run repeated under its
+"""Seconds after its end for which a run's outcome is read again. A run that is repeated under its
 name counts again."""
 RELEASED = "released"
 CANARY = "canary"
