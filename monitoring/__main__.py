@@ -142,7 +142,7 @@ def _run_loop(
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
                 exposition.record_failed_iteration(str(error))
-                logger.warning("turn cut short, next in %g s: %s", pause, error)
+                logger.warning("iteration failed, next in %g s: %s", pause, error)
             stop.wait(pause)
         if monitor is not None:
             monitor.stop()

@@ -666,7 +666,7 @@ class Monitor:
                 return read()
             except CorruptBlock as error:
                 rows = self._store.give_up(error.number)
-                text = f"{rows} rows wait no more for their labels and cannot be archived: {error}"
+                text = f"{rows} rows lose their labels and cannot be archived: {error}"
                 self.journal.emit("set_apart", text, rows=rows)
 
     # -- numbers and decisions
@@ -820,10 +820,9 @@ def _expect_columns_of_before(store: Store, features: Features) -> None:
         name for kind, names in known.items() for name in names if name not in columns[kind]
     ]:
         raise ContractError(
-            f"the state folder holds rows with {lost}, expected rows of "
-            f"{sum(columns.values(), [])}: end "
-            "the monitor of before by a stop, which archives its rows, and start this one on an "
-            "empty folder"
+            f"the state folder has rows with the columns {lost}, expected only "
+            f"{sum(columns.values(), [])}: stop the previous monitor, which archives its rows, "
+            "and start this one on an empty folder"
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))

@@ -31,7 +31,7 @@ class ReleasedModels:
             if (release := self._release(version)) is None:
                 return None
         except (ContractError, OSError) as error:
-            logger.warning("no baseline of version %d: %s", version, error)
+            logger.warning("the baseline of version %d is unknown: %s", version, error)
             return None
         gate = self._gate(release) or ModelQuality()
         is_measured = None not in (gate.auc, gate.auc_low, gate.auc_high)
@@ -49,7 +49,7 @@ class ReleasedModels:
         try:
             return Verdict.read(path).candidate if path.exists() else None
         except (ContractError, OSError) as error:
-            logger.warning("no baseline of version %d: %s", release.version, error)
+            logger.warning("the baseline of version %d is unknown: %s", release.version, error)
             return None
 
     def _learned_until(self, release: Release) -> float | None:
@@ -59,7 +59,7 @@ class ReleasedModels:
             return moment_of(Model.read(path).last_learned_time).timestamp()
         except (ContractError, OSError, ValueError) as error:
             logger.warning(
-                "what model version %d has learned is not known: %s", release.version, error
+                "the training rows of model version %d are unknown: %s", release.version, error
             )
             return None
 
@@ -86,7 +86,7 @@ class ReleasedModels:
                 else None
             )
         except (ContractError, OSError) as error:
-            logger.warning("no drift is measured of model version %d: %s", version, error)
+            logger.warning("drift of model version %d is not measured: %s", version, error)
             return None
 
     def _release(self, version: int) -> Release | None:

@@ -95,7 +95,8 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
     """
     if not read_accepted(installation.store):
         raise TemporaryError(
-            f"store {installation.store} holds no recommender yet, by which the monitor decides"
+            f"store {installation.store} has no recommender yet, expected an accepted one with "
+            "the monitor's rules"
         )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))

@@ -154,11 +154,11 @@ class Uploader:
                 if self._move(name):
                     moved.append(name)
             except Differs as error:
-                logger.error("%s is refused and kept: %s", name, error)
+                logger.error("%s is not moved and stays in the archive: %s", name, error)
                 self.refused[name] = str(error)
                 differing.append(error)
             except _Unreadable as error:
-                logger.error("%s is kept, and the others are moved: %s", name, error)
+                logger.error("%s stays in the archive, and the others are moved: %s", name, error)
                 self._failed.add(name)
                 unreadable.append(str(error))
                 continue
@@ -167,7 +167,7 @@ class Uploader:
                 raise TemporaryError(f"{name} was not moved: {error}") from error
             except PermanentError as error:
                 raise PermanentError(
-                    f"{name} was not moved, it and what is sealed after it is kept: {error}"
+                    f"{name} was not moved; it and the files sealed after it stay: {error}"
                 ) from error
             self._failed.discard(name)
         if differing:
@@ -265,7 +265,10 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
         raise Refused(
-            "; ".join(f"{name} is kept: {reason}" for name, reason in uploader.refused.items())
+            "; ".join(
+                f"{name} stays in the archive: {reason}"
+                for name, reason in uploader.refused.items()
+            )
         )
     return ExitCode.DONE
 

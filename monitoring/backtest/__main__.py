@@ -74,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = (
             ""
             if arguments.state
-            else "; --state takes the settings of the monitor that recorded them"
+            else "; --state uses the settings of the monitor that recorded them"
         )
         print(
-            f"only {fewest} decision points, expected {FEW_POINTS} or more to tell policies: "
+            f"only {fewest} decision points, expected {FEW_POINTS} or more to compare policies: "
             f"{said}{hint}",
             file=sys.stderr,
         )
@@ -103,17 +103,15 @@ def _parser() -> argparse.ArgumentParser:
 
     add(
         "--policy",
-        "like --policies; repeated, to compare them on the same records",
+        "like --policies; repeat it to compare policies on the same records",
         action="append",
         metavar="NAMES",
     )
-    add(
-        "--state", "state folder of a monitor: its settings in place of the defaults", metavar="DIR"
-    )
-    add("--store", "model store: what the gate measured, what models learned from", metavar="DIR")
+    add("--state", "state folder of a monitor, whose settings replace the defaults", metavar="DIR")
+    add("--store", "model registry, for the gate's AUC and training profiles", metavar="DIR")
     add("--start", "first event time, ISO 8601 or seconds", type=parse_time, metavar="TIME")
     add("--end", "event time to stop before", type=parse_time, metavar="TIME")
-    add("--drift-at", "when the world changed, if that is known", type=parse_time, metavar="TIME")
+    add("--drift-at", "time of the change in the data, if known", type=parse_time, metavar="TIME")
     add(
         "--run-seconds",
         "seconds from a fire to its release (default: 600)",

@@ -81,7 +81,7 @@ def parse_time(text: str) -> float:
         return moment_of(text).timestamp()
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no ISO 8601 time and no seconds since the epoch"
+            f"{text!r} is not a time, expected ISO 8601 or seconds since the epoch"
         ) from error
 
 

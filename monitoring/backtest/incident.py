@@ -78,12 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    text = "copy a span of records and what was decided over it into a folder"
+    text = "copy a time span of records and its decisions into a folder"
     recorded = commands.add_parser("record", help=text, prog="evergreen incident record")
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
-    add("--store", required=True, help="model store")
+    add("--store", required=True, help="model registry")
     add(
         "--start",
         type=parse_time,
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         help="ISO 8601 or seconds (default: before the first decision)",
     )
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
-    add("--out", type=Path, required=True, help="folder to make")
+    add("--out", type=Path, required=True, help="folder to create")
     recorded.set_defaults(call=_record)
     replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
     replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
@@ -124,11 +124,11 @@ def _open_text(points: int, complete_until: float) -> str:
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
         "replayed for certain"
     )
-    return f"{which}: the rows that tell which version served at them had not matured"
+    return f"{which}: the rows that show which version served then had not matured"
 
 
 def _again_text(needs_until: float) -> str:
-    return f"record it again once the archive holds rows from after {_format_time(needs_until)}"
+    return f"record it again once the archive has rows from after {_format_time(needs_until)}"
 
 
 def _format_time(time: float) -> str:
@@ -297,11 +297,11 @@ def record(
     """
     settings = read_rules(state)
     if out.exists():
-        raise ContractError(f"{out} exists, expected the name of a folder to make")
+        raise ContractError(f"{out} exists, expected the name of a folder to create")
     before, lines = _decisions(state, start, math.inf if end is None else end)
     if not lines:
         raise ContractError(
-            f"{state} holds no decision between {start} and {'now' if end is None else end}"
+            f"{state} has no decision between {start} and {'now' if end is None else end}"
         )
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
@@ -419,7 +419,7 @@ def _copy_rows(
         if decided is not None and all(window[version] >= window_rows for version in needed):
             break
     if not needed:
-        raise ContractError(f"{archive.uri} holds no served row before {until}")
+        raise ContractError(f"{archive.uri} has no served row before {until}")
     return needed
 
 

@@ -116,7 +116,7 @@ def estimate_open(
             f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}"
         )
     if not ((scores >= 0) & (scores <= 1)).all():
-        raise ContractError("open rows hold a score outside [0, 1]")
+        raise ContractError("open rows have a score outside [0, 1], expected a probability")
     if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)

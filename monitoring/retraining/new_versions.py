@@ -241,5 +241,5 @@ class NewVersions:
         except (ContractError, OSError) as error:
             # The next decision point tries again.
             logger.warning(
-                "findings on version %d cannot be left in %s: %s", version, self._store, error
+                "findings on version %d cannot be written to %s: %s", version, self._store, error
             )

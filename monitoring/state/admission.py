@@ -65,7 +65,7 @@ class AdmittedVersions:
                 self._drop_old()
             if len(self._others) >= MAX_OTHERS:
                 raise ContractError(
-                    f"model version {version} is unknown to the model store, and so are "
+                    f"model version {version} is unknown to the model registry, and so are "
                     f"{MAX_OTHERS} others that were "
                     "logged within a day; expected a released version"
                 )

@@ -588,7 +588,7 @@ class FileTables(Database):
             numbers = unpack(MaturedRequests, packed, last).numbers
         except CorruptBlock as error:
             # The part is archived, so no row is lost. The counts of its blocks stay too high.
-            logger.error("archived rows are let go: %s", error)
+            logger.error("archived rows are deleted: %s", error)
             return
         for block, of_block in self._by_block(numbers):
             connection.execute(

@@ -257,7 +257,7 @@ class Store(FileTables):
                 try:
                     block = self._block_rows(last)
                 except CorruptBlock as error:
-                    logger.error("left as it is: %s", error)
+                    logger.error("block is not rewritten: %s", error)
                     continue
                 dense, categorical = arranged.rows(block.dense, block.categorical)
                 content = pack(replace(block, dense=dense, categorical=categorical))
@@ -313,7 +313,7 @@ class Store(FileTables):
                 raise
             last, content = found
             rows = unpack(Predictions, content, first)
-            logger.warning("%s; made again of its rows", error)
+            logger.warning("%s; rebuilt from its rows", error)
             return _waiting_of(rows, last - len(rows) + 1, self.user_place)
 
     def give_up(self, block: int) -> int:
@@ -515,7 +515,7 @@ class Store(FileTables):
             try:
                 found.append(unpack(MaturedRequests, packed, last))
             except CorruptBlock as error:
-                logger.error("the windows lack rows: %s", error)
+                logger.error("rows are missing in the windows: %s", error)
                 self._corrupt.add(last)
         return MaturedRequests.joined(found) if found else None
 
@@ -723,7 +723,7 @@ def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
         try:
             yield unpack(kind, content, number)
         except CorruptBlock as error:
-            logger.error("passed over: %s", error)
+            logger.error("skipped: %s", error)
 
 
 def _insert_block(

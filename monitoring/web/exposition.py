@@ -122,9 +122,9 @@ class Exposition:
         if reason := self.unhealthy():
             return reason
         if self._failed_turn is not None:
-            return f"the last turn was cut short: {self._failed_turn}"
+            return f"the last iteration failed: {self._failed_turn}"
         if self.snapshot.time is None:
-            return "no turn of the loop has ended yet"
+            return "no iteration of the loop has ended yet"
         if self.snapshot.log_problem is not None:
             return f"the log cannot deliver: {self.snapshot.log_problem}"
         return None

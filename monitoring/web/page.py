@@ -191,7 +191,7 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
         else _format_duration(now - actions.incident_since)
     )
     if reason := said.get(Action.ROLLBACK):
-        return "bad", f"Version {shown.serving_version} is bad and has to be taken back. {reason}"
+        return "bad", f"Version {shown.serving_version} is bad and must be rolled back. {reason}"
     if reason := said.get(Action.RETRAIN) or said.get(Action.HELD):
         phase = "" if actions is None else f" What is being done: {actions.phase}."
         return (

@@ -164,7 +164,7 @@ class StoreWatcher:
             try:
                 self._newest = self._read(now)
             except (TemporaryError, OSError) as error:
-                logger.warning("the state of the store could not be determined: %s", error)
+                logger.warning("the status of the registry could not be read: %s", error)
         return self._newest
 
     def _read(self, now: float) -> StoreStatus:
@@ -182,7 +182,7 @@ class StoreWatcher:
         except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             if self._newest is None or self._newest.store_problem != problem:
-                logger.warning("the model store cannot be read: %s", problem)
+                logger.warning("the model registry cannot be read: %s", problem)
             return StoreStatus(store_problem=problem, **others)
 
 

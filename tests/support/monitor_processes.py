@@ -75,4 +75,4 @@ class Processes:
     def refusal(self, path: str) -> str:
         """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
         answer = self.ask(path)
-        return "" if answer.status == 200 or "no turn of the loop has ended yet" in answer.text else answer.text
+        return "" if answer.status == 200 or "no iteration of the loop has ended yet" in answer.text else answer.text

@@ -85,7 +85,7 @@ def test_it_judges_by_a_monitors_own_settings_and_warns_of_few_decision_points(r
         told.append(capsys.readouterr())
     assert json.loads(told[0].out)[0]["decision_points"] >= 20
     assert (told[1].out, told[1].err) == (told[0].out, "")
-    assert "decision points, expected 20 or more to tell policies: labels wait 1800 s" in told[2].err
+    assert "decision points, expected 20 or more to compare policies: labels wait 1800 s" in told[2].err
     assert "--state takes the settings" in told[2].err
 
 

@@ -95,9 +95,9 @@ def test_a_file_that_is_not_the_recorded_one_is_named(incident, capsys, harm):
 
 def test_an_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path, capsys):
     assert record(ran, incident) == 2
-    assert "exists, expected the name of a folder to make" in capsys.readouterr().err
+    assert "exists, expected the name of a folder to create" in capsys.readouterr().err
     assert record(ran, tmp_path / "none", START - 900.0, START - 800.0) == 2
-    assert "holds no decision between" in capsys.readouterr().err
+    assert "has no decision between" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -177,13 +177,13 @@ def test_incident_that_cannot_be_complete_yet_says_so_and_which_decisions_are_op
     open_points = len(found.recorded) - found.num_complete
     assert 0 < open_points < len(found.recorded)
     assert f"the last {open_points} of them, after" in said
-    assert "record it again once the archive holds rows from after" in said
+    assert "record it again once the archive has rows from after" in said
     assert found.first_difference is not None
     assert found.first_difference >= found.num_complete > 0
     assert main(["replay", str(tmp_path / "incident")]) == 0
     said = capsys.readouterr().out
     assert f"each of the first {found.first_difference} decisions is the recorded one" in said
-    assert "the rows that tell which version served at them had not matured" in said
+    assert "the rows that show which version served then had not matured" in said
     assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["first_difference"], told["open_points"]) == (None, open_points)

@@ -86,7 +86,7 @@ def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
     ("changes", "expected"),
     [
         ({}, "Working; the newest prediction is 3 s old. Version 3 was evaluated on rows up to"),
-        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and has to be taken back. two: why two"),
+        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and must be rolled back. two: why two"),
         ({"actions": ["breach", "held"]}, "Drift of version 3 for 2 min. two: why two. What is being done: running."),
         ({"actions": ["undecidable", "breach"]}, "A drift of version 3 is suspected for 2 min. two: why two."),
         ({"run": "failed"}, "The last run failed 3 min ago at deployment: passed"),
