@@ -67,4 +67,4 @@ def test_a_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, ca
     path.write_text("{")
     known = ReleasedModels(tmp_path).baseline(7)
     assert known is None if harmed == "release" else known.auc is None
-    assert "no baseline of version 7" in caplog.text
+    assert "the baseline of version 7 is unknown" in caplog.text
