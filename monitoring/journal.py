@@ -26,10 +26,10 @@ TIMELINE_FILE = "timeline.jsonl"
 EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 MAX_FILE_BYTES = 64 * 2**20
-"""Size of a full file, in bytes. It has room for about two days of a timeline with a point of 400
-bytes every second. It has room for ten days of decisions every 10 s, at 750 bytes each with the
-threshold policy. Other policies write more. The previous file stays beside the current one, so that
-an incident of that length can be recorded."""
+"""Size of a full file, in bytes. A timeline of that size covers about two days, with a point of 400
+bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
+threshold policy writes them. Other policies write longer lines. The previous file stays beside the
+current one, so that an incident of that length can be recorded."""
 
 MAX_WAITING_LINES = 5_000
 """Maximum number of lines that wait in memory while they cannot be written, about 5 MB. Older lines

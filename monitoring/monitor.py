@@ -92,8 +92,8 @@ class StoredEvaluator:
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
-        Requests that matured after the state was last written are the newest ones. They are
-        observed as new, so that a request that was too late for its decision point stays excluded.
+        The newest requests matured after the state was last written. These requests are observed as
+        new ones, so that a request that was too late for its decision point stays excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -262,8 +262,8 @@ FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds after its window for which an outcome waits for its unknown request. It is then archived
-as late."""
+"""Seconds after its window for which an outcome waits for its unknown request. After that the
+outcome is archived as late."""
 _LAST_MOMENT = 2e-6
 """Seconds, more than the rounding error of times that are compared in microseconds."""
 MAX_VERSIONS_SEEN = 1000
@@ -437,8 +437,9 @@ class Monitor:
     def serving_version(self) -> int | None:
         """Version of the newest prediction of no canary, or None before the first.
 
-        Matured rows do not show it: rows of an old version mature for a whole attribution window
-        after a release. Neither does the highest number, because a rollback serves a lower one.
+        Matured rows do not show the serving version, because rows of an old version mature for a
+        whole attribution window after a release. The highest version number does not show it
+        either, because a rollback serves a lower one.
         """
         return self._newest[1] if self._newest else None
 

@@ -58,7 +58,7 @@ class InstallationSettings:
     `kafka://<host>:<port>/<topic>`. `{0-3}` in the URL means four partitions."""
     partition: int = 0
     """Partition of the log that is read. Only the monitor of partition 0 decides and triggers runs,
-    from its own partition. The others join, archive and export metrics."""
+    from its own partition. Monitors of other partitions join, archive and export metrics."""
     state: Path
     """Folder of the monitor's state, timeline and events. It survives restarts. One monitor at a
     time uses it."""

@@ -55,8 +55,8 @@ class UploaderSettings:
     """Destination of sealed files: a folder, or gs://bucket/prefix. Files go to `day=YYYY-MM-DD/`
     in it."""
     interval_seconds: float = 5.0
-    """Pause between two passes over the archive, in seconds. It grows to 5 minutes while the lake
-    is unreachable."""
+    """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
+    lake is unreachable."""
     once: bool = False
     """Move the sealed files once and exit, for example in a CronJob. Otherwise run until
     SIGTERM."""
@@ -123,16 +123,16 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files that exist in the lake with other bytes, with the message. They stay in the archive
-        and are not tried again."""
+        """Files that exist in the lake with other bytes, with the message. These files stay in the
+        archive and are not tried again."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
 
         Rows come before outcomes, older days before newer ones, and earlier sealed files before
         later ones. A pipeline run that reads the lake meanwhile continues after the newest row that
-        it found. It trains on older rows that arrive later only within `late_days` days. Files that
-        failed in an earlier pass come last, so that one bad file does not block the others.
+        it found. The run trains on older rows that arrive later only within `late_days` days. Files
+        that failed in an earlier pass come last, so that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next

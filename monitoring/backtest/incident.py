@@ -13,8 +13,8 @@ decisions are computed by `monitoring.backtest.backtest`.
 
 A decision depends on predictions up to nearly one attribution window after its point, because they
 show which version served. The archive contains them once they matured. An incident that is recorded
-earlier is incomplete. Its manifest contains the time up to which it is complete, and a replay
-reports it if a later decision differs.
+earlier is incomplete. The manifest contains the time up to which the incident is complete, and the
+replay names decisions after that time that cannot be compared.
 """
 
 import argparse
@@ -284,7 +284,7 @@ def record(
     """Write the incident of the decision points in (start, end] to the folder `out`.
 
     Args:
-        out: Folder to create. It must not exist.
+        out: Folder to create, which must not exist.
         state: State folder of the monitor.
         archive: Archive or lake with the rows of the span.
         store: Model registry.

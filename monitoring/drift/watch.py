@@ -71,8 +71,7 @@ class DriftWatch:
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None
-        """First deferred bucket number. Its rows and those of later buckets are not counted for
-        now."""
+        """First deferred bucket number. Rows from this bucket on are not counted for now."""
         self.passed_over: Counter[str] = Counter()
         """Rows in no report, by reason: `late`, `no_reference` (no reference with the same columns)
         or `too_many_versions`."""

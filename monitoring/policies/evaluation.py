@@ -51,8 +51,8 @@ def no_baseline(version: int) -> Baseline | None:
 def serving_ahead(settings: JudgeSettings) -> float:
     """Return the seconds after a decision point whose predictions show which version serves.
 
-    This is the attribution window without the grace period, because at the watermark the last
-    predictions may still be on their way.
+    The result is the attribution window minus the grace period, because at the watermark the last
+    predictions may not have arrived.
     """
     return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
 
@@ -108,8 +108,8 @@ class Evaluator:
             for each in known.get("drift", ())
         ]
         self.num_passed_over = int(known.get("num_passed_over", 0))
-        """Number of requests that matured too late for their decision point. They are archived but
-        used in no decision."""
+        """Number of requests that matured too late for their decision point. Such requests are
+        archived but used in no decision."""
         self._passed_over: list[str] = list(known.get("passed_over", ()))
 
     @property
@@ -287,7 +287,7 @@ class Evaluator:
         return Baseline(**known) if known else None
 
     def _remembered_predecessor(self, version: int) -> Predecessor | None:
-        """Measure the previous version once. Its last rows mature before the first of `version`."""
+        """Measure the previous version once, before the first row of `version` matures."""
         key = str(version)
         if key not in self._predecessors:
             baseline = self._baseline(version)
@@ -326,7 +326,7 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Number of remembered versions of a lineage, the newest ones. It is more than serve within one
+"""Number of remembered versions of a lineage, the newest ones. Fewer versions serve within one
 attribution window."""
 
 
@@ -334,9 +334,9 @@ class ServingTimeline:
     """The version that serves at each point, and its lineage.
 
     The serving version is that of the newest prediction of no canary up to `ahead` after the point
-    (see `serving_ahead`). It is not the highest number, because a rollback serves an older one. Of
-    predictions at the same time the higher version counts as newer. A version that is replaced by
-    an earlier one was rolled back and leaves the lineage.
+    (see `serving_ahead`). The highest version number would be wrong, because a rollback serves an
+    older version. Of predictions at the same time the higher version counts as newer. A version
+    that is replaced by an earlier one was rolled back and leaves the lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:

@@ -190,7 +190,7 @@ class LineageEvidence:
     def _begun(self, version: int, evidence: Evidence) -> _Process:
         """Return the e-process of a version whose first row matured.
 
-        It continues the previous version's e-process, unless that one does not apply.
+        The e-process of the previous version is continued if it applies to this version.
         """
         trained_until = evidence.trained_until(version)
         before = self._newest_of(tuple(each for each in evidence.lineage if each < version))

@@ -1,8 +1,9 @@
 """The monitor's four policies, and their construction from settings.
 
-- `threshold` evaluates one window of rows at a time. Its false alarms are bounded for a single
-  look, not over months.
-- `sequential` is bounded over all time and all versions (`monitoring.policies.betting`).
+- `threshold` evaluates one window of rows at a time. The false alarms of `threshold` are bounded
+  for a single look, not over months.
+- `sequential` has false alarms that are bounded over all time and all versions
+  (`monitoring.policies.betting`).
 - `data_drift` needs no labels.
 - `schedule` follows the calendar.
 
@@ -381,8 +382,8 @@ def confirm(
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence applies to this version too.
 
-    It does not apply to a later version with training rows from `since` on, the time when the
-    evidence began.
+    The evidence began at `since`. It does not apply to a later version with training rows from then
+    on.
     """
     before, since, trained_until = (
         memory.get("version"),

@@ -24,7 +24,7 @@ T = TypeVar("T")
 class MaturedRows:
     """Rows of one model version that matured since the last decision point.
 
-    They are ordered by (time, request id, row).
+    The rows are ordered by (time, request id, row).
     """
 
     labels: NDArray[np.uint8]
@@ -46,8 +46,7 @@ class Baseline:
     """The registry's information on a version: the gate's measurement and the training end."""
 
     auc: float | None = None
-    """AUC over the holdout rows. None if the gate measured none, and then `low` and `high` are None
-    too."""
+    """AUC over the holdout rows. If the gate measured no AUC, `auc`, `low` and `high` are None."""
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None

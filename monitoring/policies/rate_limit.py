@@ -7,8 +7,8 @@ memory.
 
 A `RetrainRequest` is named by its data. An incremental run takes minutes and continues from the
 current model. A full run takes hours and starts from scratch, which drops outdated knowledge such
-as the ids of deleted categories. Past runs decide between them, and both rules for full runs are
-off by default. `monitoring.retraining` submits the request.
+as the ids of deleted categories. Whether the next run is full depends on past runs. Both rules for
+full runs are off by default. `monitoring.retraining` submits the request.
 """
 
 from dataclasses import dataclass, replace

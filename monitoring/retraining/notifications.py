@@ -245,7 +245,7 @@ class Outbox:
     def __init__(self, documents: Database, send: Callable[[bytes], Answer]) -> None:
         """Continue with the messages that a predecessor could not deliver.
 
-        `send` is called on another thread. It must return and not raise.
+        `send` is called on another thread, and must return without raising.
         """
         self._documents = documents
         self._send = send

@@ -1,4 +1,4 @@
-"""Take a retrain request from the decision to the end of its run, across restarts.
+"""Advance a retrain request from the decision to the end of its run, across restarts.
 
 The phases are: decided, archive flushed, uploading, submitting, running, ended. There is at most
 one run at any time. Every transition is stored before the next one begins, and each step can be
@@ -39,7 +39,8 @@ UNKNOWN_SECONDS = 60.0
 """Seconds for which a submitted run may be unknown to its trigger before it counts as failed. The
 trigger's list of runs may lag."""
 OVERDUE_SECONDS = 6 * 3600.0
-"""Seconds after which an active run is reported once. It is followed to its end anyway."""
+"""Seconds after which an active run is reported once. The monitor still follows the run to its
+end."""
 
 
 @dataclass(frozen=True, kw_only=True)

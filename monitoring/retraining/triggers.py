@@ -427,9 +427,9 @@ def _creation_order(run: Any) -> tuple[str, str]:
 def _deciding_run(runs: list[Any]) -> Any:
     """Return the run that determines the request's state, of several with its name.
 
-    That is a successful run, else the first active one, else one that is being cancelled, else the
-    newest. Several runs exist if a dead run was repeated, if two monitors created it at the same
-    time, or if the server created one after its client had given up.
+    A successful run comes first, then the first active one, then one that is being cancelled, then
+    the newest. Several runs exist if a dead run was repeated, if two monitors created it at the
+    same time, or if the server created one after its client had given up.
     """
     if at_work := [run for run in runs if _is_at_work(run)]:
         first = min(at_work, key=_creation_order)

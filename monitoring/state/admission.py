@@ -43,9 +43,9 @@ class AdmittedVersions:
         """Versions that need no further check."""
 
     def begin_batch(self) -> None:
-        """Read the journal again at the next unknown version.
+        """Read the promotion journal again at the next unknown version.
 
-        It names a release before it serves.
+        The journal names a release before the release serves.
         """
         self._known = None
 

@@ -365,8 +365,8 @@ class FileTables(Database):
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
         """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
-        # A prediction more than a day in the future had a wrong clock. Its outcomes must not create
-        # a file for that day.
+        # A prediction more than a day in the future had a wrong clock. The outcomes of such a
+        # prediction must not create a file for that day.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
@@ -454,7 +454,9 @@ class FileTables(Database):
         )
 
     def set_apart(self, name: str) -> int:
-        """Set an intended file apart, because it cannot be written. Its contents stay in the state.
+        """Set an intended file apart, because it cannot be written.
+
+        The rows of the file stay in the state.
 
         Returns:
             The number of rows or late outcomes.

@@ -107,8 +107,8 @@ def reused_key(message_id: str, payload: bytes) -> str:
 def batch_key(outcome: OutcomeBatch) -> str:
     """Return the key that recognizes a redelivered outcome batch.
 
-    It includes the content, because a publisher that numbers its batches from 1 after each start
-    reuses their ids for other outcomes.
+    The key includes the content, because a publisher that numbers its batches from 1 after each
+    start reuses their ids for other outcomes.
     """
     digest = hashlib.blake2b("\0".join(outcome.request_ids).encode(), digest_size=8)
     for array in (outcome.rows, outcome.times):

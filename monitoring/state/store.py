@@ -317,7 +317,7 @@ class Store(FileTables):
             return _waiting_of(rows, last - len(rows) + 1, self.user_place)
 
     def give_up(self, block: int) -> int:
-        """Stop waiting for the labels of a corrupt block. Its remains stay in the file.
+        """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
 
         Args:
             block: Number of its first prediction, from `CorruptBlock.number`.
@@ -507,7 +507,7 @@ class Store(FileTables):
     def newest_rows(self) -> MaturedRequests | None:
         """Return the stored matured requests, oldest first, without those that are set apart.
 
-        They fill the window of the serving version.
+        These requests fill the window of the serving version.
         """
         query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
         found = []
@@ -585,9 +585,9 @@ class Store(FileTables):
     ) -> None:
         """Delete what was stored before a time and is no longer needed.
 
-        These are ids of requests without stored rows, ids of outcome batches and dead letters, and
-        outcomes in sealed files whose requests have no stored rows. Clicks on requests that stayed
-        unknown become late outcomes.
+        Deleted are ids of requests without stored rows, ids of outcome batches and dead letters,
+        and outcomes in sealed files whose requests have no stored rows. Clicks on requests that
+        stayed unknown become late outcomes.
 
         Args:
             before: Delete what was stored before this time, in seconds since the epoch.

@@ -331,7 +331,7 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
 def _distribution_version() -> str:
     """Return the version of the installed distribution.
 
-    It is empty, as Prometheus writes unknown values, if only the source is present.
+    The result is empty, as Prometheus writes unknown values, if only the source is present.
     """
     try:
         return version("evergreen")

@@ -1,9 +1,9 @@
 """Status page: one HTML file without script or external asset, readable on a phone.
 
-It is rendered for each request from the exposition, the time and the recent history. The history is
-read from the ends of the monitor's journal files and of the promotion journal, so it survives a
-restart and costs the loop nothing. `evergreen.reports` renders the HTML, and `web.server` answers
-requests.
+The page is rendered for each request from the exposition, the time and the recent history. The
+history is read from the ends of the monitor's journal files and of the promotion journal, so it
+survives a restart and costs the loop nothing. `evergreen.reports` renders the HTML, and
+`web.server` answers requests.
 """
 
 import json
@@ -44,8 +44,8 @@ from monitoring.web.server import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
-"""Bytes read from the end of each file. They contain about 4,000 points of the timeline or 7,000
-events, and take about 30 ms to read and parse."""
+"""Bytes read from the end of each file. That many bytes contain about 4,000 points of the timeline
+or 7,000 events, and take about 30 ms to read and parse."""
 MAX_POINTS = 600
 """Maximum number of points per version in the chart, more than a phone has pixels."""
 MARKED_EVENTS = {
@@ -57,8 +57,8 @@ MARKED_EVENTS = {
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds of events that are folded in the list. They occur every minute, and decisions that follow
-from them have their own events."""
+"""Kinds of events that are folded in the list. Such events occur every minute, and decisions that
+follow from them have their own events."""
 MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""
 MAX_DRIFT_ROWS = 12
@@ -223,8 +223,8 @@ is done."""
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
     """Return the banner's state and text: whether rows of the serving version were evaluated.
 
-    It is green only if they were. Labels are final an attribution window after the prediction, so a
-    newly released version has none.
+    The banner is green only if rows were evaluated. Labels are final an attribution window after
+    the prediction, so a newly released version has none.
     """
     version, decisions = shown.serving_version, shown.decisions
     if not decisions or shown.decided_at is None:
@@ -516,7 +516,7 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
     """Return a key that is equal for events that differ only in measured numbers.
 
-    It contains the kind, the set of words, and the versions.
+    The key contains the kind, the set of words, and the versions.
     """
     words = (word.strip("(),.:;") for word in str(event["text"]).split())
     named = frozenset(word for word in words if not word[:1].isdigit())

@@ -1,9 +1,9 @@
 """Status of the model registry, the archive and the disks, for the pages.
 
-It is read once a minute: the promotion journal, notes and outcomes of runs, files that wait for the
-uploader, and disk space. The registry may be on a network share, so a read costs one listing, the
-journal, and the outcome of each new run. Runs are counted in the monitor's state, so the counts
-survive a restart and the removal of old runs.
+The status is read once a minute. It consists of the promotion journal, notes and outcomes of runs,
+files that wait for the uploader, and disk space. The registry may be on a network share, so a read
+costs one listing, the journal, and the outcome of each new run. Runs are counted in the monitor's
+state, so the counts survive a restart and the removal of old runs.
 
 The disks are those of the state, the archive, the registry, and of the lake, work folders and model
 repository beside the registry if they share a parent folder. A lake or repository in a bucket has
