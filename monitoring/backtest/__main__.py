@@ -27,9 +27,9 @@ from monitoring.backtest.backtest import (
     parse_time,
     read_requests,
 )
-from monitoring.backtest.rules_file import read_rules
 from monitoring.policies.evaluation import no_baseline
 from monitoring.released_models import ReleasedModels
+from monitoring.state.rules_file import read_rules
 
 FEW_POINTS = 20
 """Number of decision points below which the command warns that the result says little."""

@@ -56,10 +56,10 @@ from monitoring.backtest.backtest import (
     read_days,
     read_requests,
 )
-from monitoring.backtest.rules_file import read_rules
 from monitoring.journal import DECISIONS_FILE
 from monitoring.policies.evaluation import serving_ahead
 from monitoring.policies.policy import Baseline
+from monitoring.state.rules_file import read_rules
 
 MANIFEST = "incident.json"
 RECORDS = "records"

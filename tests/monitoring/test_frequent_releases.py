@@ -1,4 +1,6 @@
-"""The running monitor where models are released more often than labels become final: what it judges and shows."""
+"""Tests of a running monitor if releases are more frequent than final labels: its evaluation and
+page.
+"""
 
 import re
 from dataclasses import replace
@@ -15,7 +17,7 @@ from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, pub
 from tests.support.releases import keep_model, passing_verdict, release
 
 EVERY = 20.0
-"""Seconds between two releases; labels wait a minute."""
+"""Seconds between two releases. Labels wait a minute."""
 CHANGED_AT = 90.0
 SECONDS = 260
 
@@ -31,7 +33,10 @@ def know(store, version: int, *, trained_until: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The banner at each second, and the monitor's bench; scores say nothing of clicks once the world has changed."""
+    """The banner at each second, and the monitor's bench.
+
+    After the drift, scores do not predict clicks.
+    """
     bench = Bench(tmp_path_factory.mktemp("frequent"), drift_grace_seconds=2.0, decide_seconds=2.0, window_rows=600)
     for version in range(1, int(SECONDS // EVERY) + 2):
         know(bench.settings.store, version, trained_until=START + (version - 1) * EVERY - WINDOW)
@@ -55,7 +60,7 @@ def seen(tmp_path_factory):
     bench.close()
 
 
-def test_banner_is_grey_until_labels_are_final_and_then_names_whose_rows_were_judged(seen):
+def test_banner_is_grey_until_labels_are_final_and_then_names_versions(seen):
     banners, _ = seen
     assert {state for state, _ in banners[: int(WINDOW)]} == {"wait"}
     assert "Nothing has been evaluated yet: no label is final." in banners[int(WINDOW) - 5][1]
@@ -65,7 +70,7 @@ def test_banner_is_grey_until_labels_are_final_and_then_names_whose_rows_were_ju
     assert "were evaluated, the newest of version 4." in before[1]
 
 
-def test_fall_starts_a_run_whose_reason_names_the_versions_that_scored_the_rows(seen):
+def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):
     banners, bench = seen
     asked = [event for event in bench.events if event["kind"] == "decision"]
     assert len(asked) == 1

@@ -1,4 +1,4 @@
-"""A monitor's snapshot in which every number exists, and its metrics as Prometheus reads them."""
+"""A monitor's snapshot in which every number exists, and its metrics as Prometheus parses them."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -106,7 +106,7 @@ EVENTS = [
 
 
 def samples(snapshot: Snapshot) -> dict[tuple, float]:
-    """Numbers by name and labels; the label that all have is left out."""
+    """Map names and labels to numbers, without the label that all metrics have."""
     families = text_string_to_metric_families(metrics_page(snapshot).decode())
     found = [sample for family in families for sample in family.samples]
     assert {sample.labels.pop("recommender", "") for sample in found} == {snapshot.recommender}
