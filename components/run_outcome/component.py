@@ -1,4 +1,4 @@
-"""The exit handler's KFP signature."""
+"""KFP component of the exit handler."""
 
 from kfp import dsl
 

@@ -1,4 +1,4 @@
-"""The page of a model's card: served, evaluated, trained, descended. What it shows is all in the card."""
+"""The page of a model card: serving times, evaluation, training rows and lineage."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -44,11 +44,11 @@ _THRESHOLDS = {
     "min_class_requests": "requests with a click, and with a row without, needed for an interval",
 }
 _FIRST_SLICES = 8
-"""Slices that are shown without a click."""
+"""Number of slices that are shown without unfolding."""
 
 
 def card_page(card: ModelCard) -> str:
-    """Return the page, HTML."""
+    """Return the card as an HTML page."""
     verdict = card.verdict
     return html_page(
         f"Model card: {card.model_id}",
@@ -157,7 +157,7 @@ def _interval_check(
 
 
 def _state(card: ModelCard) -> Banner:
-    """Return whether the model is live, a canary, or was ever, and as of when."""
+    """Return a banner with the model's state (live, canary, earlier live, blocked) and its time."""
     last = card.served[-1] if card.served else None
     if card.blocked is not None:
         tone, text = "bad", f"Taken back at {_time(card.blocked.time)}, and blocked until a person promotes it"
@@ -215,7 +215,7 @@ _VERDICT = re.compile(rf"\b({PASS}|{FAIL}|{INCONCLUSIVE}) over \d+ held-out rows
 
 
 def without_verdict(reason: str) -> str:
-    """Return a reason with the gate's decision in place of its sentence, which a page shows as a table of checks.
+    """Replace the gate's sentence in a reason by its decision. A page shows the checks as a table.
 
     >>> without_verdict("planted; the verdict was: pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
     'planted; the verdict was: pass'
@@ -224,7 +224,7 @@ def without_verdict(reason: str) -> str:
 
 
 def _time(text: str) -> str:
-    """Return the time to the second, UTC."""
+    """Format a journal time to the second, UTC."""
     return moment_of(text).astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -250,7 +250,10 @@ def _names(card: ModelCard) -> tuple[str, str]:
 
 
 def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list[PageBlock]:
-    """Return both models on the same rows; `names` are the candidate's and the champion's."""
+    """Return a table of both models' quality on the same rows.
+
+    `names` are the candidate's and the champion's.
+    """
     candidate, champion, difference = found.candidate, found.champion, found.difference
     of_users = candidate.gauc is not None
 
@@ -287,7 +290,7 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
 
 
 def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
-    """Return each column's own AUC, which shows the columns that give the label away."""
+    """Return a table of each column's own AUC. A high value shows a column that leaks the label."""
     rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
     return PageTable(caption="each column alone, on the held-out rows", head=["column", "AUC"], rows=rows, numbers=(1,))
 
@@ -310,7 +313,7 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
 
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
-    """Return both models in parts of the rows, the later ones folded."""
+    """Return both models' quality on each slice, with all but the first slices folded."""
     head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "difference", "NE", "calibration"]
     rows = [
         [
@@ -335,7 +338,7 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
-    """Return click rate against mean score of one model, or of two; the last is drawn on top."""
+    """Return charts of click rate against mean score. The last model is drawn on top."""
     colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(label=name, color=color, x=[each.mean_score for each in bins], y=[each.click_rate for each in bins])
@@ -357,7 +360,7 @@ def _settings_table(card: ModelCard) -> PageTable:
     return facts_table(rows, caption="the gate's settings and what they met")
 
 
-# -- what it learned from, and what it is
+# -- training rows and specification
 
 
 def _drift(report: ValidationReport | None) -> list[PageBlock]:
