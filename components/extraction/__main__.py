@@ -1,4 +1,4 @@
-"""The extraction step as a command line: where the description of the recommender enters the run."""
+"""Run the extraction step from the command line. It also adds the recommender to the run."""
 
 import argparse
 import sys
@@ -20,11 +20,11 @@ COUNTS = (
     "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""What the run's note tells of a `RawDataset`: numbers, without their `num_`, and times."""
+"""Fields of a `RawDataset` in the step's note: numbers, without their `num_`, and times."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The step's flags; `--help` is the step's documentation."""
+    """Build the step's parser. `--help` is the step's documentation."""
     parser = CommandParser(
         prog="python -m components.extraction",
         description="Copies one time window of click logs, sorted, each row once, into training and held-out rows.",
@@ -64,11 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time.time) -> int:
-    """Run the step; see `runtime.exit_codes` for its exit codes.
+    """Run the step and return its exit code (`evergreen.runtime.exit_codes`).
 
     Args:
-        argv: The flags; None = the process's.
-        clock: Seconds since the epoch; rows ahead of it are not read. A `--lake-until` takes its place.
+        argv: The flags. None = those of the process.
+        clock: Function that returns seconds since the epoch. Rows ahead of the clock are not read.
+            `--lake-until` replaces it.
     """
     own_umask()
     arguments = build_parser().parse_args(argv)
@@ -136,7 +137,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
 
 
 def _facts(dataset: RawDataset, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the run's note tells of the step."""
+    """Return the facts for the step's note."""
     return {
         "recommender": dataset.recommender.digest,
         "parent": dataset.parent_model_id,

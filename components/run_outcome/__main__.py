@@ -112,7 +112,7 @@ def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Build the command's parser."""
     parser = CommandParser(prog="python -m components.run_outcome", description="The exit handler as a command.")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder of the model store")
@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Records the outcome, notifies the webhook that the environment names, and prints it."""
+    """Record and print the outcome, and notify the webhook of the environment variable."""
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     print(record(**vars(arguments)))

@@ -1,4 +1,5 @@
-"""What the engines of PyTorch and TorchRec share: batches and their look-ups, the optimizer, the dense part."""
+"""Code shared by the engines of PyTorch and TorchRec: batches, look-ups, optimizer and dense part.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -95,8 +95,7 @@ names of temporary files are 34 longer."""
 
 
 def store_name(run: str, resource: str, run_id: str) -> str:
-    """Return the registry's name of a run: its name in Kubeflow and the first eight digits of its
-    id.
+    """Return the registry's name of a run: its Kubeflow name and the first eight digits of its id.
 
     Kubeflow allows several runs of one name, and any character in a name. Characters that are
     special in a folder's name, a glob pattern or a command line are escaped as in a URL.

@@ -1,5 +1,4 @@
-"""The traffic plan: which model answers which share of requests, and which one scores shadow
-traffic.
+"""The traffic plan: which model answers which share of requests, and which one gets shadow traffic.
 
 Deployment publishes the plan as one object of the model repository (`traffic_file`). The inference
 client reads it and chooses a model for each request. Without a plan, clients request

@@ -174,7 +174,7 @@ def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return about `count` round numbers in [low, high].
+    """Return about `about` round numbers in [low, high].
 
     >>> ticks(0.583, 0.882, 5)
     [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
