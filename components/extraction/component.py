@@ -21,8 +21,7 @@ def extraction(
     dask_scheduler: str,
     raw_dataset: Output[Dataset],
 ) -> None:
-    """Copy one time window of click logs, sorted and without duplicates, into training and holdout
-    rows.
+    """Copy one time window of click logs, sorted and deduplicated, into training and holdout rows.
 
     Args:
         run: Kubeflow's name of the run.

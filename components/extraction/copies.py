@@ -66,9 +66,12 @@ class Copies:
         num_rows = num_kept + self.num_rows
         if self.num_conflicting > max_fraction * num_rows:
             raise ContractError(
-                f"{source}: {self.num_conflicting} of {num_rows} rows ({self.num_conflicting / num_rows:.2%}) have the "
-                f"{key[0]} and {key[1]} of another row with other features, expected at most {max_fraction:.2%} "
-                f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together name one row; such as "
+                f"{source}: {self.num_conflicting} of {num_rows} rows "
+                f"({self.num_conflicting / num_rows:.2%}) have the "
+                f"{key[0]} and {key[1]} of another row with other features, expected at most "
+                f"{max_fraction:.2%} "
+                f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together "
+                "name one row; such as "
                 f"{self.example}"
             )
 
@@ -150,9 +153,7 @@ def _positions_in(keys: Any, wanted: Any) -> NDArray[np.int64]:
 
 
 def _comparable(table: Any) -> Any:
-    """Convert columns so that they can be sorted and compared: numbers to their bits, lists to
-    text.
-    """
+    """Convert columns so that they can be sorted and compared: numbers to bits, lists to text."""
     columns = {}
     for name in table.schema.names:
         values = table.column(name).combine_chunks()

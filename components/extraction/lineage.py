@@ -124,8 +124,10 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser. `--help` is its documentation."""
     parser = CommandParser(
         prog="evergreen lineage",
-        description="Reports for the models of a store which version of which day of the lake they learned from, "
-        "themselves or through the models that they continued; and with --lake, which of these rows a later back-fill "
+        description="Reports for the models of a store which version of which day of the lake they "
+        "learned from, "
+        "themselves or through the models that they continued; and with --lake, which of these "
+        "rows a later back-fill "
         "has replaced since.",
     )
     parser.add_argument("--store", required=True, help="model store, folder or its URI")

@@ -1,5 +1,4 @@
-"""Old-row rehearsal: sample rows of days before the window, some for training and others as
-holdout.
+"""Old-row rehearsal: sample rows of days before the window for training and for a holdout.
 
 The training sample is learned again beside the window. The holdout sample measures how much a model
 has forgotten.
@@ -205,9 +204,7 @@ def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
 
 
 def _smallest(hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int) -> NDArray[np.int64]:
-    """Return the `num` candidates with the smallest hashes in ascending order, or all if there are
-    fewer.
-    """
+    """Return the `num` candidates with the smallest hashes in ascending order, or all if fewer."""
     if num >= len(candidates):
         return candidates
     chosen = np.argsort(hashes[candidates], kind="stable")[: max(num, 0)]

@@ -128,8 +128,7 @@ class Spool:
         return Events(self)
 
     def rows_of(self, source: str, *, more: str = "") -> str:
-        """Return the SQL query of the compared values: key, label, time, weight and a digest of the
-        features.
+        """Return the SQL query of key, label, time, weight and a digest of the features.
 
         The digest covers the names and values of all features that are not null. It does not depend
         on the order of the features, nor on a new feature without a value.
@@ -143,7 +142,8 @@ class Spool:
         weight = f"coalesce({column[WEIGHT]}, 1)" if self._weighted else "1"
         content = f"md5(to_json(list_filter([{values}], lambda value: value IS NOT NULL))::VARCHAR)"
         return (
-            f"SELECT {column[LABEL]} AS label, {column[EVENT_TIME]} AS time, {column[REQUEST_ID]} AS request, "
+            f"SELECT {column[LABEL]} AS label, {column[EVENT_TIME]} AS time, {column[REQUEST_ID]} "
+            "AS request, "
             f"{column[ROW]} AS number, {weight} AS weight, {content} AS content{more} FROM {source}"
         )
 
@@ -228,7 +228,8 @@ class Events:
         """
         self._execute(
             "CREATE OR REPLACE TABLE known "
-            "(label INTEGER, time BIGINT, request VARCHAR, number INTEGER, weight DOUBLE, content VARCHAR)"
+            "(label INTEGER, time BIGINT, request VARCHAR, number INTEGER, weight DOUBLE, content "
+            "VARCHAR)"
         )
         for path in files:
             for batch in self._spool.plain_batches(path):
@@ -248,7 +249,8 @@ class Events:
         )
         num_known = self._count("SELECT count(*) FROM dropped") - before
         others = (
-            "FROM events SEMI JOIN known ON known.request = events.request AND known.number = events.number "
+            "FROM events SEMI JOIN known ON known.request = events.request AND known.number = "
+            "events.number "
             "AND known.content <> events.content WHERE place NOT IN (SELECT place FROM dropped)"
         )
         num_others = self._count(f"SELECT count(*) {others}")
@@ -268,7 +270,8 @@ class Events:
             "WHERE place NOT IN (SELECT place FROM dropped)"
         )
         found = self._fetch(
-            "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = 'conflicting' "
+            "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = "
+            "'conflicting' "
             "ORDER BY place LIMIT 1"
         )
         copies = Copies(
@@ -280,16 +283,14 @@ class Events:
         return RowCounts(rows=rows, clicks=int(clicks), copies=copies, known=kinds.get("known", 0), repeated=repeated)
 
     def in_time_order(self) -> Iterator[Any]:
-        """Yield the events as batches in the lake's schema, ordered by time, then request and row.
-        """
+        """Yield the events as batches in the lake's schema, by time, then request and row."""
         yield from self._batches("time", "time, request, number")
 
     def spread(self, *, start: int, length: int) -> Iterator[Any]:
-        """Yield the events in file order, with times spread evenly over [start, start + length)
-        microseconds.
+        """Yield the events in file order, with times spread evenly over an interval.
 
-        Event i of n gets the time start + floor(i * length / n). All rows of a request get the time
-        of its first row.
+        The interval is [start, start + length) in microseconds. Event i of n gets the time start +
+        floor(i * length / n). All rows of a request get the time of its first row.
         """
         number = "(row_number() OVER (ORDER BY place) - 1)::HUGEINT"
         evenly = f"({start} + {number} * {length} // count(*) OVER ())::BIGINT"
@@ -308,7 +309,8 @@ class Events:
         own = {REQUEST_ID: "events.request", ROW: "events.number", EVENT_TIME: time}
         listed = ", ".join(f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items())
         query = (
-            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = spooled.{_PLACE} {join} "
+            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = "
+            f"spooled.{_PLACE} {join} "
             f"WHERE events.place NOT IN (SELECT place FROM dropped) ORDER BY {order}"
         )
         with self._translated():

@@ -1,5 +1,4 @@
-"""Code shared by the engines of PyTorch and TorchRec: batches, look-ups, optimizer and dense part.
-"""
+"""Code shared by the engines of PyTorch and TorchRec: batches, look-ups, optimizer, dense part."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -184,7 +184,8 @@ def fetch(address: str) -> str:
                 content += chunk
                 if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
                     raise TemporaryError(
-                        f"metrics of {address} are incomplete after {len(content):,} bytes, expected at most "
+                        f"metrics of {address} are incomplete after {len(content):,} bytes, "
+                        "expected at most "
                         f"{MAX_TEXT_BYTES:,} bytes within {READ_SECONDS:g} s"
                     )
             return content.decode()

@@ -160,7 +160,8 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
     if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
-            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at most {MAX_DAYS:,} "
+            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
+            f"most {MAX_DAYS:,} "
             "days"
         )
     store = typed_folder(arguments.store, "--store")

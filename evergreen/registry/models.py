@@ -71,8 +71,7 @@ def graph_sha256(folder: Path) -> str:
 
 
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
-    """Return the paths of a model's last `Verdict` and of the `RawDataset` with its holdout rows.
-    """
+    """Return the paths of a model's last `Verdict` and of the `RawDataset` with its holdout."""
     folder = store / "verdicts" / model_id
     return folder / "verdict.json", folder / "raw_dataset.json"
 
@@ -194,8 +193,10 @@ def _expect_tree(folder: Path, expected: str, model_id: str) -> None:
     if found != expected:
         names = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
         raise ContractError(
-            f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in the manifest of model "
-            f"{model_id}: a file was changed, corrupted or lost since the model was stored; restore the folder, or "
+            f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in "
+            "the manifest of model "
+            f"{model_id}: a file was changed, corrupted or lost since the model was stored; "
+            "restore the folder, or "
             "continue another model"
         )
 
@@ -264,7 +265,8 @@ def parent(store: Path, reference: str) -> Model | None:
         return None
     if len(names := [name for name in re.split(r"[\s,;+]+", reference) if name]) > 1:
         raise ContractError(
-            f"parent is {reference!r}, which names {len(names)} models, expected one: models cannot be merged, because "
+            f"parent is {reference!r}, which names {len(names)} models, expected one: models "
+            "cannot be merged, because "
             "the same id means another category, and the same weight another feature, in each"
         )
     if reference == CURRENT:

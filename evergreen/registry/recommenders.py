@@ -70,7 +70,8 @@ def accepted(store: Path, reference: str) -> Recommender:
     lines = read_accepted(store)
     if not lines:
         raise ContractError(
-            f"{recommenders_folder(store)} holds no recommender: describe yours in a file and accept it with "
+            f"{recommenders_folder(store)} holds no recommender: describe yours in a file and "
+            "accept it with "
             f"`evergreen recommender accept FILE --store {store}`"
         )
     found = lines
@@ -79,7 +80,8 @@ def accepted(store: Path, reference: str) -> Recommender:
         found = [e for e in lines if reference == str(e.version) or (is_digest and e.digest.startswith(reference))]
     if not found:
         raise ContractError(
-            f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version (1 to "
+            f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version "
+            "(1 to "
             f"{lines[-1].version}) or 8 digits of its digest at least"
         )
     return read_version(store, found[-1])
@@ -224,14 +226,17 @@ def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommende
         difference = f"the file names its recommender {recommender.name!r}, expected {before.name!r}"
     elif set(before.features.names).isdisjoint(recommender.features.names):
         difference = (
-            f"the file has none of the features of {before.name!r} ({', '.join(before.features.names[:5])}, ...), "
+            f"the file has none of the features of {before.name!r} "
+            f"({', '.join(before.features.names[:5])}, ...), "
             "expected one at least"
         )
     else:
         return
     raise ContractError(
-        f"{difference}: {store} is in use by version {line.version} of {before.name!r}. Give another recommender a "
-        f"store of its own (--store), or replace {before.name!r} on purpose by --replace, and train the next model "
+        f"{difference}: {store} is in use by version {line.version} of {before.name!r}. Give "
+        "another recommender a "
+        f"store of its own (--store), or replace {before.name!r} on purpose by --replace, and "
+        "train the next model "
         "by `evergreen run --from-scratch`"
     )
 

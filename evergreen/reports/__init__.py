@@ -1,2 +1,1 @@
-"""HTML pages: typed blocks, templates, one style sheet, and charts as inline SVG without scripts.
-"""
+"""HTML pages: typed blocks, templates, one style sheet, and charts as inline SVG."""

@@ -1,5 +1,4 @@
-"""The event list of a page: one line for each event, grouped by date, with routine events folded.
-"""
+"""The event list of a page: one line for each event, by date, with routine events folded."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -63,8 +63,10 @@ def card_page(card: ModelCard) -> str:
             "Calibration": calibration_blocks({"champion": card.champion_calibration, "candidate": card.calibration}),
             "Slices": [
                 Text(
-                    "Those that speak most against the candidate. p is the probability of such a loss of log loss "
-                    "where the slice loses no more than is allowed; the gate corrects it for the number of slices. "
+                    "Those that speak most against the candidate. p is the probability of such a "
+                    "loss of log loss "
+                    "where the slice loses no more than is allowed; the gate corrects it for the "
+                    "number of slices. "
                     "Intervals are 95 %, one by one."
                 ),
                 *slices_blocks(card.slices),
@@ -85,7 +87,7 @@ def card_page(card: ModelCard) -> str:
 
 
 def headline(card: ModelCard) -> str:
-    """Return the verdict in one sentence: the AUC, the lead over the champion, and how many checks passed."""
+    """Return the verdict in one sentence: AUC, lead over the champion, and number of passed checks."""
     verdict, checks = card.verdict, gate_checks(card)
     words = f"AUC {_auc(verdict.candidate)}" if verdict.candidate.auc is not None else "AUC unknown"
     if verdict.difference is not None and verdict.difference.auc is not None:
@@ -281,9 +283,12 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
     if old is None:
         return [Text("No rows older than the window were held out.")]
     text = (
-        f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this and never replayed. "
-        "Both models may have learned them when they were new: this shows how well they are remembered. Where the "
-        "world changed in between, a candidate that follows it is wrong about them and scores lower; that is a fault "
+        f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this "
+        "and never replayed. "
+        "Both models may have learned them when they were new: this shows how well they are "
+        "remembered. Where the "
+        "world changed in between, a candidate that follows it is wrong about them and scores "
+        "lower; that is a fault "
         "only where the old world may return."
     )
     return [Text(text), *quality_blocks(old, _names(card))]
@@ -299,7 +304,8 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
     if found is None:
         return Text("No held-out list was explored, so the logs do not tell what another order is worth.")
     overlap = (
-        f"{found.num_lists} held-out lists were explored. The candidate would order {percent(found.disputed_share)} of "
+        f"{found.num_lists} held-out lists were explored. The candidate would order "
+        f"{percent(found.disputed_share)} of "
         f"the neighbours otherwise, and {found.num_swaps} swaps of such a pair were shown"
     )
     if found.gain is None or found.low is None or found.high is None:
@@ -307,7 +313,8 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
     return Text(
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
-        " clicks on the two rows over the order that was served. The interval, 95 %, holds at every number of lists at "
+        " clicks on the two rows over the order that was served. The interval, 95 %, holds at "
+        "every number of lists at "
         "once. The gate does not judge by it.",
     )
 
@@ -372,7 +379,8 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
         label = report.label
         found.append(
             Text(
-                f"Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: difference "
+                f"Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: "
+                "difference "
                 f"{label['difference']:+.4f} [{label['low']:+.4f}, {label['high']:+.4f}]."
             )
         )

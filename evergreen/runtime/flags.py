@@ -22,8 +22,7 @@ def examples() -> list[str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose help shows defaults and ends with an example, also for subcommands.
-    """
+    """An `ArgumentParser` whose help shows defaults and an example, also for subcommands."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{"formatter_class": _WithDefaults, **named})

@@ -250,7 +250,9 @@ class KubeflowServer:
 
     @contextmanager
     def _described(self, description: str) -> Iterator[None]:
-        """Set this description on runs that the body creates. kfp's client has no argument for it.
+        """Set this description on runs that the body creates.
+
+        kfp's client has no argument for it.
         """
         api = self.client._run_api
         create = api.run_service_create_run

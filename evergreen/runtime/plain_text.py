@@ -37,7 +37,7 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Log formatter that writes one line per record, followed by the indented lines of a traceback."""
+    """Log formatter that writes one line per record, followed by an indented traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line."""

@@ -204,7 +204,9 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) 
     if not differences[worst] <= TOLERANCE:
         got, expected = scores[worst], rows.expected[worst]
         raise ContractError(
-            f"{source} differs from the training-side score by {differences[worst]:.3g} at row {worst} "
-            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is {rows.values(worst)}"
+            f"{source} differs from the training-side score by {differences[worst]:.3g} at row "
+            f"{worst} "
+            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is "
+            f"{rows.values(worst)}"
         )
     return float(differences[worst])

@@ -174,7 +174,8 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     keys_of = _NARROW if largest < 2**32 else _WIDE
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
-            f"{num_slots} categorical columns are too many for one graph, expected at most {keys_of.max_slots} "
+            f"{num_slots} categorical columns are too many for one graph, expected at most "
+            f"{keys_of.max_slots} "
             "if a category is 2^32 or more"
         )
     if not names:
