@@ -457,7 +457,8 @@ def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, s
         logger.info(
             "%s: of rows that came more than once %d equal copies were left out, %d older ones "
             "with another label or "
-            "time, and %d with other features", window, copies.num_equal, copies.num_updated, copies.num_conflicting,
+            "time, and %d with other features",
+            window, copies.num_equal, copies.num_updated, copies.num_conflicting,
         )  # fmt: skip
     limit = settings.max_conflicting_fraction
     copies.judge(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")

@@ -530,7 +530,8 @@ class LakeFiles:
         if found.version and found.appended:
             logger.warning(
                 "%s: %d files came after version %d was back-filled and are read beside it: %s",
-                day, len(found.appended), found.version, [base_name(each) for each in found.appended[:5]],
+                day, len(found.appended), found.version,
+                [base_name(each) for each in found.appended[:5]],
             )  # fmt: skip
         return replace(found, files=[each for each in found.files if each.name not in self.unfit])
 

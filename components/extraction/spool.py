@@ -192,15 +192,18 @@ class Events:
             INSERT INTO dropped
             WITH copies AS (
                 SELECT *, count(*) OVER key AS copies, last_value(place) OVER whole AS newest,
-                    last_value(content) OVER whole AS new_content, last_value(label) OVER whole AS new_label,
-                    last_value(time) OVER whole AS new_time, last_value(weight) OVER whole AS new_weight
+                    last_value(content) OVER whole AS new_content,
+                    last_value(label) OVER whole AS new_label,
+                    last_value(time) OVER whole AS new_time,
+                    last_value(weight) OVER whole AS new_weight
                 FROM events WHERE is_named
                 WINDOW key AS (PARTITION BY request, number),
                     whole AS (PARTITION BY request, number ORDER BY place
                         ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
             )
             SELECT place, CASE WHEN content <> new_content THEN 'conflicting'
-                WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight THEN 'updated'
+                WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight
+                THEN 'updated'
                 ELSE 'equal' END
             FROM copies WHERE copies > 1 AND place <> newest
             """
@@ -298,7 +301,8 @@ class Events:
             f"""
             CREATE OR REPLACE TABLE spread AS
             SELECT place, min(even) OVER (PARTITION BY request) AS spread_time FROM (
-                SELECT place, request, {evenly} AS even FROM events WHERE place NOT IN (SELECT place FROM dropped)
+                SELECT place, request, {evenly} AS even FROM events
+                WHERE place NOT IN (SELECT place FROM dropped)
             )
             """
         )

@@ -44,8 +44,8 @@ def removed_at(store: Path, model_id: str) -> str | None:
         ContractError: the record or a model's manifest is corrupt.
     """
     lineage = set(_lineage(store, model_id))
-    times = [each.time for each in read_records(store / FILE, Forgotten, name="a removal of a user's rows")
-             if lineage.intersection(each.models)]  # fmt: skip
+    removals = read_records(store / FILE, Forgotten, name="a removal of a user's rows")
+    times = [each.time for each in removals if lineage.intersection(each.models)]
     return times[-1] if times else None
 
 

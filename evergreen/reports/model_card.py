@@ -87,7 +87,7 @@ def card_page(card: ModelCard) -> str:
 
 
 def headline(card: ModelCard) -> str:
-    """Return the verdict in one sentence: AUC, lead over the champion, and number of passed checks."""
+    """Return the verdict in one sentence: AUC, lead over the champion, number of passed checks."""
     verdict, checks = card.verdict, gate_checks(card)
     words = f"AUC {_auc(verdict.candidate)}" if verdict.candidate.auc is not None else "AUC unknown"
     if verdict.difference is not None and verdict.difference.auc is not None:
@@ -162,7 +162,7 @@ def _state(card: ModelCard) -> Banner:
     """Return a banner with the model's state (live, canary, earlier live, blocked) and its time."""
     last = card.served[-1] if card.served else None
     if card.blocked is not None:
-        tone, text = "bad", f"Taken back at {_time(card.blocked.time)}, and blocked until a person promotes it"
+        tone, text = "bad", f"Rolled back at {_time(card.blocked.time)}, and blocked until a person promotes it"
     elif live := next((span.begun for span in card.served if span.is_live), None):
         tone, text = "good", f"Live as version {live.version} since {_time(live.time)}"
     elif last is None:
@@ -219,8 +219,8 @@ _VERDICT = re.compile(rf"\b({PASS}|{FAIL}|{INCONCLUSIVE}) over \d+ held-out rows
 def without_verdict(reason: str) -> str:
     """Replace the gate's sentence in a reason by its decision. A page shows the checks as a table.
 
-    >>> without_verdict("planted; the verdict was: pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
-    'planted; the verdict was: pass'
+    >>> without_verdict("planted; pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
+    'planted; pass'
     """
     return _VERDICT.sub(r"\1", reason)
 

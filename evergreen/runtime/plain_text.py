@@ -69,7 +69,11 @@ FORMATS = (TEXT, JSON)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: `time` (ISO 8601 UTC), `severity`, `logger`, `message`, `exception` if any."""
+    """Log formatter that writes one JSON object per record.
+
+    Its fields are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and `exception` if there
+    is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
