@@ -1,4 +1,4 @@
-"""Code shared by the engines of PyTorch and TorchRec: batches, look-ups, optimizer, dense part."""
+"""Parts that the PyTorch and TorchRec engines share: batches, look-ups, Adam and dense parameters."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence

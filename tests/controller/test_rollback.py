@@ -1,4 +1,6 @@
-"""Going back: by one version, by several, to one that left the repository; under load; and what is refused."""
+"""Tests of rollbacks: by one or several versions, to one gone from the repository, under load,
+refused ones.
+"""
 
 import dataclasses
 import shutil

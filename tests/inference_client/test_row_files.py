@@ -1,4 +1,4 @@
-"""Rows of Parquet files, against the table that they were written from."""
+"""Tests of rows from Parquet files, against the table that they were written from."""
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ def raw(table):
 
 
 def texts_in_another_order(table):
-    """Categories as texts, and no label."""
+    """Return categories as texts, in another order and without label."""
     texts = {name: [None if v is None else str(v) for v in table[name].to_pylist()] for name in CATEGORICAL}
     return pa.table(texts | {n: table[n] for n in DENSE})
 

@@ -1,4 +1,4 @@
-"""The lake read by window, and its late outcomes joined: against filter, sort, set and dict over plain Python rows."""
+"""Tests of the lake's window reader and the join of late outcomes, against plain Python."""
 
 import json
 import random
@@ -31,7 +31,7 @@ ALL = TimeSpan()
 
 @pytest.fixture
 def read_lake(tmp_path):
-    """The rows of a window as dicts, the duplicates, and the rows set aside."""
+    """The rows of a window as dicts, the duplicates, and the rejected rows."""
 
     def run(lake: Lake, window: TimeSpan = ALL) -> tuple[list[dict], int, list[dict]]:
         path = tmp_path / "lake.jsonl"
@@ -188,7 +188,9 @@ def lake(tmp_path, table, write_lake):
 
 
 def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):
-    """Outcomes at `time` of (request id, row) pairs as one file of the partition `day`; by default before any row."""
+    """Write outcomes of (request id, row) pairs as one file of the partition `day`, by default
+    before any row.
+    """
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -217,7 +219,8 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
     rows = [(row["request_id"], row["row"], row["event_time"]) for row in table.to_pylist()]
     late = source.sample(rows, 150)
     for i, (request, row, time) in enumerate(late):
-        # On the day of the prediction, or, where that was forgotten, days later; some twice, in one file or in two.
+        # On the prediction's day, or days later if that was forgotten. Some occur twice, in one
+        # file or in two.
         day = (time + timedelta(days=source.choice([0, 0, 0, 1, 9, 40]))).date()
         for copy in range(source.choice([1, 1, 2])):
             write_outcomes(lake, day, [(request, row)] * source.choice([1, 3]), name=f"part-{i}-{copy}")

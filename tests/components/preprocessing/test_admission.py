@@ -1,4 +1,4 @@
-"""What is remembered of categories survives the disk bit for bit, and is refused where it does not fit."""
+"""Tests that the category statistics are stored exactly, and are refused if they do not fit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the step refuses, and that it says which thing, which value and what it expected."""
+"""Tests of refused input: the error names the thing, its value and what was expected."""
 
 import json
 
@@ -55,7 +55,7 @@ def test_corrupt_parent_workflow(write_raw, keep_as_model, refuses, raw_table, t
 
 
 def with_column(name, values):
-    """Gives the column these values."""
+    """Return a change that gives the column these values."""
     return lambda table: table.set_column(table.column_names.index(name), name, values)
 
 

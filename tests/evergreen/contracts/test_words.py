@@ -1,4 +1,4 @@
-"""The words of categories, for people: the most frequent ones, the same every time, in bounded memory."""
+"""Tests of readable category values: the most frequent ones, reproducible, in bounded memory."""
 
 import json
 

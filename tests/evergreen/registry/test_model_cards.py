@@ -1,4 +1,4 @@
-"""What a card tells of a model's serving, from journals written out."""
+"""Tests of a card's serving history, from hand-written journals."""
 
 import re
 
@@ -14,7 +14,10 @@ from tests.support.validation_models import make_dataset
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a journal of (action, version, changes), a line a day; version N is of model mN, m2's card is there."""
+    """Writes a journal of (action, version, changes), one line a day.
+
+    Version N has model mN, and m2 has a card.
+    """
 
     def journal(*lines):
         for version in (1, 2):

@@ -1,4 +1,4 @@
-"""Which files of an archive hold served rows, and what is said of one that cannot be read."""
+"""Tests of an archive's files: which hold served rows, and the error for an unreadable one."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ def archive(request, tmp_path):
     for name in [*FILES, *NO_SERVED_ROWS]:
         if "/." not in name:
             objects.write(name, tmp_path / "rows.parquet")
-        elif request.param == "folder":  # another's, for no object of ours has such a name
+        elif request.param == "folder":  # a foreign object, because the project never uses such a name
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 

@@ -1,4 +1,4 @@
-"""Criteo TSV and the Kaggle forms, against the standard library's csv and gzip."""
+"""Tests of Criteo TSV and the Kaggle forms, against the standard library's csv and gzip."""
 
 import gzip
 import string
@@ -21,7 +21,7 @@ find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def criteo_file(path):
-    """A file of tab-separated fields without header, whatever is in its lines."""
+    """Return a file of tab-separated fields without header, with any lines."""
     dialect = Dialect(delimiter="\t", num_fields=40, has_quotes=False)
     return forms.FileReader(
         rows=text_module.TextRows(path=path, names=criteo_forms.COLUMNS, dialect=dialect),

@@ -1,4 +1,6 @@
-"""Flipped bits in files of a version: the intact copy is used, the corrupt one is named and mended."""
+"""Tests of flipped bits in a version's files: the intact copy is used, and the corrupt one is named
+and repaired.
+"""
 
 import dataclasses
 import random
@@ -21,7 +23,7 @@ FILES = ["golden.npz", "model.onnx", "model.py", "version.json"]
 
 
 def flip(path, at=None):
-    """Turns one bit."""
+    """Flip one bit."""
     content = bytearray(path.read_bytes())
     at = len(content) // 2 if at is None else at
     content[at] ^= 4
@@ -37,7 +39,7 @@ def kept(world, version, file):
 
 
 def is_intact(world, version):
-    """By the two copies, which are one content."""
+    """Return whether both copies have the same content."""
     problems = find_corrupt(world.repository.published, world.settings.store, version)
     same = all(
         served(world, version, file).read_bytes() == kept(world, version, file).read_bytes() for file in FILES[:2]
@@ -237,7 +239,7 @@ def test_release_manifest_that_is_corrupt_is_named(world, inspection):
 
 
 def test_real_server_refuses_to_load_flipped_weights(deploy, settings, client, raw_rows, repository, triton):
-    """Golden rows would show few of them."""
+    """Golden rows would reveal few of them."""
     if not triton.alive():
         triton.start()
     deploy(1)

@@ -1,4 +1,7 @@
-"""The campaign of flipped bits over what a release reads: none is read as something else."""
+"""A campaign of flipped bits in all files that a release reads.
+
+Changed content is never accepted.
+"""
 
 import pytest
 
@@ -50,6 +53,6 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, 
     for path, counts in found.items():
         print(path.name, dict(counts))
     assert {path: counts[QUIET] for path, counts in found.items() if counts[QUIET]} == {}
-    # What is read is the intact copy, whichever of the two is corrupt.
+    # The intact copy is read, whichever of the two is corrupt.
     for path in (kept / "golden.npz", served / "golden.npz"):
         assert count_flips(path, lambda: rows_of(world), flips=flips)[QUIET] == 0

@@ -1,4 +1,4 @@
-"""Parity: what is compared, and what is refused."""
+"""Tests of parity: what is compared, and what is refused."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(candidate
     command += "[print(each.name) for each in o(Path(sys.argv[1])).get_inputs()]"
     (tmp_path / "home").mkdir()
     variables = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
-    variables.pop("ORT_DISABLE_TELEMETRY", None)  # which `make` sets
+    variables.pop("ORT_DISABLE_TELEMETRY", None)  # set by `make`
     tracing = ["strace", "-f", "-e", "trace=%network", "-o", trace]
     done = subprocess.run(
         [*tracing, sys.executable, "-c", command, graph], env=variables, capture_output=True, text=True, timeout=120

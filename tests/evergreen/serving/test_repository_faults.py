@@ -1,4 +1,6 @@
-"""The model repository on storage that fails: corrupt files, refused writes, full disks, kills at each step."""
+"""Tests of the model repository on failing storage: corrupt files, failed writes, full disks,
+kills.
+"""
 
 import os
 
@@ -42,7 +44,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names it: a fault to be seen, not one to be cleared away behind the servers' back.
+    # The configuration names it. The fault must be reported, not silently removed while servers use
+    # it.
     assert repository.taken_numbers() == [1]
 
 
@@ -66,7 +69,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     real = repository.objects
 
     class Bitrot:
-        """Storage that keeps one bit wrong, with no error of its own."""
+        """Storage that silently stores one bit wrong."""
 
         def __getattr__(self, name):
             return getattr(real, name)
@@ -198,7 +201,9 @@ def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, 
 
 
 def break_off(server, make_version, step):
-    """Whether a release came to its end although the bucket refuses everything after `step` requests of it."""
+    """Return whether a release completed although the bucket refuses everything after `step`
+    requests.
+    """
     from evergreen.storage.bucket import BucketObjects
 
     server.reset()
@@ -217,7 +222,7 @@ def break_off(server, make_version, step):
         is_done = False
     server.front.faults.remove(fault)
     check_what_is_published(repository(NOW), ([1], [2]))
-    # The lease of the broken release may still lie there; it ends.
+    # The lease of the interrupted release may still exist. It expires.
     check_the_next_release(repository(NOW + 61.0), make_version)
     return is_done
 

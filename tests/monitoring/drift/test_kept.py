@@ -1,4 +1,6 @@
-"""The monitor watches drift: what it finds is told, shown, counted and judged, and a kill loses none of it."""
+"""Tests of the monitor's drift watch: reported, shown, counted and evaluated, and a kill loses
+nothing.
+"""
 
 import json
 from dataclasses import replace
@@ -27,7 +29,7 @@ DRIFT = {
 
 @pytest.fixture
 def watched(bench, reference):
-    """A monitor of a store that holds version 1 with its training profile."""
+    """A monitor of a registry that holds version 1 with its training profile."""
     made = bench(**DRIFT)
     store = made.settings.store
     reference.write(model_folder(store, "m1") / Model.REFERENCE)
