@@ -17,8 +17,8 @@ whose counters exceed its whole baseline at the next step is not detected. Both 
 counted too low, but never negative.
 
 Triton reports totals and no medians. Requests that are rejected before they reach a model are not
-counted. Requests that the response cache answers count as successful. `evergreen.serving.canary_policy`
-decides from this evidence.
+counted. Requests that the response cache answers count as successful.
+`evergreen.serving.canary_policy` decides from this evidence.
 """
 
 import logging

@@ -1,5 +1,4 @@
-"""Serving in Triton: one ONNX graph for each model, its parity check, repository, servers and
-release.
+"""Serving in Triton: ONNX graph of a model, parity check, model repository, servers, release.
 
 The deployment step releases models with it, and the controller rolls releases back with it.
 """
