@@ -153,7 +153,7 @@ def open_graph(graph: Path) -> Any:
     Raises:
         ContractError: ONNX Runtime rejects the graph, or `model.data` is absent or too short.
             Corruption that keeps the size is detected only by the graph's hash
-            (`registry.models.graph_sha256`).
+            (`evergreen.registry.models.graph_sha256`).
     """
     onnxruntime = silent_onnxruntime()
     options = onnxruntime.SessionOptions()

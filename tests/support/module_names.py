@@ -12,33 +12,10 @@ from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
 _NAME = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(\))?`")
-_ENDINGS = frozenset(
-    [
-        "csv",
-        "env",
-        "go",
-        "gz",
-        "html",
-        "j2",
-        "json",
-        "jsonl",
-        "lock",
-        "md",
-        "npz",
-        "onnx",
-        "parquet",
-        "pb",
-        "pbtxt",
-        "py",
-        "safetensors",
-        "sh",
-        "sqlite3",
-        "toml",
-        "tsv",
-        "txt",
-        "yaml",
-    ]
-)
+_ENDINGS = frozenset({
+    "csv", "env", "go", "gz", "html", "j2", "json", "jsonl", "lock", "md", "npz", "onnx",
+    "parquet", "pb", "pbtxt", "py", "safetensors", "sh", "sqlite3", "toml", "tsv", "txt", "yaml",
+})  # fmt: skip
 """Endings of file names, which look like dotted names."""
 
 
@@ -88,7 +65,7 @@ def _packages_and_modules() -> frozenset[str]:
 def exists(name: str) -> bool:
     """Return whether a dotted name is a module of the project, or a name that a module contains.
 
-    The name may lack its first packages, such as `rows.times` or `times.to_iso`.
+    The name may lack its first packages, such as `evergreen.rows.times` or `times.to_iso`.
     """
     parts = name.split(".")
     for end in range(len(parts), 0, -1):

@@ -193,7 +193,7 @@ def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, ou
 
 
 def export(model: Model, folder: Path) -> None:
-    """Write the graph of a stored model into `folder` (`registry.models`).
+    """Write the graph of a stored model into `folder` (`evergreen.registry.models`).
 
     Raises:
         ContractError: the model's files are absent, corrupt or different from its manifest, or
