@@ -5,7 +5,7 @@ environment, forked from a process that has its libraries (`tests.crossings.warm
 round alone; its report stands for all, because training only keeps it.
 
 Traffic is scored by the released graphs as the traffic plan says, each request by its arm and in the shadow by the
-other, and the canary is judged by `deployment.canary` over the rows that both scored. No server runs: both arms count
+other, and the canary is judged by `controller.canary` over the rows that both scored. No server runs: both arms count
 as equally fast and as failing nobody.
 
 Which rounds are asked for, and when, is left to `benchmarks.freshness`.

@@ -28,7 +28,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
-"""Number of slices in the text. The page and the JSON have `slices.MAX_SHOWN`."""
+"""Number of slices in the text. The page and the JSON have more."""
 
 
 @dataclass(frozen=True, kw_only=True)

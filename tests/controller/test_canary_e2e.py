@@ -111,7 +111,7 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path):
 
 
 def watched(settings, tell):
-    """`canary.watch` with a deadline, polling."""
+    """`controller.canary.steps` with a deadline, polling."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
     def sleep(seconds):
