@@ -65,9 +65,7 @@ def triton_image(podman, images, tmp_path_factory):
 
 @pytest.fixture
 def network(triton_image):
-    """Moves this thread and its children to a separate network with only loopback, after the
-    builds.
-    """
+    """Moves this thread and its children to a network with only loopback, after the builds."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert libc.unshare(NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
@@ -127,9 +125,7 @@ class PlayedPod:
         self.run("kube", "play", "--network=host", str(self.file))
 
     def delete(self):
-        """Delete the pod by SIGTERM after the manifest's grace period, for which `kube down` does
-        not wait.
-        """
+        """Delete the pod by SIGTERM after its grace period, for which `kube down` does not wait."""
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
         self.run("kube", "down", str(self.file), check=False)
@@ -157,9 +153,7 @@ class PlayedPod:
 
 @pytest.fixture
 def site(podman, network, volume):
-    """The overlay rendered for this machine's images, share and log, its pods by name, and their
-    folders.
-    """
+    """The overlay rendered for this machine, its pods by name, and their folders."""
     volume.chmod(0o755)
     share, state = volume / "share", volume / "state"
     for folder in (share, state):

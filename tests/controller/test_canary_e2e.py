@@ -1,4 +1,4 @@
-"""A canary on the real tritonserver under the real client's load: no request fails, and nobody meets it by accident."""
+"""Tests of a canary on the real tritonserver with the real client: no request fails."""
 
 import json
 import time
@@ -172,7 +172,7 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
 
 
 def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
-    """Triton's names, labels and units, which the policy lives on; asked by hand and counted by hand."""
+    """The policy depends on Triton's names, labels and units, which are counted by hand."""
     beside()
     address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
     arms = {"stable": Arm(model_name=MODEL_NAME, version=1), "canary": Arm(model_name=CANARY_NAME, version=2)}

@@ -1,6 +1,4 @@
-"""Tests of the demo on a user's own file: few rows give wide intervals, and no data is a one-line
-error.
-"""
+"""Tests of the demo on a user's own file: few rows, and no data."""
 
 import json
 

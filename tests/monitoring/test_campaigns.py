@@ -62,9 +62,7 @@ class Installation:
         return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
 
     def finish(self) -> int:
-        """Stop all in the order that leaves nothing behind, and return the number of requests in
-        the log.
-        """
+        """Stop all so that nothing is left, and return the number of requests in the log."""
         size = self.said.stat().st_size
         wait_for(lambda: self.said.stat().st_size > size, "a client that is up")
         self.client.end()

@@ -1,6 +1,4 @@
-"""Tests of the settings reader: equal values and errors from YAML, flags, variables and a URL's
-query.
-"""
+"""Tests of the settings reader: equal values and errors from every source."""
 
 import re
 from dataclasses import dataclass

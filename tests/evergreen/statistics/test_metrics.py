@@ -15,9 +15,7 @@ from evergreen.statistics import metrics
 
 
 def delong(labels, *models):
-    """Return AUCs and their covariance by definition: every click compared with every non-click,
-    O(n m).
-    """
+    """Return AUCs and their covariance from all pairs of clicks and non-clicks, O(n m)."""
     labels = np.asarray(labels)
     clicks_won, others_lost = [], []
     for scores in models:
