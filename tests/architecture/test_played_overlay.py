@@ -81,9 +81,10 @@ def playable(manifests, workload, claims):
     """Convert the Deployment and its ConfigMaps for podman 4.3.
 
     Variables are expanded, a mounted sub-folder is a separate volume, a claim is the folder in
-    `claims`, a token's volume is empty, and volume names include the Deployment, because podman
-    shares an emptyDir among pods by its name. Removed are probes and hooks, which need systemd or a
-    kubelet, ports, because pods share one network, and /dev/shm, which podman provides.
+    `claims`, and a token's volume is empty. Volume names include the Deployment, because podman
+    shares an emptyDir among pods by its name. Probes and hooks are removed, because they need
+    systemd or a kubelet. Ports are removed, because pods share one network. /dev/shm is removed,
+    because podman provides it.
     """
     workload = copy.deepcopy(workload)
     # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.

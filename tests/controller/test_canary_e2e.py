@@ -33,9 +33,10 @@ PATIENCE_SECONDS = 100.0
 
 
 class Load(BackgroundTraffic):
-    """Users who ask by the plan, without pause, in the background.
+    """Users who send requests by the plan, without pause, in the background.
 
-    The rows that both arms scored go to the archive, with labels drawn from the scores of the version named `truth`.
+    The rows that both arms scored go to the archive, with labels drawn from the scores of the
+    version named `truth`.
     """
 
     def __init__(self, url, objects, archive, raw_rows, *, truth):
@@ -69,7 +70,7 @@ class Load(BackgroundTraffic):
             self.fallbacks = dict(client.fallbacks)
 
     def _write(self, pairs):
-        """One archive file, whole when it has its name."""
+        """Write one archive file atomically."""
         random, now = np.random.default_rng(self.files), datetime.now(timezone.utc)
         served = np.concatenate([found.scores for _, found, _ in pairs])
         shadow = np.concatenate([other.scores for _, _, other in pairs])
@@ -92,7 +93,7 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def beside(deploy, settings, make_candidate, triton, client, tmp_path):
-    """Version 1 is live; starts version 2 as a canary and answers its settings."""
+    """Version 1 is live. Starts version 2 as a canary and returns its settings."""
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
@@ -111,7 +112,7 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path):
 
 
 def watched(settings, tell):
-    """`canary.watch` with a deadline, polling."""
+    """Run `canary.watch` with a deadline and short polling."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
     def sleep(seconds):

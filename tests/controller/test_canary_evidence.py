@@ -1,4 +1,4 @@
-"""Pairs and counters: each row and each request counts once, for the arm that it belongs to."""
+"""Tests of pairs and counters: each row and each request counts once, for its own arm."""
 
 import os
 import re
@@ -186,7 +186,7 @@ def test_replicas_are_added_before_anything_is_divided():
 
 
 def test_restarted_or_new_server_counts_only_once_it_has_baseline():
-    """What it has counted by then is its warm-up, which is slow and nobody's request."""
+    """Its earlier counts are its warm-up, which is slow and contains no user's request."""
     before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
     after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
     found = counts_since(before, after)

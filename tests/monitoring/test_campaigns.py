@@ -88,7 +88,7 @@ def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes
 
 @contextmanager
 def small_disk(folder, size):
-    """Mount a small disk at the folder."""
+    """Provide a small disk, mounted at the folder."""
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:

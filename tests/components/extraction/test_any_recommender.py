@@ -126,7 +126,7 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
 
 
 def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.0, **settings):
-    """Ingest the file and return the counts, and the rows of lake and replay file."""
+    """Write the file's lake and replay file, and return the counts and the rows of both."""
     counts = ingest(
         [path] if path.is_file() else sorted(path.iterdir()),
         recommender(features, data=names),

@@ -27,7 +27,7 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 @contextmanager
 def site_of(world):
-    """Return the target with one server by gRPC, and the switch of its odd behaviour."""
+    """Yield the odd behaviours by method, and settings with one server reached by gRPC."""
     with odd_triton(world.servers[0]) as (odd, url):
         yield odd, dataclasses.replace(world.settings, triton_urls=(url,), connect=Triton)
 

@@ -274,7 +274,7 @@ def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
 
 
 def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
-    """As in the archive. A backtest must not count it elsewhere."""
+    """A backtest of the archive, in whole microseconds, must use the same bucket."""
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)
