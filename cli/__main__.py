@@ -414,8 +414,8 @@ def _run_submit(arguments: argparse.Namespace) -> int:
                 step = f"; {outcome.step}: {outcome.reason}" if outcome else ""
                 raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
             hint = (
-                f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} on a machine that"
-                " mounts it"
+                f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} on a machine that "
+                "mounts it"
             )
             print(describe_run(store, outcome) if outcome else hint)
     return 0

@@ -485,10 +485,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen forget",
-        description=(
-            "List everything that holds a user (data.user of the accepted recommender), and remove it with --yes. "
-            "Also list the models that were trained on the user's rows, and the run that replaces them."
-        ),
+        description="List everything that holds a user (data.user of the accepted recommender), and remove it with "
+        "--yes. "
+        "Also list the models that were trained on the user's rows, and the run that replaces them.",
     )
     parser.add_argument("--user", required=True, metavar="ID", help="value of the column, as your files spell it")
     parser.add_argument("--store", required=True, help="model store")

@@ -76,8 +76,8 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
-                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither to keep the rows'"
-                " times"
+                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither to keep the rows' "
+                "times"
             )
         if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
             raise ContractError(f"days is {self.days}, expected at least 1")
@@ -243,8 +243,9 @@ def read_rows(
         reader = find_reader(file, recommender, with_times=keeps_times)
         if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times, or days over which to spread"
-                " its rows, such as --last-day 2026-03-07 --days 7"
+                f"{file} has no column {recommender.data.event_time!r}, expected times, or days over which to spread "
+                "its "
+                "rows, such as --last-day 2026-03-07 --days 7"
             )
         if reader.has_times and not keeps_times:
             logger.warning("%s has event times, which are replaced. To keep them, leave out last_day and days", file)
@@ -280,9 +281,10 @@ def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *,
         logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
     if found.repeated:
         logger.warning(
-            "%d rows equal an earlier row in everything but the label. Without a request id each counts as a row of"
-            " its own. If they are the same rows with their clicks, name the columns that identify a row:"
-            " data.request_id and data.row",
+            "%d rows equal an earlier row in everything but the label. Without a request id each counts as a row of "
+            "its "
+            "own. If they are the same rows with their clicks, name the columns that identify a row: data.request_id "
+            "and data.row",
             found.repeated,
         )
 

@@ -107,8 +107,8 @@ class Reproduction:
         for role, model_id in (("model", self.model.model_id), ("parent", self.model.parent_model_id)):
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
-                    f"weights of {role} {model_id} are absent from {self.store}, expected weights that were not"
-                    " collected"
+                    f"weights of {role} {model_id} are absent from {self.store}, expected weights that were not "
+                    "collected"
                 )
         if gone := sorted({each["day"] for each in self.model.days} - lake_versions(self.lake).keys()):
             expected = f"expected the training days of model {self.model.model_id}"

@@ -175,8 +175,8 @@ def search(
     for name, value in {"parameters": given, "space": repr(space)}.items():
         if (known := study.user_attrs.get(name, value)) != value:
             raise ContractError(
-                f"{name} of the study in {file} is {known}, expected {value} as given: repeat it, or remove the file "
-                "to start again"
+                f"{name} of the study in {file} is {known}, not {value}: expected the same, or remove the file to "
+                "start again"
             )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
@@ -189,8 +189,8 @@ def search(
         rows = study.user_attrs.get("rows", facts.get("rows"))
         if facts.get("rows", rows) != rows:
             raise PermanentError(
-                f"trial {trial.number} was evaluated on other rows than the first one: the lake or the live model has "
-                f"changed. Remove {file} to start again"
+                f"trial {trial.number} was evaluated on other rows than the first one, because the lake or the live "
+                f"model has changed: remove {file} to start again"
             )
         study.set_user_attr("rows", rows)
         for name, value in {**facts, "words": words}.items():

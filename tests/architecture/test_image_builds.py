@@ -140,10 +140,10 @@ def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engine
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--tag", "latest"], "never moves"),
-        (["--tag", "a b"], "never moves"),
+        (["--tag", "latest"], "an immutable tag"),
+        (["--tag", "a b"], "an immutable tag"),
         (["--push"], "--registry"),
-        (["nothing"], "no image is called nothing"),
+        (["nothing"], "image nothing is unknown"),
     ],
 )
 def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, arguments, word):

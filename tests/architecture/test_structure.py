@@ -154,10 +154,16 @@ def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
 
 
 def own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Count the lines of a function without those of functions directly inside it."""
+    """Return the lines of a function without its docstring and the functions directly inside it."""
     inner = [each for each in functions(function) if each is not function]
     directly = [f for f in inner if not any(f is not other and f in ast.walk(other) for other in inner)]
-    return function.end_lineno - function.lineno + 1 - sum(f.end_lineno - f.lineno + 1 for f in directly)
+    docstring = function.body[:1] if ast.get_docstring(function) else []
+    return num_lines(function) - sum(map(num_lines, [*directly, *docstring]))
+
+
+def num_lines(node: ast.stmt) -> int:
+    """Return the number of source lines of a statement."""
+    return node.end_lineno - node.lineno + 1
 
 
 def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):

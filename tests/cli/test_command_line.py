@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
     [
         (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
         (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
-        (["-p", "store=/s"], "`evergreen compile` decides store, by the placement or a flag"),
+        (["-p", "store=/s"], "`evergreen compile` sets store, from the placement or a flag"),
         (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
         (["-p", "settings=training.seed=7", "--set", "training.passes=0"], "passes is 0, expected at least 1"),

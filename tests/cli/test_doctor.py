@@ -216,7 +216,11 @@ def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
         (store / name).write_text("")
         os.chmod(store / name, mode)
     (found,) = [each for each in look(store=store) if each.part == "modes of files"]
-    assert (found.state, "may write 1 files" in found.text, str(store / "open") in found.text) == (WRONG, True, True)
+    assert (found.state, "1 files and folders of the share" in found.text, str(store / "open") in found.text) == (
+        WRONG,
+        True,
+        True,
+    )
 
 
 def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(server, tmp_path, monkeypatch, capsys):

@@ -248,10 +248,10 @@ class Told:
 @pytest.mark.parametrize(
     ("decided", "ran_out", "has_ended", "title", "told"),
     [
-        (False, False, False, "the world changes", ["drift"]),
-        (True, False, False, "the monitor asks for a run before anything was changed", []),
-        (False, True, False, "the rows ran out before anything was changed", []),
-        (False, False, True, "the rows ran out before anything was changed", []),
+        (False, False, False, "drift begins", ["drift"]),
+        (True, False, False, "the monitor requests a run before the drift began", []),
+        (False, True, False, "the rows ran out before the drift began", []),
+        (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
 def test_world_is_said_to_change_only_where_it_does(capsys, decided, ran_out, has_ended, title, told):
@@ -280,4 +280,4 @@ def test_bad_release_is_begun_only_where_rows_are_left(capsys, tmp_path, ran_out
         watch=lambda: None,
     )
     assert _wait_until_baked(demo) != ran_out
-    assert ("the rows ran out before a bad release could be shown" in capsys.readouterr().out) == ran_out
+    assert ("the rows ran out before a bad release could be planted" in capsys.readouterr().out) == ran_out

@@ -46,8 +46,8 @@ def test_pickle_is_told_from_what_pipeline_writes(protocol):
 
 
 def tutorial(folder):
-    """Return the README's commands for an own click log, with its files in `folder`."""
-    section = (REPOSITORY / "README.md").read_text().partition("## Your own click log\n")[2].partition("\n## ")[0]
+    """Return the README's commands for your own data, with its files in `folder`."""
+    section = (REPOSITORY / "README.md").read_text().partition("## Use your own data\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
         if line.startswith(("evergreen ", "mkdir ")):
             yield [str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w for w in shlex.split(line)]

@@ -3,7 +3,7 @@
 import pytest
 
 from evergreen.config.monitor import RecipeSettings, RestraintSettings
-from monitoring.policies.restraint import RunMemory, choose_parent, ended
+from monitoring.policies.rate_limit import RunMemory, choose_parent, ended
 from tests.support.monitors import DRIFT
 
 

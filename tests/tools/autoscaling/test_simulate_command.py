@@ -85,7 +85,7 @@ def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
         (f"{HEAD}0,1\n5,1\n".encode(), "lasts 5 s"),
         (f"{HEAD}0,999999\n86400,1\n".encode(), r"step of 8.64e\+10 requests"),
         (b"seconds,requests_per_second,rows_per_request\n0,1,5000\n60,1,1\n", "to 4096 rows"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not text"),
     ],
 )
 def test_file_that_is_no_trace_is_refused_with_reason(tmp_path, capsys, content, named):
@@ -121,7 +121,7 @@ def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short
     [
         (lambda spec: spec["triggers"][0]["metadata"].update(threshold="many"), "'many'"),
         (lambda spec: spec["triggers"][0].update(type="cron"), "is of type cron"),
-        (lambda spec: spec["triggers"][0].update(name="other"), "metric is other, expected one that is simulated"),
+        (lambda spec: spec["triggers"][0].update(name="other"), "metric is other, expected a simulated one"),
     ],
 )
 def test_manifest_that_cannot_be_simulated_is_refused_with_reason(tmp_path, capsys, short, change, named):

@@ -96,5 +96,5 @@ def test_shipped_service_times_say_what_was_measured_and_grow_with_rows(name):
 
 def test_service_times_of_another_form_are_refused(tmp_path: Path):
     (tmp_path / "times.json").write_text('{"service_times": []}')
-    with pytest.raises(ContractError, match="no file of service times"):
+    with pytest.raises(ContractError, match="is not a file of service times"):
         read_service_times(tmp_path / "times.json")
