@@ -1,6 +1,4 @@
-"""Tests of `evergreen reproduce`: the same bytes if nothing changed, otherwise the first differing
-step.
-"""
+"""Tests of `evergreen reproduce`: equal bytes, or the first step that differs."""
 
 import os
 import shutil

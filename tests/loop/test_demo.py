@@ -1,6 +1,4 @@
-"""Tests of the demo as a user starts it: one turn on simulated clicks, all its promises, nothing
-left running.
-"""
+"""Tests of the demo as a user starts it: one turn of the loop, with all promises."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""Tests of recommenders with other columns: the step over their lake, and the ingestion of their
-files.
-"""
+"""Tests of recommenders with other columns: the step and the ingestion."""
 
 import csv
 import hashlib
@@ -109,8 +107,9 @@ def test_columns_are_chosen_by_recommenders_names():
 
 
 def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) -> str:
-    """Format the rows as text with a header, with the user's column names in another order and an
-    unused column.
+    """Format the rows as text with a header and the user's column names.
+
+    The columns are in another order, next to an unused one.
     """
     raws = {names.event_time: raw_rows.EVENT_TIME, names.row: raw_rows.ROW, names.request_id: raw_rows.REQUEST_ID}
     columns = {"remark": None, **raws, **{name: name for name in reversed(SHOP.names)}, names.label: raw_rows.LABEL}
@@ -127,7 +126,7 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
 
 
 def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.0, **settings):
-    """Ingest the file and return the counts, and the rows of lake and replay file."""
+    """Write the file's lake and replay file, and return the counts and the rows of both."""
     counts = ingest(
         [path] if path.is_file() else sorted(path.iterdir()),
         recommender(features, data=names),

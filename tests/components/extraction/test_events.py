@@ -1,6 +1,4 @@
-"""Tests of event identity: rewritten rows, files ingested again, ids that are no keys, and fast
-clocks.
-"""
+"""Tests of event identity: rewritten rows, repeated files, ambiguous ids and fast clocks."""
 
 import json
 import random

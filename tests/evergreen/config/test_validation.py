@@ -1,6 +1,4 @@
-"""Tests of the section `validation`: each threshold has a rule, and a meaningless action is
-refused.
-"""
+"""Tests of the section `validation`: rules of thresholds, and refused actions."""
 
 import dataclasses
 

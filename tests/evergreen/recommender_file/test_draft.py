@@ -1,4 +1,4 @@
-"""Tests of `evergreen recommender init`: columns are guessed with a reason, and the draft is valid."""
+"""Tests of `evergreen recommender init`: columns are guessed, and the draft is valid."""
 
 import datetime
 import gzip

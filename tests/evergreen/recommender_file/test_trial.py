@@ -1,6 +1,4 @@
-"""Tests of `evergreen recommender check FILE --data ROWS`: what ingest would do, and what the rows
-hold.
-"""
+"""Tests of `evergreen recommender check FILE --data ROWS`."""
 
 import datetime
 

@@ -1,6 +1,4 @@
-"""Tests of small files that would fill the memory, hang or overflow: refused or rejected in bounded
-memory.
-"""
+"""Tests of small files that would fill the memory, hang or overflow."""
 
 import os
 import subprocess
@@ -44,9 +42,7 @@ except ContractError as error:
 
 @pytest.fixture
 def lake(tmp_path, raw_table):
-    """Writes a day of rows with some columns replaced, and returns what a process with 4 GiB reads
-    of it.
-    """
+    """Writes a day with some columns replaced. Returns what a process with 4 GiB reads."""
 
     def read(n: int, changes: dict, **options) -> str:
         table = raw_table(n, start=START.timestamp(), seconds=80_000)

@@ -36,9 +36,7 @@ def shop_workflow(features, excluded=()):
 
 
 def network_of(features):
-    """Return a network with logit = concat(vectors, dense) @ weights, like a model's
-    `network.onnx`.
-    """
+    """Return a network with logit = concat(vectors, dense) @ weights."""
     d, c = len(features.dense_inputs), len(features.vector_names)
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [

@@ -1,6 +1,4 @@
-"""Tests of the monitor's drift watch: reported, shown, counted and evaluated, and a kill loses
-nothing.
-"""
+"""Tests of the monitor's drift watch: reported, shown and evaluated, also after a kill."""
 
 import json
 from dataclasses import replace

@@ -87,9 +87,7 @@ def _varint(number: int) -> bytes:
 
 
 def run_to_the_end(b: Bench) -> None:
-    """Run everything that a monitor does with a message: store, mature, archive, reread after a
-    kill, delete.
-    """
+    """Run all that a monitor does with a message, from storing to deleting, with a kill."""
     monitor = b.start()
     monitor.tick()
     b.start().tick()

@@ -1,6 +1,4 @@
-"""Tests of late outcomes and conversions: each is in one outcome file after any crash, and timely
-ones count.
-"""
+"""Tests of late outcomes and conversions: each is in one outcome file."""
 
 import pyarrow.parquet as pq
 import pytest

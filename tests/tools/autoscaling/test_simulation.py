@@ -1,6 +1,4 @@
-"""Tests of the whole simulation: shipped manifests and queries over small traces, reproducible by
-seed.
-"""
+"""Tests of the whole simulation: shipped manifests and queries over small traces."""
 
 import math
 from pathlib import Path
