@@ -1,6 +1,7 @@
-"""How long the demo takes, and where: `make benchmark-demo`; the same from an empty folder as `make demo`.
+"""Measure the duration of the demo and its stages, for `make benchmark-demo`.
 
-Of `summary.json`, which the demo writes. There is no smaller demo: `--quick` is the same.
+It runs `make demo` from an empty folder, and reads the demo's `summary.json`. There is no smaller
+demo, so `--quick` changes nothing.
 """
 
 import json
@@ -27,7 +28,7 @@ STAGES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the demo once."""
+    """Run the demo once, and return the exit code."""
     flags = benchmark_parser("demo", __doc__, quick="the same").parse_args(argv)
     with documented(flags) as document:
         shutil.rmtree(FOLDER, ignore_errors=True)

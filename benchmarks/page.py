@@ -1,8 +1,9 @@
-"""Makes docs/performance.md and its charts of the newest documents: `make performance`.
+"""Write docs/performance.md and its charts from the newest documents.
 
-What is measured lies in build/benchmarks, which git ignores. This keeps it in benchmarks/results, one file a benchmark,
-and makes the page of all that are there. A quick run is not kept: it shows that a benchmark runs, not how fast anything
-is. What a document holds is `command`'s, what a chart shows its benchmark's.
+Run by `make performance`. Measured documents are in build/benchmarks, which git ignores. This
+program copies them to benchmarks/results, one file per benchmark, and writes the page of all of
+them. Quick runs are not copied, because they only show that a benchmark works. `command` defines
+the documents, and each benchmark its charts.
 """
 
 import json
@@ -21,9 +22,10 @@ from evergreen.runtime.durable import write_whole
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "performance.md"
 CHARTS = ("freshness", "growth")
-"""Benchmarks whose modules draw their charts."""
+"""Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
-"""Benchmarks whose figures are counts of decisions: how busy the machine was changes nothing."""
+"""Benchmarks whose figures are counts of decisions, so that other work on the machine does not
+change them."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",
@@ -45,7 +47,7 @@ time; whoever it is to was measured in the same run. What the machine could do a
 
 
 def keep() -> None:
-    """Takes over what was measured since."""
+    """Copy newly measured documents to the results."""
     RESULTS.mkdir(exist_ok=True)
     for path in (REPOSITORY / MEASURED / f"{name}.json" for name in NAMES):
         if path.exists() and not json.loads(text := path.read_text())["is_quick"]:
@@ -53,13 +55,13 @@ def keep() -> None:
 
 
 def kept_documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The documents that are there, in their order on the page."""
+    """Return the documents of the results, in the order of the page."""
     paths = [folder / f"{name}.json" for name in NAMES]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def page(documents: Iterable[dict[str, Any]]) -> str:
-    """The whole page."""
+    """Return the complete page."""
     sections = {each["benchmark"]: section(each) for each in documents}
     missing = [f"`{name}`" for name in NAMES if name not in sections]
     said = [f"Not measured on this house yet: {', '.join(missing)}.\n"] if missing else []
@@ -67,7 +69,7 @@ def page(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def section(document: dict[str, Any]) -> str:
-    """One benchmark: when, where and how, then its figures as a table, then its charts."""
+    """Return the section of one benchmark: date, machine and command, a table, and charts."""
     facts, name = document["machine"], document["benchmark"]
     where = [f"{facts['cores_used']} of {facts['cores']} cores", facts.get("gpu") or facts["processor"]]
     where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
@@ -90,7 +92,7 @@ def section(document: dict[str, Any]) -> str:
 
 
 def charts(document: dict[str, Any]) -> dict[str, str]:
-    """The charts of a document, SVG by the file's name in docs/."""
+    """Return the charts of a document as SVG, by file name in docs/."""
     if document["benchmark"] not in CHARTS:
         return {}
     drawn: dict[str, str] = import_module(f"benchmarks.{document['benchmark']}").charts(document)
@@ -98,7 +100,7 @@ def charts(document: dict[str, Any]) -> dict[str, str]:
 
 
 def doubts(document: dict[str, Any]) -> str:
-    """Why the figures of a document are not to be relied on; empty where they are."""
+    """Return why the figures of a document are unreliable, or "" if they are reliable."""
     if document["benchmark"] in COUNTS:
         return ""
     if (share := document["other_work_share"]) is None:
@@ -107,13 +109,13 @@ def doubts(document: dict[str, Any]) -> str:
 
 
 def row(figure: Figure) -> str:
-    """One figure as a row of the table."""
+    """Return one figure as a row of the table."""
     cells = [figure.name, figure.peer, f"{figure.value.shown()} {figure.unit}".strip(), figure.aim(), figure.limit]
     return f"| {' | '.join((cell or '').replace('|', '/') for cell in cells)} |"
 
 
 def main() -> int:
-    """Keeps, and writes page and charts."""
+    """Copy the documents, and write page and charts."""
     keep()
     documents = kept_documents()
     for document in documents:

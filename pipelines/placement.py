@@ -206,7 +206,8 @@ class Placement:
             )
         if self.backend == "torchrec" and self.accelerator and self.training_processes != self.training_gpus:
             raise ContractError(
-                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected equal "
+                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected "
+                "equal "
                 "numbers: backend torchrec has one process for each GPU"
             )
         many = self.trainer == "kubeflow" and self.backend == "torchrec"

@@ -346,7 +346,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeyp
     assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == ["r2"]
 
 
-@pytest.mark.parametrize(("user", "told"), [("nobody", "no row"), ("", "user is '', expected a word")])
+@pytest.mark.parametrize(("user", "told"), [("nobody", "no row"), ("", "user is '', expected a string")])
 def test_an_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
     before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
     assert forget(world, "--yes", user=user) == (0 if user else 2)

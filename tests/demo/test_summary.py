@@ -46,7 +46,7 @@ def test_decisions_that_did_not_know_a_late_record_may_differ_and_the_report_say
     summary = replace(GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late))
     assert numbers.failed_promises(summary, simulated=True) == []
     (sentence,) = [each for each in numbers.decision_sentences(summary) if "replayed" in each]
-    assert "not all equal" in sentence
+    assert "not all of them equal" in sentence
     assert f"{late.get('late_requests', 0)} requests reached the monitor after their decision point" in sentence
     assert f"{late.get('late_rows', 0)} rows after their bucket had closed" in sentence
 
@@ -332,7 +332,7 @@ def test_change_without_effect_and_alarm_without_rows_say_what_is_missing(tmp_pa
 def test_rows_that_ran_out_before_change_are_counted(tmp_path):
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     (way,) = ways(replace(UNASKED, drift={}), verdicts=[known], drift_time=None)
-    assert "8,000 labelled rows fill the window before the change, and all 1,050 rows were sent by then" in way
+    assert "8,000 labelled rows fill the window before the drift, and all 1,050 rows were sent by then" in way
 
 
 def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_settings_from(tmp_path):
@@ -342,7 +342,7 @@ def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_setting
     assert first == advice[0]
     assert second.startswith(advice[1])
     assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file (demo/recommender.yaml" in second
-    assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
+    assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate has no auc of version 1")
 
 
 def test_verdicts_come_in_the_order_of_their_models_whatever_their_runs_are_called(tmp_path):
