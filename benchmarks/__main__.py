@@ -105,9 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the requested benchmarks. Return 1 if one of them has no figures, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"and most minutes, quick and full: {minutes_of}")
-    parser.add_argument("--quick", action="store_true", help="whether they run: fewer and shorter rounds")
-    parser.add_argument("--again", action="store_true", help="measure what was measured at this commit too")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmark, and its maximum minutes, quick and full: {minutes_of}"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, to test that they run")
+    parser.add_argument("--again", action="store_true", help="also repeat benchmarks that were measured at this commit")
     flags = parser.parse_args(argv)
     if unknown := set(flags.names) - set(PLANS):
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
@@ -120,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(names)} benchmarks at {commit}, at most {minutes} minutes", flush=True)
     for name in names:
         if not flags.again and is_done(name, commit, is_quick=flags.quick):
-            print(f"{name}: is there", flush=True)
+            print(f"{name}: was measured at this commit", flush=True)
             continue
         print(f"{name}: ", end="", flush=True)
         said = run(name, is_quick=flags.quick, is_shown=len(names) == 1)

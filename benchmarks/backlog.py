@@ -92,7 +92,7 @@ def _counters(state: Path) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
-    parser = benchmark_parser("backlog", __doc__, quick="a tenth of the rows: whether it runs")
+    parser = benchmark_parser("backlog", __doc__, quick="a tenth of the rows, to test that it runs")
     flags = parser.parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with documented(flags) as document:

@@ -18,10 +18,10 @@ FOLDER = Path("build/demo")
 SECONDS_TARGET = 100
 STAGES = {
     "first_run": "first model through the pipeline",
-    "baseline": "traffic before the world changes",
+    "baseline": "traffic before the drift",
     "drift_to_detection": "from the change to the decision to retrain",
     "trigger_to_serving": "from that decision to serving, beside traffic",
-    "bad_release": "a bad release and the way back",
+    "bad_release": "a bad release and its rollback",
     "drain": "accounting for every record",
     "verify": "every score and decision made again",
 }
@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             Figure("requests failed", spread([summary["requests"]["failed"]]), "requests", target=0),
             Figure("request of 64 rows, p50", spread([summary["latency_ms"]["p50"]]), "ms"),
             Figure("request of 64 rows, p99", spread([summary["latency_ms"]["p99"]]), "ms"),
-            Figure("a bad release goes back by itself", spread([summary["bad_release"]["taken_back"]["seconds"]]), "s"),
+            Figure(
+                "a bad release is rolled back automatically",
+                spread([summary["bad_release"]["rolled_back"]["seconds"]]),
+                "s",
+            ),
         ]
     return 0
 

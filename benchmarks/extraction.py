@@ -218,7 +218,7 @@ def figures_of(result: dict[str, Any]) -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all ways, and return 0."""
     parser = benchmark_parser("extraction", __doc__, quick="a minute: fewer rounds and rows, wider spreads")
-    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="only one way, in this process")
+    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="run only one way, in this process")
     flags = parser.parse_args(argv)
     if flags.way:
         way, file, folder = flags.way

@@ -330,8 +330,10 @@ def charts(document: dict[str, Any]) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study, and return 0."""
-    parser = benchmark_parser("freshness", __doc__, quick="two policies, six hours of few rows: whether it runs")
-    parser.add_argument("--seed", type=int, default=1, help="of the world, its drift and its traffic (default: 1)")
+    parser = benchmark_parser("freshness", __doc__, quick="two policies, six hours of few rows, to test that it runs")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the simulator, its drift and its traffic (default: 1)"
+    )
     flags = parser.parse_args(argv)
     hours, rows = (6, 20_000) if flags.quick else (24, 40_000)
     chosen = [FROZEN, CONTROL, "every 1 h"] if flags.quick else POLICIES

@@ -65,8 +65,8 @@ def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run both extractions, and print a line for each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_window", description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the whole lake (default %(default)s)")
-    parser.add_argument("--days", type=int, default=20, help="a multiple of 4 (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the complete lake (default: %(default)s)")
+    parser.add_argument("--days", type=int, default=20, help="days of the lake, a multiple of 4 (default: %(default)s)")
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="full-window-") as name:
         folder = Path(name)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stated.
     """
     parser = benchmark_parser("gate", __doc__, quick="a twentieth of the repeats, no hold-outs of a million rows")
-    parser.add_argument("--seed", type=int, default=1, help="of all rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all rows (default: %(default)s)")
     flags = parser.parse_args(argv)
     share = 20 if flags.quick else 1
     num_canaries = 200 // share

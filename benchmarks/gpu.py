@@ -91,10 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0 if all documents exist, 1 if a step failed, or 3 if the time ran out.
     """
-    parser = benchmark_parser("gpu", __doc__, quick="tiny tables and few steps: whether it runs, also without a GPU")
-    parser.add_argument("--step", choices=STEPS, help="only this one, in this process")
-    parser.add_argument("--minutes", type=float, default=1e9, help="of this call, for a machine that is lent")
-    parser.add_argument("--folder", type=Path, default=MEASURED / "gpu", help="of the steps (default: %(default)s)")
+    parser = benchmark_parser(
+        "gpu", __doc__, quick="tiny tables and few steps, to test that it runs, also without a GPU"
+    )
+    parser.add_argument("--step", choices=STEPS, help="run only this step, in this process")
+    parser.add_argument("--minutes", type=float, default=1e9, help="maximum minutes of this call")
+    parser.add_argument(
+        "--folder", type=Path, default=MEASURED / "gpu", help="folder of the steps (default: %(default)s)"
+    )
     flags = parser.parse_args(argv)
     if flags.step:
         measure(flags)

@@ -81,8 +81,8 @@ sample by the hash of their ids."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study. Return 0 within the bounds, or 1 with more false alarms than they allow."""
-    parser = benchmark_parser("policies", __doc__, quick="50 streams in place of 1,000: whether it runs")
-    parser.add_argument("--seed", type=int, default=1, help="of all streams (default: %(default)s)")
+    parser = benchmark_parser("policies", __doc__, quick="50 streams in place of 1,000, to test that it runs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all streams (default: %(default)s)")
     flags = parser.parse_args(argv)
     streams, falls = (50, 20) if flags.quick else (1_000, 200)
     rates, users, releases = {}, {}, {}

@@ -274,8 +274,8 @@ def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases, and return 0."""
-    parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, whether it runs")
-    parser.add_argument("--data", help="Criteo rows, tab-separated without a header; judged in five folds")
+    parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, to test that it runs")
+    parser.add_argument("--data", help="file of Criteo rows, tab-separated without header, evaluated in five folds")
     flags = parser.parse_args(argv)
     torch.set_num_threads(1)
     seeds = range(1, 2 if flags.quick else 4)

@@ -181,7 +181,7 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     parser = benchmark_parser("round", __doc__, quick="small rounds only")
-    parser.add_argument("--seed", type=int, default=7, help="seed of the simulated world (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the simulator (default: %(default)s)")
     flags = parser.parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="evergreen-round-") as folder:
         document |= report(measure(Path(folder), QUICK_SIZES if flags.quick else SIZES, seed=flags.seed))

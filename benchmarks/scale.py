@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure windows and keys."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
-    parser.add_argument("--use", nargs=2, help="does one thing with so many keys, and nothing else", metavar="WHAT")
+    parser.add_argument("--use", nargs=2, help="only measure one use of so many keys", metavar="WHAT")
     flags = parser.parse_args(argv)
     if flags.use:
         USES[flags.use[0]](int(flags.use[1]))

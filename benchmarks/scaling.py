@@ -208,7 +208,7 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, fit, extrapolate and plan."""
     parser = benchmark_parser("scaling", __doc__, quick="half a minute less: one round")
-    parser.add_argument("--worker", help="(internal) one process of a contestant")
+    parser.add_argument("--worker", help="(internal) one process of an engine")
     flags = parser.parse_args(argv)
     if flags.worker:
         return work(flags.worker)

@@ -105,9 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_times", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--server", required=True, help="host:grpc_port of the Triton")
-    parser.add_argument("--model", default=CRITEO_RECOMMENDER.name, help="its model (default: %(default)s)")
-    parser.add_argument("--describe", default="", help="what it runs on, such as the GPU's name")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of asking, per number of rows")
+    parser.add_argument("--model", default=CRITEO_RECOMMENDER.name, help="name of the model (default: %(default)s)")
+    parser.add_argument("--describe", default="", help="device of the server, such as the GPU's name")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of requests per number of rows")
     return parser
 
 

@@ -107,7 +107,7 @@ def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
     return best
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
+def page_figures(results: dict[str, Any]) -> list[Figure]:
     """Return the figures for the page, each with its target."""
     one_by_one, large = results["closed"]["64"]["1"], results["closed"]["1024"]
     found = [
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = QUICK if flags.quick else FULL
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         results = measure(Path(scratch), sizes)
-        document |= {"sizes": asdict(sizes), "figures": judge(results), "results": results}
+        document |= {"sizes": asdict(sizes), "figures": page_figures(results), "results": results}
     return 0
 
 

@@ -57,7 +57,7 @@ Counts = dict[str, dict[str, SettingCount]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study, and return 0."""
-    parser = benchmark_parser("validation", __doc__, quick="few windows of each kind: whether it runs")
+    parser = benchmark_parser("validation", __doc__, quick="few windows of each kind, to test that it runs")
     flags = parser.parse_args(argv)
     with documented(flags) as document:
         document |= {"world_seed": WORLD_SEED, "false_alarm_rate": FALSE_ALARM_RATE}

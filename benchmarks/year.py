@@ -166,7 +166,7 @@ def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
     parser = benchmark_parser("year", __doc__, quick="30 days instead of a year")
-    parser.add_argument("--store", default="build/demo/store", help="default: %(default)s")
+    parser.add_argument("--store", default="build/demo/store", help="model registry of a demo (default: %(default)s)")
     flags = parser.parse_args(argv)
     source = Path(flags.store)
     hours = {name: count for name, count in HOURS.items() if not flags.quick or count <= 720}

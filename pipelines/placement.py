@@ -290,7 +290,7 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     kubernetes.set_timeout(task, needs.timeout_seconds)
     kubernetes.mount_pvc(task, pvc_name=placement.volume, mount_path=placement.mount_path)
     _label(task, step, placement)
-    _let_in(task, step, placement)
+    _set_access(task, step, placement)
     return task
 
 
@@ -302,7 +302,7 @@ def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
         kubernetes.add_pod_label(task, key, value)
 
 
-def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
+def _set_access(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
     """Set the container's user, the registry's credentials and the step's variables."""
     if placement.run_as_user is not None and placement.security_context == "set":
         kubernetes.set_security_context(task, run_as_user=placement.run_as_user, run_as_non_root=True)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo import summary as numbers
-from demo.plan import DemoSettings, plan_for_world, read_verdicts
+from demo.plan import DemoSettings, plan_for_simulator, read_verdicts
 from demo.report import headline_sentence
 from demo.runner import LocalFolders
 from demo.summary import AucNumbers, Observations, ReleaseNumbers, ReplayedDecisions, TrafficDuring
@@ -63,7 +63,7 @@ def test_decisions_that_did_not_know_a_late_record_may_differ_and_the_report_say
         ("decisions.equal", False, "decision"),
         ("release.during.requests_failed", 3, "3 requests failed during the release, expected 0"),
         ("bad_release.during.requests_failed", 3, "3 requests failed during a bad release and its rollback"),
-        ("bad_release.taken_back.seconds", 60.5, "rolled back after 60.5 s, expected less than 60"),
+        ("bad_release.rolled_back.seconds", 60.5, "rolled back after 60.5 s, expected less than 60"),
         ("verified.0.num_rows", 319, "639 logged scores were recomputed, expected the 640"),
         ("verified.1.same", False, "version 2 differs from its release: 0 of 320 logged scores, and no hash differ"),
         ("records.published", 641, "640 records archived, expected the 641 published"),
@@ -99,7 +99,7 @@ CLEAR = [window(1, 0.78), window(2, 0.77)]
 
 
 def doubts(summary=GOOD, timeline=CLEAR):
-    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
+    plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
     observed = Observations(
         folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline,
         events=[], decisions=[], traffic=[], traffic_summary={}, stage_seconds={},
@@ -110,7 +110,7 @@ def doubts(summary=GOOD, timeline=CLEAR):
 @pytest.mark.parametrize(
     ("path", "value", "timeline", "words"),
     [
-        ("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]], "auc 0.780 (95 % 0.770..0.790) is based on 7999 rows"),
+        ("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]], "0.780 (95 % 0.770..0.790) is based on 7999 rows"),
         ("created_at", "", [CLEAR[0], window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
         ("trigger.reason", None, CLEAR, "the rows ran out before the drift began"),
         ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),
@@ -155,8 +155,8 @@ NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "da
 
 def test_each_policy_is_sure_when_it_says_so_first_and_never_where_nothing_changed():
     never = {"threshold": None, "sequential": None, "data_drift": None}
-    assert numbers.first_sure(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
-    assert numbers.first_sure(DECISIONS, None) == numbers.first_sure(DECISIONS[:1], DRIFT_TIME) == never
+    assert numbers.first_alarms(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
+    assert numbers.first_alarms(DECISIONS, None) == numbers.first_alarms(DECISIONS[:1], DRIFT_TIME) == never
 
 
 def drift_event(bucket_end, version=1, **distances):
@@ -220,7 +220,7 @@ def test_a_bad_release_counts_the_requests_from_its_start_to_the_answer_of_the_v
     traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
-    assert (found.made, found.taken_back) == tuple(PLANTED)
+    assert (found.made, found.rolled_back) == tuple(PLANTED)
     # The last line begins at 206, the moment of the answer: it is counted, as the window is closed.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
@@ -279,7 +279,7 @@ def judged_line(time, *, policy="sequential", version=1, **figures):
 
 
 def ways(summary, *, decisions=(), timeline=(), verdicts=(), drift_time=DRIFT_TIME):
-    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
+    plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
     traffic = [{"time": 10.0 * second, "rows": 50} for second in range(21)]
     observed = Observations(
         folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline, events=[], decisions=decisions,

@@ -80,7 +80,7 @@ def test_accepting_says_what_changes_and_the_same_again_is_refused(run, file):
     code, printed = run("accept", file, "--why", "age is known")
     assert code == 0
     assert printed.startswith(
-        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is used from the next run on"
+        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is used from the next run"
     )
 
 
