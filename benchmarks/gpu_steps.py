@@ -468,7 +468,7 @@ def graphs(name: str, *, is_quick: bool) -> StepFigures:
                 case = f"{network}, forward and backward of {batch:,} rows, {way}"
                 try:
                     taken = 1e3 * seconds_of(passes_of(config, batch, make), 3 if is_quick else 20)
-                except Exception as error:  # a variant that fails on this machine is reported, and the others count
+                except Exception as error:  # report it, the other variants count
                     step.skipped.append(f"{case}: {type(error).__name__}: {str(error).strip()[:100]}")
                     continue
                 usual = usual or taken

@@ -34,15 +34,20 @@ _LIMITS = {
 }
 _INTRODUCTION = """# Performance
 
-A figure of speed on another page is from here, or its paragraph says since when it was not measured again; a test
-refuses others. `make performance` makes this page of the documents in `benchmarks/results`. `make benchmarks` measures
-anew, and goes on where it was ended; `make benchmark-serving` measures one, `BENCHMARK_FLAGS=--quick` shows whether it
-runs. On a GPU: `make gpu PYTHON_GPU=python3` needs torch's CUDA wheel, numpy, msgspec, pyarrow and tqdm, with onnx,
-onnxruntime-gpu, torchrec and pytest where they are. Its steps last nine minutes at most, and a second call goes on;
-`GPU_FLAGS="--minutes 9"` ends in time on a machine that is lent, `GPU_FLAGS=--quick` tries all of it without a GPU.
+A speed figure on another page comes from this page, or its paragraph says since when it was not
+measured again. A test refuses other figures. `make performance` writes this page from the documents
+in `benchmarks/results`.
 
-A figure is the median of rounds, with the least and the most in parentheses. A ratio is of rounds beside each other in
-time; whoever it is to was measured in the same run. What the machine could do at that time stands above each table.
+`make benchmarks` measures again, and resumes after an interruption. `make benchmark-serving` runs
+one benchmark, and `BENCHMARK_FLAGS=--quick` tests that it runs. On a GPU, `make gpu PYTHON_GPU=python3`
+needs torch's CUDA wheel, numpy, msgspec, pyarrow and tqdm. It also uses onnx, onnxruntime-gpu,
+torchrec and pytest if they are installed. A step takes at most nine minutes, and a second call
+resumes. `GPU_FLAGS="--minutes 9"` stops in time on a borrowed machine, and `GPU_FLAGS=--quick`
+tests everything without a GPU.
+
+A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares
+neighbouring rounds in time, and its peer was measured in the same run. The limits of the machine at
+that time are above each table.
 """
 
 
@@ -64,7 +69,7 @@ def page(documents: Iterable[dict[str, Any]]) -> str:
     """Return the complete page."""
     sections = {each["benchmark"]: section(each) for each in documents}
     missing = [f"`{name}`" for name in NAMES if name not in sections]
-    said = [f"Not measured on this house yet: {', '.join(missing)}.\n"] if missing else []
+    said = [f"Not measured yet: {', '.join(missing)}.\n"] if missing else []
     return "\n".join([_INTRODUCTION, *said, *sections.values()])
 
 
@@ -82,7 +87,7 @@ def section(document: dict[str, Any]) -> str:
     ]
     if doubt := doubts(document):
         lines += ["", f"**{doubt}**"]
-    lines += ["", "| what | beside | figure | target | limit |", "|---|---|---|---|---|"]
+    lines += ["", "| figure | peer | value | target | limit |", "|---|---|---|---|---|"]
     lines += [row(figure_of(each)) for each in document["figures"]]
     if skipped := document.get("skipped"):
         lines += ["", f"Left out: {'; '.join(skipped)}."]
@@ -104,7 +109,7 @@ def doubts(document: dict[str, Any]) -> str:
     if document["benchmark"] in COUNTS:
         return ""
     if (share := document["other_work_share"]) is None:
-        return "To be measured again: how busy the machine was is not known."
+        return "To be measured again: the share of other work is unknown."
     return f"To be measured again: other work took {share:.0%} of the machine." if share >= 0.1 else ""
 
 

@@ -87,13 +87,13 @@ class Figure(NamedTuple):
         >>> Figure("start", spread([0.5]), "s", target=1.0).aim()
         'at most 1: met'
         >>> Figure("alarms", Spread(0.03, 0.014, 0.064), f"of 200 {INTERVAL}", target=0.025).aim()
-        'at most 0.025: cannot be told by so few'
+        'at most 0.025: undecided, too few cases'
         """
         if self.target is None:
             return ""
         verdict = "met" if self.is_met else "**missed**"
         if not self.is_met and self.unit.endswith(INTERVAL) and self.value.least <= self.target <= self.value.most:
-            verdict = "cannot be told by so few"
+            verdict = "undecided, too few cases"
         return f"{'at least' if self.is_least else 'at most'} {short(self.target)}: {verdict}"
 
     def print(self) -> None:

@@ -166,7 +166,8 @@ def differences(found: Any, expected: Any, name: str = "") -> list[str]:
 
     Entries of days are compared with those of the same day.
 
-    >>> differences({"days": [{"day": "2026-03-01", "num_rows": 9}]}, {"days": [{"day": "2026-03-01", "num_rows": 8}]})
+    >>> found, expected = ({"day": "2026-03-01", "num_rows": rows} for rows in (9, 8))
+    >>> differences({"days": [found]}, {"days": [expected]})
     ['days 2026-03-01 num_rows is 9, expected 8']
     """
     ours, theirs = _by_day(found), _by_day(expected)

@@ -154,7 +154,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self._variables, **(variables or {})},
-                start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the processes in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which ends them in order
                 text=True,
             )
         self._processes[name] = process

@@ -716,7 +716,7 @@ def _run_numbers(store: Path) -> list[RunNumbers]:
 def _event_spans(
     events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None
 ) -> dict[str, float | None]:
-    """Return the seconds from drift to decision, and from decision to the new version's response."""
+    """Return the seconds from drift to decision, and from there to the new version's response."""
     decided_at = decision["time"] if decision else None
     served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
 
