@@ -246,7 +246,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{study['rows']:,} rows scored, {study['clicks']:,} clicks; gains in AUC points (0.01), mean over "
         f"{len(study['hourly_auc'][FROZEN])} hours [95 %]",
-        f"{'retrained':<26}{'mean AUC':>9}{'log loss':>9}{'gain over never':>28}{'Monolith':>10}{'below best':>12}",
+        f"{'retrained':<26}{'mean AUC':>9}{'log loss':>9}"
+        + f"{'gain over never':>28}{'Monolith':>10}{'below best':>12}",
     ]
     for name in study["rounds"]:
         gained = _interval(study["gain_over_frozen"][name]) if name != FROZEN else ""
@@ -277,7 +278,7 @@ def _rounds_table(study: dict[str, Any]) -> list[str]:
     """
     lines = [
         f"{'retrained':<26}" + "".join(f"{each:>10}" for each in OUTCOMES) + f"{'grown':>7}{'aborted':>8}{'rows':>12}"
-        f"{'training s':>11}{'all s':>8}{'points per M rows':>18}{'per minute':>11}{'x scratch':>10}"
+        f"{'training s':>11}{'all s':>8}{'points per M rows':>18}" + f"{'per minute':>11}{'x scratch':>10}"
     ]
     per_second = {
         name: study["gain_over_frozen"][name]["points"] / each["seconds"]
@@ -292,7 +293,7 @@ def _rounds_table(study: dict[str, Any]) -> list[str]:
             f"{name:<26}"
             + "".join(f"{each['outcomes'].get(outcome, 0):>10}" for outcome in OUTCOMES)
             + f"{ends[True]:>7}{ends[False]:>8}{each['rows']:>12,}{each['training_seconds']:>11.0f}"
-            f"{each['seconds']:>8.0f}{study['gain_over_frozen'][name]['points'] / each['rows'] * 1e6:>18.2f}"
+            f"{each['seconds']:>8.0f}" + f"{study['gain_over_frozen'][name]['points'] / each['rows'] * 1e6:>18.2f}"
             f"{60 * per_second[name]:>11.3f}"
             + (f"{per_second[name] / per_second[FULL]:>10.1f}" if FULL in per_second else "")
         )
