@@ -6,9 +6,9 @@ preprocessing, training, the gate, and a release or a canary (`benchmarks.model_
 has the AUC of the served scores, the outcomes of the runs and their cost, next to published gains
 and savings. docs/freshness.md explains the choices, and `benchmarks.slow_drift` is the simulator.
 
-The order is that of production. The live model scores the rows of a quarter of an hour, which then
-enter the lake. A canary is evaluated. After a policy's interval, a run trains on the lake so far,
-and its release scores the following rows.
+Events have the same order as in production. The live model scores the rows of a quarter of an hour,
+which then enter the lake. A canary is evaluated. After a policy's interval, a run trains on the
+lake so far, and its release scores the following rows.
 
 Gains are in AUC points, where 1 point is 0.01 of AUC. Each is the mean over hours of the difference
 within an hour, because different models scored different hours. Its interval is DeLong's: different

@@ -80,7 +80,7 @@ def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
 
 
 def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
-    """Return curves of CPU seconds over runs, by reader of the registry."""
+    """Return a curve of CPU seconds over runs for each reader of the registry."""
     rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
     store = document["store"]
     names = [name for name in next(iter(store.values())) if name.startswith("s, ")]

@@ -204,9 +204,9 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """Return false alarms of one bet per request and of one per row, both at the edge.
+    """Return false alarms of the test with one bet per request, and with one per row.
 
-    The gate measured the pooled AUC.
+    Both run at the edge of the test's claim. The gate measured the pooled AUC.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)

@@ -2,9 +2,9 @@
 
 Run by `make benchmark-publishing`. One process adds records at a steady rate, as if responses
 ended, and adds the clicks. Meanwhile it publishes them to an SQLite log with fsync, in one or in
-four partitions. The figures are the durations of `add` and `add_outcome`, and the delay of the
-event loop's next millisecond, which a request would wait. The same is measured in turn without
-publishing, with dropped records.
+four partitions. The figures are the durations of `add` and `add_outcome`, and how late the event
+loop reaches its next millisecond. A request would wait that long. The same is measured in turn
+without publishing, with dropped records.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ class SlowDrift:
     moving_share: float = 0.07
     """Share of these columns' planted variance that changes, in [0, 1]. The rest is constant. With
     the other defaults, the true probabilities of one moment lose one point of AUC (0.01) within a
-    day, and 1.2 within two."""
+    day, and 1.2 points within two days."""
     popularity_spread: float = 0.3
     """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
     constant frequencies."""

@@ -150,7 +150,7 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
 
 
 def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
-    """Return the ids of a column after so many hourly runs, and how many hold a category."""
+    """Return the ids of a column after `rounds` hourly runs, and how many hold a category."""
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)
     column = unseen_column(np.zeros(0, np.int64))

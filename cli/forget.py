@@ -433,7 +433,7 @@ def waiting_requests(state: Path, user: User) -> int:
 def in_windows(state: Path, user: User) -> Iterator[Found]:
     """Yield the user's matured rows that the monitor holds for its windows.
 
-    Removing them turns them into rows of an unknown user.
+    A removal turns these rows into rows of an unknown user.
     """
 
     def remove() -> None:

@@ -85,7 +85,7 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
     spacing = sampled / (len(samples) - 1)
     to_start, to_end = (start - first) / 1000, (last - end) / 1000
     if growth > 0 and start_value >= 0:
-        # A counter is never negative, so do not extrapolate to before it was 0.
+        # A counter is never negative, so do not extrapolate beyond the time when it was 0.
         to_start = min(to_start, sampled * start_value / growth)
     for gap in (to_start, to_end):
         covered += gap if gap < spacing * 1.1 else spacing / 2
