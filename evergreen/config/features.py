@@ -246,8 +246,8 @@ class NumericOptions:
             )
         if self.fill or self.indicator:
             raise ContractError(
-                f"fill is {self.fill} and indicator {self.indicator} beside quantile_buckets, expected neither: a "
-                "missing value has a vector of its own"
+                f"fill is {self.fill} and indicator {self.indicator} with quantile_buckets, expected neither: a "
+                "missing value has its own vector"
             )
 
     @property
@@ -342,7 +342,7 @@ class Features:
             object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
             known = set(getattr(self, "lists" if kind == "list" else kind))
             if unknown := [name for name in options if name not in known]:
-                raise ContractError(f"options are given of {unknown}, expected {kind} features")
+                raise ContractError(f"options are given for {unknown}, expected {kind} features")
         if not self.names:
             raise ContractError("there are no features, expected one or more names")
         if wrong := [name for name in self.names if not _is_name(name)]:
@@ -351,12 +351,12 @@ class Features:
                 f"and at most {MAX_NAME} characters"
             )
         if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
-            raise ContractError(f"features {twice} are there twice, expected each once")
+            raise ContractError(f"features {twice} occur twice, expected each once")
         columns = len(self.numeric + self.categorical) + sum(self.list_options_of(name).max for name in self.lists)
         if columns > MAX_COLUMNS:
             raise ContractError(
-                f"features come to {columns:,} columns of tensors, expected at most {MAX_COLUMNS:,}: a list has one "
-                "for each of its max elements"
+                f"features need {columns:,} tensor columns, expected at most {MAX_COLUMNS:,}: a list needs "
+                "one for each of its positions"
             )
         for name, each in self.list_options.items():
             if each.table is not None and each.table not in self.categorical:
@@ -493,8 +493,7 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the position names of a list (see `PLACE`) or the name of a categorical feature.
-        """
+        """Return the position names of a list (see `PLACE`) or the name of a categorical feature."""
         if name in self.categorical:
             return (name,)
         return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))
@@ -553,7 +552,7 @@ class Features:
             said = [f"have none of {list(before.names)}"]
         if said:
             raise ContractError(
-                f"features of this run {' and '.join(said)}, expected what the parent {parent} learned from; to train "
+                f"features of this run {' and '.join(said)}, expected those of the parent {parent}; to train "
                 f"from scratch, {run_again(self._from_scratch(before))}"
             )
 

@@ -467,8 +467,8 @@ def _expect_known(message: Message, what: str) -> None:
     """Refuse fields that a newer client or a newer file has, because their values would be lost."""
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
-            f"{what} has the fields {sorted(set(unknown))[:5]}, which this recommender's records do not have; is the "
-            "client newer, or does it have a newer file of the recommender?"
+            f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this recommender's records; the "
+            "client or its recommender's file may be newer"
         )
 
 

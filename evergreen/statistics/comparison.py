@@ -8,16 +8,16 @@ intervals.
 
 All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure, so that
 the expected share of false alarms among the drifted columns is at most `false_discovery_rate`. If
-nothing has changed, it is the probability of any alarm. A column has drifted if a test is
+nothing has changed, the rate is the probability of any alarm. A column has drifted if a test is
 significant and its effect reaches the setting. The significance avoids alarms on noise in small
 samples, and the effect size avoids alarms on negligible changes in large ones. `detectable` is the
 smallest effect that a sample of this size can show.
 
 The cells are chosen by both samples' rows together, or by rows of neither (`reference`). If one
-sample chose them, its noise would look like a change of the other. Means are of bucket numbers,
-which are linear up to 10 and logarithmic beyond, so that no tail dominates. Rows of one user in
-several requests, of one hour or of one day count as independent. If they are not, false alarms are
-more frequent than the rate.
+sample chose the cells, its noise would look like a change of the other sample. Means are of bucket
+numbers, which are linear up to 10 and logarithmic beyond, so that no tail dominates. Rows of one
+user in several requests, of one hour or of one day count as independent. If they are not, false
+alarms are more frequent than the rate.
 """
 
 import math

@@ -159,7 +159,7 @@ def test_a_column_keeps_its_field_when_others_come_and_go_and_an_absent_one_is_m
     read = RecordFormat(long).decode(RecordFormat(short).encode(sent))
     np.testing.assert_array_equal(read.dense, [[np.nan, 1], [np.nan, 1]])
     assert read.categorical.tolist() == [[-1, 7], [-1, 8]]
-    with pytest.raises(ContractError, match=r"features has the fields \[\d+, \d+\].*newer file of the recommender"):
+    with pytest.raises(ContractError, match=r"features has the fields \[\d+, \d+\].*recommender's file may be newer"):
         RecordFormat(short).decode(RecordFormat(long).encode(read))
 
 

@@ -169,7 +169,7 @@ def test_a_gzip_file_damaged_inside_is_named(tmp_path, criteo_rows, write_text, 
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2 : len(damaged) // 2 + 50] = b"\0" * 50
     path.write_bytes(bytes(damaged))
-    with pytest.raises(ContractError, match=r"day_0.gz is damaged"):
+    with pytest.raises(ContractError, match=r"day_0.gz is corrupt"):
         read(find_reader(path))
 
 
