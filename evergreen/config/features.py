@@ -90,11 +90,11 @@ class CategoricalOptions:
     2^52 - 1 is its own category, also as a text. Any other value is hashed to 52 bits."""
     served_as: int | str | None = None
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
-    position of an item in a list. The network learns the effect of the real values. The position
-    where an item was shown then does not cause it to be shown there again. The gate evaluates the
-    model with this value too, so that the mean score of rows served so equals their click rate. A
-    request may leave the feature out. A row that is logged without it adds nothing to what is
-    learned about the feature."""
+    position of an item in a list. The network learns the effect of the real values. With a fixed
+    position, an item does not rank higher only because it was shown higher before. The gate
+    evaluates the model with this value too, so that the mean score of rows served with it equals
+    their click rate. A request may leave the feature out. A row that is logged without it adds
+    nothing to what is learned about the feature."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only `dcn`
     supports it, because the other networks multiply vectors with each other and need one length."""

@@ -59,7 +59,7 @@ Parquet it is a column of lists. Null is no element, also inside a list. Times a
 features yet. A file has at most 256 KiB, and its features need at most 4,096 tensor columns: one
 for each feature, and one for each of a list's `max` elements. YAML's aliases and tags are refused.
 
-## Values
+## What a value means
 
 A value is the same category in files, in the lake and in the client, however it is spelled:
 
@@ -73,7 +73,7 @@ A value is the same category in files, in the lake and in the client, however it
   texts. Floats of 32 bits are exact up to 2^24.
 - **Texts**: any other text, exactly as it is spelled.
 
-## Changing columns
+## Columns that change
 
 Columns may be added, removed and reordered between two runs. A column of the same name must keep
 its kind and its options. If it changes them, `accept` warns. The next run then ends at once, names

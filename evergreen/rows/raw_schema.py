@@ -439,8 +439,8 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 def whole_numbers(values: Any) -> Any:
     """Return the values of a feature of type `int64` as a lake stores them (Arrow int64).
 
-    A truth value, and a number that needs 64 unsigned bits, is stored as its category. The category
-    of a category is itself.
+    A truth value, and a number that needs 64 unsigned bits, is stored as its category. A stored
+    category does not change when it is converted again.
 
     Raises:
         pa.ArrowException: As in `texts`.

@@ -547,8 +547,8 @@ def _choose_cells(
     Only values with reliable counts have a cell. Both samples have a last cell for the other
     values.
 
-    Frequent values come first, the most frequent at the start. Rare values follow, which the tests
-    group, in the order of the values. An order by rows would sort them by sample: a value of a
+    Frequent values come first, the most frequent at the start. Rare values follow in the order of
+    the values, and the tests group them. An order by rows would sort them by sample: a value of a
     single request has the rows of that request, and the requests of the two samples may differ in
     size. In a measurement, requests of 64 rows compared with requests of 40 to 64 were reported as
     drift in six columns of unchanged traffic.
