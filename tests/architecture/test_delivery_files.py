@@ -1,7 +1,8 @@
-"""CI and CD as files: GitHub Actions, Cloud Build, Skaffold, and the scripts of `.ci/` that they call.
+"""Checks of the CI and CD files: GitHub Actions, Cloud Build, Skaffold, and the scripts in `.ci/`.
 
-Files are judged by published schemas (check-jsonschema carries them) and zizmor; scripts run here, against the KFP
-server's double and a kubectl that notes what it is told. No workflow and no build ran on GitHub's or Google's machines.
+Files are validated by published schemas (from check-jsonschema) and zizmor. Scripts run here,
+against the KFP server's double and a kubectl double that records its calls. No workflow or build
+runs on GitHub's or Google's machines.
 """
 
 import json
@@ -36,7 +37,7 @@ PINNED = re.compile(r"uses: +([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+(\.\d+)*$")
 
 
 def load(name: str) -> dict:
-    # YAML 1.1 reads `on` as true; nothing here looks at it.
+    # YAML 1.1 parses `on` as true. No test reads it.
     return yaml.safe_load((REPOSITORY / name).read_text())
 
 
@@ -63,20 +64,20 @@ def tool(name: str) -> Path:
     ],
     ids=["github-workflows", "github-timeouts", "cloudbuild"],
 )
-def test_files_agree_with_the_published_schema(schema, paths):
+def test_files_agree_with_published_schema(schema, paths):
     command = [tool("check-jsonschema"), "--builtin-schema", schema, *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_cloud_build_is_told_nothing_that_it_does_not_know():
-    """The published schema is closed for steps and options, and open for the file itself."""
+    """The published schema is closed for steps and options, and open for the top level of the file."""
     package = pytest.importorskip("check_jsonschema", reason="check-jsonschema is not in this environment")
     schema = Path(package.__file__).parent / "builtin_schemas" / "vendor" / "cloudbuild.json"
     assert load("cloudbuild.yaml").keys() <= json.loads(schema.read_text())["properties"].keys()
 
 
-def test_zizmor_finds_no_weakness_in_the_workflows():
+def test_zizmor_finds_no_weakness_in_workflows():
     command = [tool("zizmor"), "--offline", "--no-progress", "--color", "never", REPOSITORY / ".github"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
@@ -89,7 +90,7 @@ def test_every_action_of_others_is_pinned_by_commit():
     assert [line for line in others if not PINNED.fullmatch(line)] == []
 
 
-def test_jobs_may_read_the_code_and_prove_who_they_are_and_hold_no_secret():
+def test_jobs_may_read_code_and_prove_who_they_are_and_hold_no_secret():
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {}
         assert "secrets." not in path.read_text()
@@ -105,7 +106,7 @@ def test_release_goes_through_tests_images_and_sample_before_promotion():
     assert jobs()["release/promote"]["environment"] == "production"
     build = load("cloudbuild.yaml")["steps"]
     assert [step["id"] for step in build] == ["test", "plan", "images", "token", "sample", "roll-out", "promote"]
-    # A step without `waitFor` waits for all before it.
+    # A step without `waitFor` waits for all previous steps.
     assert {step["id"]: step["waitFor"] for step in build if "waitFor" in step} == {
         "token": ["images"], "sample": ["images"], "roll-out": ["sample", "token"],
     }  # fmt: skip
@@ -118,7 +119,7 @@ def test_every_image_is_built_once_by_github_and_by_cloud_build():
     assert sorted(without_nvidias) == sorted(set(DOCKERFILES) - set(STEP_OF_VARIANT))
 
 
-def test_skaffold_builds_the_same_images_from_the_same_files():
+def test_skaffold_builds_same_images_from_same_files():
     config = load("skaffold.yaml")
     assert config["apiVersion"] == "skaffold/v4beta13"
     artifacts = config["build"]["artifacts"]
@@ -143,7 +144,7 @@ def images_of(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_image_of_ours_that_a_manifest_names_is_built(overlay):
+def test_every_image_of_ours_that_manifest_names_is_built(overlay):
     found = images_of(render(REPOSITORY / "k8s" / "overlays" / overlay))
     ours = {reference.rpartition(":")[0] for reference in found if "/evergreen-" in reference}
     assert f"{registry_of(overlay)}/evergreen-monitoring" in ours
@@ -151,7 +152,7 @@ def test_every_image_of_ours_that_a_manifest_names_is_built(overlay):
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
-def test_every_image_that_the_compiled_pipeline_names_is_built(backend, tmp_path):
+def test_every_image_that_compiled_pipeline_names_is_built(backend, tmp_path):
     output = tmp_path / "pipeline.yaml"
     placement = REPOSITORY / "k8s" / "overlays" / "gke" / "placement.yaml"
     flags = {"placement": placement, "backend": backend, "tag": REVISION, "output": output}
@@ -163,7 +164,7 @@ def test_every_image_that_the_compiled_pipeline_names_is_built(backend, tmp_path
 
 
 def commands() -> list[str]:
-    """Every shell text of the workflows and of Cloud Build, as the shell gets it."""
+    """Return every shell text of the workflows and of Cloud Build, as the shell receives it."""
     found = [step["run"] for job in jobs().values() for step in job.get("steps", []) if "run" in step]
     for step in load("cloudbuild.yaml")["steps"]:
         flags, *rest = step.get("args", [""])
@@ -187,11 +188,11 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
         assert (REPOSITORY / program).exists()
 
 
-def test_cloud_builds_plan_is_a_script_that_builds_and_pushes(tmp_path):
+def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
-    # Twice: for this shell, and for that of make's recipe.
+    # Quoted twice: for this shell, and for the shell of make's recipe.
     text = text.replace("make ", f"make PYTHON={shlex.quote(shlex.quote(sys.executable))} ")
     environment = {**os.environ, "OVERLAY": "k8s/overlays/gke", "REVISION": REVISION}
     subprocess.run(["bash", "-euc", text], check=True, cwd=REPOSITORY, env=environment, timeout=60)
@@ -203,7 +204,10 @@ def test_cloud_builds_plan_is_a_script_that_builds_and_pushes(tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """What the scripts touch, in a folder of its own; `evergreen` is this environment's."""
+    """A separate folder with the files that the scripts touch.
+
+    `evergreen` is this environment's command.
+    """
     folder = tmp_path / "checkout"
     shutil.copytree(REPOSITORY / ".ci", folder / ".ci")
     shutil.copytree(REPOSITORY / "k8s", folder / "k8s")
@@ -241,7 +245,7 @@ def kfp(monkeypatch):
     double.close()
 
 
-def test_candidate_is_tried_apart_and_promoted_with_the_clusters_folders_alone(checkout, kfp, tmp_path):
+def test_candidate_is_tried_apart_and_promoted_with_clusters_folders_alone(checkout, kfp, tmp_path):
     kfp.token = "of the build"
     (tmp_path / "token").write_text("of the build")
     server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}
@@ -274,13 +278,15 @@ def test_candidate_is_tried_apart_and_promoted_with_the_clusters_folders_alone(c
 
 
 def digests_of(images: set[str], folder: Path) -> dict[str, str]:
-    """Writes the file of digests of `images` into `folder`; gives each image by tag -> by digest."""
+    """Write the file of digests of `images` into `folder`, and map each image by tag to its digest
+    reference.
+    """
     named = {image: f"{image.rpartition(':')[0]}@sha256:{index:064x}" for index, image in enumerate(sorted(images))}
     (folder / "images.txt").write_text("".join(f"{name}\n" for name in named.values()))
     return named
 
 
-def test_candidate_of_a_build_with_digests_runs_images_by_digest(checkout, kfp, tmp_path):
+def test_candidate_of_build_with_digests_runs_images_by_digest(checkout, kfp, tmp_path):
     named = digests_of({f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}, tmp_path)
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url, DIGESTS=str(tmp_path / "images.txt"))
     assert done.returncode == 0, done.stderr
@@ -289,7 +295,7 @@ def test_candidate_of_a_build_with_digests_runs_images_by_digest(checkout, kfp, 
     assert len(used) == 7
 
 
-def test_sample_that_fails_ends_the_release(checkout, kfp):
+def test_sample_that_fails_ends_release(checkout, kfp):
     kfp.end = "FAILED"
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url)
     assert done.returncode == 3, done.stderr
@@ -297,9 +303,10 @@ def test_sample_that_fails_ends_the_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """PATH with a kubectl that notes what it is told and answers a port-forward by a server; and its notes.
+    """PATH with a kubectl that records its calls and answers a port-forward by a server, and its
+    records.
 
-    What a file `ready` beside the notes holds is the number of Triton's ready pods.
+    A file `ready` next to the records holds the number of Triton's ready pods.
     """
     folder, notes = tmp_path / "bin", tmp_path / "kubectl"
     folder.mkdir()
@@ -321,20 +328,20 @@ if sys.argv[1:] == ["apply", "-f", "-"]:
 if "port-forward" in sys.argv:
     http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1].split(":")[0])), Answer).serve_forever()
 """)
-    # No line `#!` of its own: it could not name a path with a space.
+    # It has no `#!` line, which could not name a path with a space.
     command = shlex.join([sys.executable, str(folder / "kubectl.py")])
     (folder / "kubectl").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (folder / "kubectl").chmod(0o755)
     yield f"{folder}:{os.environ['PATH']}", notes
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        # A tunnel that was not ended, with the loop that would begin it anew: a session of their own.
+        # A tunnel that was not stopped, with the loop that would restart it, in their own session.
         with suppress(ProcessLookupError):
             if (group := os.getpgid(int(line.split()[0]))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ready", ["2", ""], ids=["with a model", "before the first model"])
-def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_come(checkout, kubectl, ready):
+def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
     path, notes = kubectl
     (notes.parent / "ready").write_text(ready)
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
@@ -352,7 +359,7 @@ def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_a_build_with_digests_names_every_image_of_ours_by_digest(checkout, kubectl, tmp_path):
+def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(checkout, kubectl, tmp_path):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"
@@ -377,7 +384,7 @@ def deployments(overlay: Path) -> list[dict]:
 
 
 def selected(manifest: dict, selector: str) -> bool:
-    """kubectl's rule for `a=b,c!=d`: an absent label is unequal."""
+    """Evaluate kubectl's rule for `a=b,c!=d`: an absent label is unequal."""
     labels = manifest["metadata"]["labels"]
     terms = [re.fullmatch(r"([^=!]+)(!?=)([^=]+)", term).groups() for term in selector.split(",")]
     return all((labels.get(key) == value) == (operator == "=") for key, operator, value in terms)
@@ -395,7 +402,7 @@ def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl, valu
     assert not notes.exists()
 
 
-def test_tunnel_leads_to_the_api_and_ends_with_the_command(checkout, kubectl):
+def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed: .ci/with-kfp asks the API with it")
     path, notes = kubectl

@@ -1,4 +1,6 @@
-"""docs/dependencies.md agrees with the requirements files, and the audit with what its services answer."""
+"""Checks that docs/dependencies.md agrees with the requirements files, and tests the audit's
+reaction to its services.
+"""
 
 import re
 import shutil
@@ -9,7 +11,7 @@ import pytest
 from tests.support.paths import REPOSITORY
 
 
-def test_page_gives_every_named_package_a_reason_and_a_replacement():
+def test_page_gives_every_named_package_reason_and_replacement():
     text, folder = (REPOSITORY / "docs" / "dependencies.md").read_text(), REPOSITORY / "requirements"
     page = re.findall(r"^\| ([a-z0-9-]+) \| (?!why).+ \| .+ \|$", text, re.M)
     files = [*folder.glob("*.in"), *folder.glob("*.txt")]
@@ -23,12 +25,13 @@ def test_page_gives_every_named_package_a_reason_and_a_replacement():
     ("knows", "said"),
     [("pypi", "asked of pypi"), ("osv", "asked of osv"), ("neither", "no service was reached: none of")],
 )
-def test_audit_prints_the_report_of_the_service_that_answers_or_that_none_did(tmp_path, knows, said):
+def test_audit_prints_report_of_service_that_answers_or_that_none_did(tmp_path, knows, said):
     shutil.copytree(REPOSITORY / ".ci", tmp_path / ".ci")
     shutil.copytree(REPOSITORY / "requirements", tmp_path / "requirements")
     double = tmp_path / ".venvs" / "audit" / "bin" / "pip-audit"
     double.parent.mkdir(parents=True)
-    # pip-audit ends with 1 both where it finds something and where nothing answers; only the first writes a report.
+    # pip-audit exits with 1 if it finds something and also if no service answers. Only the first
+    # case writes a report.
     double.write_text(f"""#!/bin/bash
 [[ " $* " == *" --vulnerability-service {knows} "* ]] || exit 1
 while [ "$1" != --output ]; do shift; done

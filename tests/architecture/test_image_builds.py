@@ -1,7 +1,8 @@
-"""`make images`: which commands are run, from what, and when none is; and what an engine sees of the checkout.
+"""Tests of `make images`: its commands, when it runs none, and which files of the checkout an
+engine sees.
 
-Where podman is installed, it builds what shows that; other tests put a script called docker or podman on PATH that
-notes its arguments.
+If podman is installed, it builds an image for that. Other tests put a script called docker or
+podman on PATH that records its arguments.
 """
 
 import json
@@ -31,7 +32,7 @@ if sys.argv[2] == os.environ.get("ENGINE_FAILS"):
 if sys.argv[2] == "image":
     print(os.environ.get("ENGINE_KNOWS", ""))
 """
-# A line `#!` could not name a Python whose path has a space.
+# A `#!` line could not name a Python whose path has a space.
 SCRIPT = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", NOTING])} "$0" "$@"\n'
 
 
@@ -43,7 +44,9 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A commit of what is in this checkout, committed or not, with files beside it that no image may see."""
+    """A commit of this checkout, including uncommitted changes, with extra files that no image may
+    contain.
+    """
     if GIT is None:
         pytest.skip("git is not installed")
     try:
@@ -72,7 +75,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def tree(original, tmp_path, monkeypatch):
-    """A clean checkout of one's own."""
+    """A clean checkout for one test."""
     folder = tmp_path / "checkout"
     shutil.copytree(original, folder)
     monkeypatch.setattr(build_images, "REPOSITORY", folder)
@@ -84,7 +87,10 @@ def tree(original, tmp_path, monkeypatch):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """`engines("docker")` puts scripts of these names on PATH, alone with git; the result reads what they were told."""
+    """`engines("docker")` puts scripts of these names on PATH, alone with git.
+
+    The result reads their calls.
+    """
     folder, notes = tmp_path / "bin", tmp_path / "notes"
 
     def install(*names: str):
@@ -109,7 +115,7 @@ def flags(command: list[str], name: str) -> list[str]:
     return [value for flag, value in zip(command, command[1:]) if flag == name]
 
 
-def test_every_image_is_built_from_its_dockerfile_and_named_by_the_revision(tree, engines):
+def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, engines):
     told = engines("docker")
     assert build_images.main(["--registry", REGISTRY]) == 0
     revision = git(tree, "rev-parse", "HEAD")
@@ -123,7 +129,7 @@ def test_every_image_is_built_from_its_dockerfile_and_named_by_the_revision(tree
     assert not [command for command in told() if command[1] == "push"]
 
 
-def test_uncommitted_changes_are_refused_and_told_in_the_tag_where_they_are_allowed(tree, engines, capsys):
+def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engines, capsys):
     told = engines("docker")
     (tree / "components" / "new.py").write_text("")
     assert build_images.main([]) == 2
@@ -137,10 +143,10 @@ def test_uncommitted_changes_are_refused_and_told_in_the_tag_where_they_are_allo
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--tag", "latest"], "never moves"),
-        (["--tag", "a b"], "never moves"),
+        (["--tag", "latest"], "an immutable tag"),
+        (["--tag", "a b"], "an immutable tag"),
         (["--push"], "--registry"),
-        (["nothing"], "no image is called nothing"),
+        (["nothing"], "image nothing is unknown"),
     ],
 )
 def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, arguments, word):
@@ -156,17 +162,17 @@ def test_podman_is_taken_where_it_is_asked_for(tree, engines):
     assert [command[0] for command in told()] == ["podman"]
 
 
-def test_podman_is_told_that_a_name_without_a_registry_is_a_local_one(tree, engines):
+def test_podman_is_told_that_name_without_registry_is_local_one(tree, engines):
     told = engines("podman")
     assert build_images.main(["extraction", "--engine", "podman", "--tag", "v1"]) == 0
     assert flags(told()[0], "--tag") == ["localhost/evergreen-extraction:v1"]
 
 
-def test_digests_of_docker_are_those_of_the_repository_that_was_pushed_to(tree, engines, monkeypatch):
+def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engines, monkeypatch):
     told, digest = engines("docker"), f"sha256:{'2' * 64}"
     known = [f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}", f"{REGISTRY}/evergreen-monitoring@{digest}"]
     words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
-    assert build_images.main(words) == 3  # pushed, and the engine knows no digest
+    assert build_images.main(words) == 3  # pushed, but the engine has no digest
     monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
     assert build_images.main(words) == 0
     assert told()[-1][1:] == ["image", "inspect", *told()[-1][3:5], f"{REGISTRY}/evergreen-monitoring:v1"]
@@ -175,7 +181,7 @@ def test_digests_of_docker_are_those_of_the_repository_that_was_pushed_to(tree, 
 
 @pytest.fixture
 def podman_storage(tmp_path, monkeypatch):
-    """Storage of one's own for the real podman."""
+    """Separate storage for the real podman."""
     if not shutil.which("podman"):
         pytest.skip("podman is not installed")
     text = f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/root"\nrunroot = "{tmp_path}/run"\n'
@@ -183,7 +189,7 @@ def podman_storage(tmp_path, monkeypatch):
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
 
 
-def test_digests_of_podman_are_those_that_the_registry_has(tree, podman_storage, tmp_path, monkeypatch):
+def test_digests_of_podman_are_those_that_registry_has(tree, podman_storage, tmp_path, monkeypatch):
     if not shutil.which("docker-registry"):
         pytest.skip("docker-registry is not installed")
     port = free_port()
@@ -225,19 +231,20 @@ def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
     assert [command[1] for command in told()] == ["build"]
 
 
-def test_address_of_a_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
+def test_address_of_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index.example/simple")
     for name in DOCKERFILES:
         command = build_images.build_command("docker", name, "x:1", tag="1", revision="1", source="s")
         assert ("PIP_INDEX_URL" in flags(command, "--build-arg")) == (environment(name) is not None)
         assert "user:word" not in shlex.join(command)
-        # An ARG that no stage declares would be an error; one in the last stage would be told by the image.
+        # An ARG that no stage declares would be an error, and one in the last stage would be
+        # visible in the image.
         build, *later = stages(name)
         assert ("PIP_INDEX_URL" in build.all("ARG")) == (environment(name) is not None)
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
 
 
-def test_dry_run_prints_a_script_that_does_the_same(tree, engines, capsys):
+def test_dry_run_prints_script_that_does_same(tree, engines, capsys):
     told = engines("docker")
     assert build_images.main(["--registry", REGISTRY, "--push", "--dry-run"]) == 0
     script = capsys.readouterr().out
@@ -264,11 +271,11 @@ CODE = ("evergreen/", "components/", "controller/", "demo/", "inference_client/"
 
 
 def laid_out(name: str, root: Path, context: Path) -> set[str]:
-    """The files of ours in the image."""
+    """Return the project's files in the image."""
     return {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
 
 
-def test_an_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podman_storage, tmp_path):
+def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podman_storage, tmp_path):
     context, committed = tmp_path / "context", set(git(tree, "ls-files").splitlines())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     command = ["podman", "build", "-q", f"--output=type=local,dest={context}", f"--file={tmp_path}/Dockerfile", tree]

@@ -1,7 +1,8 @@
-"""The images of steps and programs without Docker: what each Dockerfile says, and that what it copies is enough.
+"""Tests of the images without Docker: what each Dockerfile says, and that the copied files suffice.
 
-The COPY lines are replayed into an empty folder, where the image's own code is then all there is. That the programs do
-their work there is `test_containers.py`'s; how images are built, `test_image_builds.py`'s.
+The COPY lines are replayed into an empty folder, which then holds all of the image's own code.
+`test_containers.py` checks that the programs work there, and `test_image_builds.py` how images are
+built.
 """
 
 import ast
@@ -25,38 +26,41 @@ from tests.support.sources import HEAVY, imports_of, told_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images with one of our locks; the others are NVIDIA's with our code."""
+"""Images with one of the project's locks. The others are NVIDIA's with the project's code."""
 OURS = ("evergreen", "components", "controller", "monitoring", "inference_client", "pipelines", "cli", "demo", "tools")
 IN_SLIM_BASE = {
     *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
-"""glibc, GCC's run-time libraries and zlib: Debian marks their packages required, or apt depends on them."""
+"""glibc, GCC's run-time libraries and zlib. Debian marks their packages as required, or apt depends
+on them."""
 OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",
 )
-"""Numba's threading layers: it takes its own where these do not load. Torch's compiler of kernels: its library is the
-GPU's driver, which a node with a GPU mounts."""
+"""Libraries that may be absent: Numba's threading layers, because it has its own fallback, and
+torch's kernel compiler, because its library belongs to the GPU driver, which a node with a GPU
+mounts."""
 CUDA_FOLDER = "nvidia"
-"""CUDA's own packages, where torch is its CUDA build: transports for networks that a node may have or not."""
+"""Folder of CUDA's own packages, if torch is its CUDA build. They hold transports for networks that
+a node may lack."""
 DEBIAN_12_GLIBC_MINOR = 36
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 @pytest.fixture
 def image(tmp_path):
-    """Replays the COPY lines of an image's Dockerfile; gives the folder that is the image's root."""
+    """Replays the COPY lines of an image's Dockerfile and returns the folder of the image's root."""
     return lambda name: lay_out(name, tmp_path / "image")
 
 
 def python_path(name: str) -> str:
-    """Where the image's Python finds our code first."""
+    """Return the first path at which the image's Python finds the project's code."""
     return stages(name)[-1].variables({})["PYTHONPATH"].split(":")[0]
 
 
-def test_every_dockerfile_of_the_repository_is_an_image_that_is_built():
-    # Hidden folders and build/ hold what git ignores.
+def test_every_dockerfile_of_repository_is_image_that_is_built():
+    # Hidden folders and build/ contain ignored files.
     folders = [p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
     found = [p for folder in folders for p in folder.rglob("Dockerfile*")]
     assert sorted(p.relative_to(REPOSITORY).as_posix() for p in found) == sorted(DOCKERFILES.values())
@@ -97,7 +101,7 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
+def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
     root = image(name)
     code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', None, '__main__', True)"
     path = root / python_path(name).lstrip("/")
@@ -108,12 +112,19 @@ def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-DRAWN = [name for name in IMAGES if any(source == "evergreen/reports" for _, source, _ in stages(name)[-1].copies())]
-"""Images whose programs draw pages."""
+def draws_pages(name: str) -> bool:
+    """Return whether the image's own code, besides the core, renders pages."""
+    sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {"evergreen"}
+    files = [path for source in sources for path in (REPOSITORY / source).rglob("*.py")]
+    return any("from evergreen.reports" in path.read_text() for path in files)
+
+
+DRAWN = [name for name in IMAGES if draws_pages(name)]
+"""Images whose programs render pages."""
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_jinja(name, image):
+def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, image):
     root = image(name)
     code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
@@ -121,13 +132,13 @@ def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_j
     assert "&lt;why&gt;" in drawn
     locked = (REPOSITORY / "requirements" / f"{lock(name)}.lock").read_text()
     assert {"jinja2", "markupsafe"} <= set(re.findall(r"^([a-z0-9-]+)==", locked, re.MULTILINE))
-    suffixes = {path.suffix for path in (REPOSITORY / "components" / "charts").rglob("*.*")} - {".pyc"}
-    seen = re.findall(r"^!components/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
+    suffixes = {path.suffix for path in (REPOSITORY / "evergreen" / "reports").rglob("*.*")} - {".pyc"}
+    seen = re.findall(r"^!evergreen/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
     assert suffixes <= set(seen)
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
-def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
+def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
     build, shipped = stages(name)
     torch = [("", "requirements/torch.txt", "/tmp/torch.txt")] if environment(name) == "training" else []
     assert build.copies() == [("", f"requirements/{lock(name)}.lock", "/tmp/requirements.lock"), *torch]
@@ -143,7 +154,7 @@ def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
     assert shipped.variables({"PATH": "/usr/local/bin"})["PATH"] == f"{VENV}/bin:/usr/local/bin"
 
 
-def test_images_of_one_lock_share_their_layers_up_to_the_code():
+def test_images_of_one_lock_share_their_layers_up_to_code():
     beginnings = defaultdict(set)
     for name in OURS_ALONE:
         build, shipped = stages(name)
@@ -151,13 +162,13 @@ def test_images_of_one_lock_share_their_layers_up_to_the_code():
     assert {locked: len(found) for locked, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
 
 
-def test_every_base_is_pinned_and_both_stages_have_the_same_python():
+def test_every_base_is_pinned_and_both_stages_have_same_python():
     bases = {name: [stage.base for stage in stages(name)] for name in IMAGES}
     for name in OURS_ALONE:
         full, slim = bases[name]
         debian = "trixie" if lock(name).endswith("-trixie") else "bookworm"
         assert re.fullmatch(rf"python:3\.11\.\d+-{debian}", full)
-        # The environment's `python` is a link to the interpreter of the stage that made it.
+        # The environment's `python` links to the interpreter of the stage that created it.
         assert slim == full.replace(f"-{debian}", f"-slim-{debian}")
     assert len({bases[name][0].rpartition("-")[0] for name in OURS_ALONE}) == 1
     for name in STEP_OF_VARIANT:
@@ -177,25 +188,25 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
         "org.opencontainers.image.source": "https://git.example/e",
         "org.opencontainers.image.licenses": "Apache-2.0",
     }
-    # What differs from one commit to the next comes last, so that no layer is built anew for a label.
+    # Whatever differs between commits comes last, so that a label causes no rebuild of layers.
     kinds = [keyword for keyword, _ in shipped.instructions]
     assert kinds.index("ARG") > max(i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR"))
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_container_writes_no_bytecode_and_has_its_home_where_pods_can_write(name):
+def test_container_writes_no_bytecode_and_its_home_is_writable_in_pods(name):
     variables = stages(name)[-1].variables({})
     assert (variables["PYTHONDONTWRITEBYTECODE"], variables["PYTHONUNBUFFERED"]) == ("1", "1")
     assert variables["HOME"] == "/tmp"
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_forbids_the_telemetry_of_onnxruntime(name):
+def test_image_forbids_telemetry_of_onnxruntime(name):
     assert SILENT.items() <= stages(name)[-1].variables({}).items()
 
 
 @pytest.mark.parametrize("home", sorted({environment(name) for name in OURS_ALONE}))
-def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(home):
+def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
     packages = python_of(home, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
@@ -226,6 +237,6 @@ def test_merlins_image_has_our_code_first_and_its_own_packages_still_found(name)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_component_names_the_image_of_its_step(step):
+def test_component_names_image_of_its_step(step):
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
     assert component.component_spec.implementation.container.image == image_name(step)

@@ -1,4 +1,4 @@
-"""The load's schedule, latencies and counts, in time that only sleeping moves."""
+"""Tests of the load generator's schedule, latencies and counts, in virtual time."""
 
 import asyncio
 
@@ -10,8 +10,10 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 from tests.support.virtual_time import VirtualTime
 
 
-def test_a_stall_is_charged_to_every_request_that_was_due_during_it():
-    """Coordinated omission: one at a time, the waits are those of a queue (Lindley's recursion)."""
+def test_stall_is_charged_to_every_request_that_was_due_during_it():
+    """Avoids coordinated omission: with one request at a time, the waits are those of a queue
+    (Lindley's recursion).
+    """
     service = np.full(1000, 0.01)
     service[50] = 0.8
     time = VirtualTime()
@@ -34,7 +36,7 @@ def test_a_stall_is_charged_to_every_request_that_was_due_during_it():
     assert np.percentile(answers.latencies, 95) > 0.2
 
 
-def test_arrivals_have_the_rate_and_the_spread_of_independent_users():
+def test_arrivals_have_rate_and_spread_of_independent_users():
     time = VirtualTime()
     answers = time.run(open_loop(lambda number: time.sleep(0.001), 200.0, 20.0, timing=time.timing()))
     gaps = np.diff(answers.due)
@@ -43,7 +45,7 @@ def test_arrivals_have_the_rate_and_the_spread_of_independent_users():
     assert np.mean(gaps > gaps.mean()) == pytest.approx(np.exp(-1), abs=0.03)
 
 
-def test_closed_loop_keeps_its_callers_busy_and_counts_errors_by_kind_with_their_first_message():
+def test_closed_loop_keeps_callers_busy_and_counts_errors_by_kind():
     time = VirtualTime()
     failing = {3: TemporaryError, 7: PermanentError}
 
@@ -60,7 +62,7 @@ def test_closed_loop_keeps_its_callers_busy_and_counts_errors_by_kind_with_their
 
 
 @pytest.mark.parametrize("loop", [open_loop, closed_loop])
-def test_a_defect_of_what_is_asked_is_raised_and_not_counted(loop):
+def test_defect_of_what_is_asked_is_raised_and_not_counted(loop):
     time = VirtualTime()
 
     async def ask(number):

@@ -1,4 +1,4 @@
-"""`evergreen doctor` against the double of the KFP API and a kubectl that answers what a test says."""
+"""Tests of `evergreen doctor` with doubles of the KFP API and kubectl."""
 
 import copy
 import json
@@ -56,11 +56,14 @@ WHOLE = {
     "exec release-controller MODEL_REPOSITORY": "",
     "exec release-controller st_mode": "0",
 }
-"""What kubectl answers of an installation in which all is right."""
+"""kubectl's answers for a healthy installation."""
 
 
 class KubectlDouble:
-    """Answers by namespace and object; what is not there is absent, and an exception is an error of kubectl."""
+    """Answers by namespace and object.
+
+    A missing object is absent, and an exception is an error of kubectl.
+    """
 
     def __init__(self, answers: dict) -> None:
         self.answers, self.asked = answers, []
@@ -96,7 +99,7 @@ def server(tmp_path, monkeypatch):
 
 @pytest.fixture
 def look(server, tmp_path):
-    """`look(**changed)`: the findings by part, of an installation with these answers of kubectl changed."""
+    """`look(**changed)` returns the findings by part, with these answers of kubectl changed."""
     package = tmp_path / "retraining.yaml"
     compile_pipeline(package, Placement(registry="r.dev", tag="3f2a9c1"))
     kfp = KubeflowServer(server.url, timeout_seconds=(2.0, 2.0))
@@ -163,19 +166,19 @@ def test_what_kubectl_cannot_tell_is_unknown_and_nothing_else(look):
     assert ("share", UNKNOWN) in found
 
 
-def test_clocks_that_differ_and_a_server_of_several_users_are_told(look):
+def test_clocks_that_differ_and_server_of_several_users_are_told(look):
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=60.0))
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=-60.0))
     (wrong,) = [each for each in look(namespace="team-a") if each.mend == "leave out --namespace"]
     assert "an installation of one user" in wrong.text
 
 
-def test_installation_of_several_users_needs_the_monitors_role_in_the_profile(look):
+def test_installation_of_several_users_needs_monitors_role_in_profile(look):
     texts = {each.text for each in look(namespace="team-a") if each.state == WRONG}
     assert {"role team-a/evergreen-monitor is absent", "rolebinding team-a/evergreen-monitor is absent"} <= texts
 
 
-def test_reason_of_a_program_in_a_pod_is_told_and_not_its_exit_code_alone():
+def test_reason_of_program_in_pod_is_told_and_not_its_exit_code_alone():
     def kubectl(command, **_):
         return subprocess.CompletedProcess(
             command, 1, "problem: topic is gone\n", "command terminated with exit code 1\n"
@@ -185,14 +188,14 @@ def test_reason_of_a_program_in_a_pod_is_told_and_not_its_exit_code_alone():
         Kubectl(run=kubectl).call("exec", "deploy/monitor")
 
 
-def test_server_that_does_not_answer_is_wrong_and_the_rest_is_looked_at(look, server):
+def test_server_that_does_not_answer_is_wrong_and_rest_is_looked_at(look, server):
     server.failure = 503
     findings = look()
     assert ("Kubeflow's API and clock", WRONG) in states(findings)
     assert ("share", RIGHT) in {(each.part, each.state) for each in findings}
 
 
-def test_failed_run_that_left_nothing_is_told_and_one_that_left_a_note_is_not(look, server, tmp_path):
+def test_failed_run_without_note_is_reported_and_one_with_note_is_not(look, server, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     server.experiments.append({"experiment_id": "e1", "display_name": EXPERIMENT})
@@ -206,17 +209,21 @@ def test_failed_run_that_left_nothing_is_told_and_one_that_left_a_note_is_not(lo
     assert lost.mend.endswith(server.runs[0]["run_id"])
 
 
-def test_open_files_of_a_store_that_is_mounted_are_counted(look, tmp_path):
+def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     for name, mode in (("right", 0o640), ("open", 0o666)):
         (store / name).write_text("")
         os.chmod(store / name, mode)
     (found,) = [each for each in look(store=store) if each.part == "modes of files"]
-    assert (found.state, "may write 1 files" in found.text, str(store / "open") in found.text) == (WRONG, True, True)
+    assert (found.state, "1 files and folders of the share" in found.text, str(store / "open") in found.text) == (
+        WRONG,
+        True,
+        True,
+    )
 
 
-def test_command_prints_a_line_for_each_part_and_answers_1_where_one_is_wrong(server, tmp_path, monkeypatch, capsys):
+def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
     assert doctor.main(["--host", server.url]) == 1
     lines = capsys.readouterr().out.splitlines()

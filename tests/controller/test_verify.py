@@ -1,4 +1,7 @@
-"""Verification: what a version answered, held against float64 NumPy; whatever was tampered with is named."""
+"""Tests of verification: a version's logged scores against float64 NumPy.
+
+Anything changed is named.
+"""
 
 import dataclasses
 import json
@@ -36,7 +39,7 @@ def store(unserved):
 
 @pytest.fixture
 def released(unserved, make_candidate):
-    """Publishes the model of `seed`; the release."""
+    """Publishes the model of `seed` and returns the release."""
     return lambda seed=1: release(*make_candidate(unserved.store, seed), settings=unserved)
 
 
@@ -57,7 +60,7 @@ def truth(make_parts, store):
 
 
 def logged(table, version, scores):
-    """The table as the monitor archives it: who scored each row, and how."""
+    """Return the table as the monitor archives it, with the version and score of each row."""
     for name, values in ((raw_rows.MODEL_VERSION, np.asarray(version, np.int32)), (raw_rows.SCORE, scores)):
         at = table.schema.get_field_index(name)
         column = pa.array(np.broadcast_to(values, table.num_rows)).cast(table.schema.field(name).type)
@@ -67,7 +70,7 @@ def logged(table, version, scores):
 
 @pytest.fixture
 def lake(tmp_path, raw_table, truth):
-    """Two days of rows: each file's scores are the second opinion's, `change(scores)` alters the second file's."""
+    """Two days of rows with reference scores. `change(scores)` changes those of the second file."""
 
     def make(done, change=lambda scores: scores):
         folder = tmp_path / "a lake"
@@ -78,7 +81,7 @@ def lake(tmp_path, raw_table, truth):
             part.mkdir(parents=True)
             table = logged(table, done.version, change(scores) if day == 2 else scores)
             pq.write_table(table, part / "part-a.parquet", row_group_size=64)
-            # Rows of versions that were never right, of nobody, and of a writer that is not done.
+            # Rows of versions that were never right, of no version, and of an unfinished writer.
             other = logged(raw_table(80, seed=seed + 100), done.version + 7, np.float32(0.5))
             pq.write_table(other, part / "part-b.parquet")
             pq.write_table(raw_table(40, seed=seed + 200), part / "simulated.parquet")
@@ -94,7 +97,7 @@ def run(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, store, tmp_path):
+def test_what_was_answered_is_recomputed_within_millionth(released, lake, store, tmp_path):
     done = released()
     found = verify(VERSION, store, FolderObjects(lake(done)))
     assert found.same
@@ -108,7 +111,7 @@ def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, stor
     }  # fmt: skip
 
 
-def test_the_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
+def test_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
     done = released()
 
     def change(scores):
@@ -131,7 +134,7 @@ def test_the_first_differing_row_is_named_with_its_values_and_both_scores(releas
 
 
 @pytest.mark.parametrize("score", [np.nan, None], ids=["not a number", "no score"])
-def test_a_row_without_a_score_differs(released, lake, store, score):
+def test_row_without_score_differs(released, lake, store, score):
     done = released()
     folder = lake(done)
     path = folder / "day=2026-01-01" / "part-a.parquet"
@@ -155,7 +158,7 @@ def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, stor
     assert verify(VERSION, store, FolderObjects(folder)).num_rows == NUM_ROWS
 
 
-def test_scores_of_the_shadow_are_recomputed_too(released, lake, store, raw_table, truth):
+def test_scores_of_shadow_are_recomputed_too(released, lake, store, raw_table, truth):
     done = released()
     folder = lake(done)
     table = logged(raw_table(100, seed=9), done.version + 7, np.float32(0.5))
@@ -208,7 +211,7 @@ def _kept(done):
         "data",
     ],
 )
-def test_tampering_is_named_and_the_rows_are_still_judged_by_what_is_sound(
+def test_tampering_is_named_and_rows_are_still_judged_by_what_is_sound(
     released, lake, store, capsys, tamper, differing
 ):
     done = released()
@@ -221,7 +224,7 @@ def test_tampering_is_named_and_the_rows_are_still_judged_by_what_is_sound(
     assert (found["same"], found["num_rows"], found["num_different"]) == (False, NUM_ROWS, 0)
 
 
-def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(released, lake, store):
+def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released, lake, store):
     done = released()
     folder = lake(done)
     _spoil(_kept(done))
@@ -234,7 +237,7 @@ def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(
     assert held["graph exported again"] is False
 
 
-def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, store):
+def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store):
     done = released()
     folder = lake(done)
     path = _kept(done).with_name("golden.npz")
@@ -247,7 +250,7 @@ def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, st
     assert "row 5" in check.detail
 
 
-def test_golden_rows_that_hold_and_are_not_the_released_ones_are_named(released, lake, store):
+def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lake, store):
     done = released()
     folder = lake(done)
     GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(_kept(done).with_name("golden.npz"))
@@ -255,7 +258,7 @@ def test_golden_rows_that_hold_and_are_not_the_released_ones_are_named(released,
     assert (check.name, "as released" in check.detail) == ("golden rows", True)
 
 
-def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
+def test_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
     folder = lake(released())
     moved = store.rename(store.with_name("restored"))
     found = verify(VERSION, moved, FolderObjects(folder))
@@ -263,7 +266,7 @@ def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, st
     assert found.num_rows == NUM_ROWS
 
 
-def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store, unserved, make_candidate):
+def test_answers_of_version_that_was_withdrawn_again_are_verified(lake, store, unserved, make_candidate):
     def fail(place):
         if place == "config written":
             raise OSError("the power went")
@@ -292,7 +295,7 @@ def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message)
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
+def test_lake_without_its_rows_or_with_corrupt_file_proves_nothing(released, lake, store, tmp_path, capsys):
     done = released()
     (tmp_path / "empty").mkdir()
     code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")
@@ -306,9 +309,7 @@ def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released,
     assert "part-a.parquet is not a readable Parquet file" in said.err
 
 
-def test_a_lake_in_a_bucket_proves_what_the_same_lake_in_a_folder_does(
-    released, lake, store, cloud_storage, tmp_path, capsys
-):
+def test_lake_in_bucket_proves_what_same_lake_in_folder_does(released, lake, store, cloud_storage, tmp_path, capsys):
     folder = lake(released(), lambda scores: np.where(np.arange(len(scores)) == 7, 0.5, scores))
     objects = open_objects("gs://models/lake")
     for path in folder.rglob("*.parquet"):

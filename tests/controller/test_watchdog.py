@@ -1,4 +1,6 @@
-"""The watchdog against the real tritonserver: what it finds, what it heals, and when it keeps its hands off."""
+"""Tests of the watchdog with the real tritonserver: what it finds, what it heals, and when it
+waits.
+"""
 
 import dataclasses
 import json
@@ -45,11 +47,11 @@ def watchdog(settings):
 
 
 def findings(watchdog):
-    """One for the one server's live model."""
+    """Return the findings about the live model on the one server."""
     return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
 
 
-def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
+def test_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
     deploy(1)
     assert findings(watchdog) == [WELL]
     with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
@@ -67,7 +69,10 @@ def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, c
 
 
 class OutOfTurn(Triton):
-    """A real connection to two instances; the dead one is passed over once, then met at every second request."""
+    """A real connection to two instances.
+
+    The dead one is skipped once, then gets every second request.
+    """
 
     turns = []
 
@@ -81,7 +86,7 @@ class OutOfTurn(Triton):
         super().unload(name)
 
 
-def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_candidate, settings):
+def test_dead_stub_whose_turn_was_passed_over_is_found_in_same_round(make_candidate, settings):
     release(
         *make_candidate(settings.store, 1), settings=dataclasses.replace(settings, options=ServingOptions(instances=2))
     )
@@ -90,7 +95,7 @@ def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
-def test_during_a_release_nothing_is_reloaded_and_after_it_the_model_is_healed(
+def test_during_release_nothing_is_reloaded_and_after_it_model_is_healed(
     deploy, client, triton, watchdog, settings, raw_rows
 ):
     deploy(1)
@@ -104,7 +109,7 @@ def test_during_a_release_nothing_is_reloaded_and_after_it_the_model_is_healed(
 
 
 class Counted(Triton):
-    """A real connection that writes down which models it was told to load."""
+    """A real connection that records which models it was told to load."""
 
     loads = []
 
@@ -113,11 +118,9 @@ class Counted(Triton):
         super().load(name)
 
 
-def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wrong_is_reloaded_ever_less_often(
-    deploy, client, triton, settings
-):
+def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(deploy, client, triton, settings):
     deploy(1), deploy(2)
-    # With its record: a graph that is not the recorded one is not loaded at all.
+    # Its record changes too, because a graph that differs from its record is never loaded.
     other, live = (triton.repository / MODEL_NAME / version for version in "12")
     right = {name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")}
     for name in right:
@@ -137,13 +140,15 @@ def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wro
 
 
 class Overloaded(Counted):
-    """Refuses as the real server does beyond its queue; tests/e2e/test_serving_faults.py holds that it does."""
+    """Refuses requests like the real server with a full queue, which
+    tests/e2e/test_serving_faults.py checks.
+    """
 
     def infer(self, *_, **__):
         raise TemporaryError(f"triton {self.url}: inference failed: [request id: 1] Exceeds maximum queue size")
 
 
-def test_an_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
+def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     deploy(1)
     watchdog = Watchdog(site=dataclasses.replace(settings, connect=Overloaded))
     Counted.loads.clear()
@@ -151,9 +156,7 @@ def test_an_overloaded_server_is_busy_and_never_reloaded(deploy, settings, clien
     assert Counted.loads == []
 
 
-def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_without_a_failed_request(
-    deploy, client, watchdog, triton, raw_rows
-):
+def test_server_with_another_version_gets_live_one_without_failures(deploy, client, watchdog, triton, raw_rows):
     deploy(1), deploy(2)
     config = triton.repository / MODEL_NAME / "config.pbtxt"
     published = config.read_text()
@@ -168,7 +171,7 @@ def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_wit
     assert live_version(client, raw_rows(3)) == 2
 
 
-def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
+def test_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
     with opened(settings) as site:
         config = site.repository.read_config()
@@ -185,7 +188,7 @@ def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, se
     assert read_entries(settings.store)[-1].action == WITHDRAWN
 
 
-def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
+def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
     with opened(settings) as site:
         site.repository.place_canary(1, ServingOptions())
@@ -198,7 +201,7 @@ def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, r
     shutil.rmtree(triton.repository / CANARY_NAME)
 
 
-def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
+def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
     deploy(1)
     triton.kill()
     assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
@@ -208,8 +211,8 @@ def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, trit
     assert findings(watchdog) == [WELL]
 
 
-def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings, tmp_path):
-    """The reason for shuffled rows: the cache goes on answering what it was asked before."""
+def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
+    """The cache continues to answer earlier requests. Shuffled rows avoid that."""
     with TritonServer(
         tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=0.2, cache_bytes=1 << 20)
     ) as server:
@@ -232,11 +235,11 @@ def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings
         client.close()
 
 
-def test_before_the_first_release_there_is_nothing_to_ask(watchdog):
+def test_before_first_release_there_is_nothing_to_ask(watchdog):
     assert watchdog.look() == {}
 
 
-def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
+def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
     deploy(1)
     site = dataclasses.replace(settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
     known = {("triton-headless", 8001): []}
@@ -249,7 +252,7 @@ def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, t
     assert "127.0.0.1:9" not in caplog.text, "a pod that ended with a rolling update is no error"
 
 
-def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
+def test_round_that_fails_is_logged_and_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
     deploy(1)
     journal = settings.store / JOURNAL_FILE
     whole = journal.read_bytes()
@@ -282,7 +285,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
     }
 
 
-def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
+def test_as_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
     deploy(1)
     status = tmp_path / "status.json"
     flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--interval-seconds", "0.1"]
@@ -308,5 +311,5 @@ def test_misuse_is_reported(tmp_path, capsys):
     flags = ["--store", str(tmp_path), "--repository", str(tmp_path)]
     assert main([*flags, "--triton-urls", ""]) == 2
     assert main([*flags, "--triton-urls", "x:1", "--interval-seconds", "0"]) == 2
-    assert "triton urls are none" in (said := capsys.readouterr().err)
+    assert "--triton-urls is empty" in (said := capsys.readouterr().err)
     assert "interval is 0.0 s" in said

@@ -1,4 +1,4 @@
-"""Backup and restore: what they bring back after a lost disk, and what they do not."""
+"""Tests of backup and restore: what is restored after a lost disk, and what is not."""
 
 import hashlib
 import io
@@ -48,7 +48,7 @@ def names(rows):
 
 @contextmanager
 def at_work(bench):
-    """Records come and the monitor takes them, in a thread of its own."""
+    """Publish records while the monitor reads them in its own thread."""
     begun, ends = threading.Event(), threading.Event()
 
     def work():
@@ -68,7 +68,7 @@ def at_work(bench):
         thread.join()
 
 
-def test_a_lost_disk_comes_back_as_of_its_backup_and_the_loop_goes_on(chain, tmp_path, capsys):
+def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path, capsys):
     root, backup = tmp_path / "a monitor", tmp_path / "other disk" / "backup"
     backup.parent.mkdir()
     mine = chain.copied_to(root)
@@ -124,7 +124,7 @@ def installation(tmp_path):
     return root
 
 
-def test_what_lies_where_a_part_belongs_is_never_written_over(installation, tmp_path, capsys):
+def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_path, capsys):
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
     assert "b exists, expected a new folder" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_what_lies_where_a_part_belongs_is_never_written_over(installation, tmp_
     assert "backup.json is absent" in capsys.readouterr().err
 
 
-def test_release_under_the_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
+def test_release_under_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
     journal, copytree = installation / "store" / "journal.jsonl", shutil.copytree
     journal.write_text("one\n")
 
@@ -152,7 +152,7 @@ def test_release_under_the_copys_hands_leaves_no_backup(installation, tmp_path, 
 
 @pytest.fixture
 def lost(installation, tmp_path):
-    """A backup whose installation is lost, and what was in it."""
+    """A backup whose installation is lost, and the lost content."""
     for number in range(5):
         (installation / "lake" / "day=2026-01-01").mkdir(exist_ok=True)
         path = installation / "lake" / "day=2026-01-01" / f"part-{number}.parquet"
@@ -167,7 +167,10 @@ def lost(installation, tmp_path):
 
 
 def everything(root):
-    """Each path below `root` with its kind, content and time; of databases and folders what they are."""
+    """Return each path below `root` with its kind, content and time.
+
+    Databases and folders are described.
+    """
     found = {}
     for path in root.rglob("*"):
         is_plain = path.is_file() and path.suffix != ".db"
@@ -176,7 +179,7 @@ def everything(root):
     return found
 
 
-def test_a_restore_killed_before_any_file_goes_on_at_the_next_call(lost, installation_root, monkeypatch):
+def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root, monkeypatch):
     backup, before = lost
     real, left = os.replace, [0]
 
@@ -191,7 +194,7 @@ def test_a_restore_killed_before_any_file_goes_on_at_the_next_call(lost, install
         left[0] = number
         with pytest.raises(Killed):
             restore(backup, within=installation_root.parent, confirm=no)
-        # What a power cut leaves beside them.
+        # Leftovers of a power cut next to them.
         (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
     left[0] = 10**6
     restore(backup, within=installation_root.parent, confirm=no)
@@ -209,7 +212,7 @@ def no(places):
     return False
 
 
-def test_a_damaged_file_of_a_backup_is_named_and_not_restored(lost, installation_root, capsys):
+def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_root, capsys):
     backup, _ = lost
     path = backup / "lake" / "day=2026-01-01" / "part-3.parquet"
     right = path.read_bytes()
@@ -224,7 +227,7 @@ def test_a_damaged_file_of_a_backup_is_named_and_not_restored(lost, installation
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_what_a_program_has_changed_since_a_killed_restore_is_not_written_over(lost, installation_root, capsys):
+def test_what_program_has_changed_since_killed_restore_is_not_written_over(lost, installation_root, capsys):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"
@@ -235,7 +238,7 @@ def test_what_a_program_has_changed_since_a_killed_restore_is_not_written_over(l
         path.write_text("store")
 
 
-def test_restore_writes_nowhere_that_a_person_did_not_name(lost, installation_root, tmp_path, capsys, monkeypatch):
+def test_restore_writes_nowhere_that_person_did_not_name(lost, installation_root, tmp_path, capsys, monkeypatch):
     backup, before = lost
     (tmp_path / "elsewhere").mkdir()
     assert main(["restore", str(backup), f"--within={tmp_path / 'elsewhere'}"]) == 2
@@ -266,7 +269,7 @@ def test_restore_writes_nowhere_that_a_person_did_not_name(lost, installation_ro
         ("files", {"store/latest/x": "0"}),
     ],
 )
-def test_a_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys, key, change):
+def test_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys, key, change):
     backup, _ = lost
     document = json.loads((backup / "backup.json").read_text())
     document[key] |= change
@@ -277,7 +280,7 @@ def test_a_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsy
     assert not installation_root.exists()
 
 
-def test_what_a_killed_backup_left_goes_with_the_next_one(installation, tmp_path):
+def test_what_killed_backup_left_goes_with_next_one(installation, tmp_path):
     left = tmp_path / f".b.{'0a' * 16}"
     left.mkdir()
     (left / "half").write_bytes(bytes(1000))

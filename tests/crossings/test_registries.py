@@ -1,4 +1,4 @@
-"""Two real rounds in the registries: in a real MLflow, and in a Model Registry that holds to its published API."""
+"""Tests of two real runs in a real MLflow and in a Model Registry that enforces its published API."""
 
 import json
 import os
@@ -29,14 +29,14 @@ PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__',
 
 
 def ask(mlflow, path, body=None):
-    """A real server's REST API, without its client."""
+    """Call a real server's REST API without its client."""
     content = None if body is None else json.dumps(body).encode()
     url, head = f"{mlflow}/api/2.0/mlflow/{path}", {"Content-Type": "application/json"}
     return json.load(DIRECT.open(urllib.request.Request(url, content, head), timeout=30))
 
 
 def state_of(mlflow):
-    """Runs, MLflow's versions by the store's number, and aliases by name to the store's number."""
+    """Return runs, MLflow's versions by the registry's number, and aliases."""
     versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")["model_versions"]
     numbers = {each["version"]: int(by_key(each["tags"])["evergreen.version"]) for each in versions}
     aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get("aliases", [])
@@ -53,7 +53,7 @@ def by_key(pairs):
 
 @pytest.fixture(scope="module")
 def story(chain, tmp_path_factory):
-    """One store exported again and again, with what both registries held after each; every call named both."""
+    """One registry exported repeatedly, and the content of both registries after each export."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"
@@ -73,7 +73,7 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # As an export leaves them that is killed between two of its calls.
+        # As left by an export that is killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]
@@ -91,7 +91,7 @@ def story(chain, tmp_path_factory):
     kubeflow.close()
 
 
-def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story):
+def test_registry_that_is_away_costs_one_line_and_other_one_nothing(story):
     assert story.away.code == 3
     (line,) = (line for line in story.away.said.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line
@@ -99,14 +99,14 @@ def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story)
     assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
 
 
-def test_registry_without_the_api_v1_is_named(story):
+def test_registry_without_api_v1_is_named(story):
     (line,) = (line for line in story.old.said.splitlines() if "evergreen.export" in line)
     assert story.old.code == 3
     assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub that has it" in line
     assert story.old.kubeflow == story.back.kubeflow
 
 
-def test_every_judged_round_is_a_run_with_its_verdict_and_numbers_once(chain, story):
+def test_every_judged_round_is_run_with_its_verdict_and_numbers_once(chain, story):
     runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
     assert len(story.first.mlflow.runs) == 2
     assert runs.keys() == {this.training.model_id for this in chain.rounds}
@@ -123,7 +123,7 @@ def test_every_judged_round_is_a_run_with_its_verdict_and_numbers_once(chain, st
         assert f"Model card: {model}" in card.read_text()
 
 
-def test_every_version_is_its_graph_with_the_graphs_own_tensors_as_signature(story):
+def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
     assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
     for number, version in story.first.mlflow.versions:
         kept = graph_folder(story.store, number)
@@ -142,7 +142,7 @@ def test_every_version_is_its_graph_with_the_graphs_own_tensors_as_signature(sto
                 assert spec["shape"] == [-1 if each.dim_param else each.dim_value for each in tensor.shape.dim]
 
 
-def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(story):
+def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
     stages = [story.first, story.canary, story.back]
     assert [stage.code for stage in stages] == [0, 0, 0], [stage.said for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
@@ -155,7 +155,7 @@ def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(sto
         assert len(stage.mlflow.versions) == len(stage.kubeflow["model_versions"]) == 2
 
 
-def test_the_model_registry_has_each_versions_graph_and_numbers_and_its_api_is_kept_to(story):
+def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
     assert story.kubeflow.faults == []
     held = story.back.kubeflow
     uris = {each["id"]: each["uri"] for each in held["artifacts"]}

@@ -1,4 +1,4 @@
-"""Old rows from the lake to the verdict; and a rollback, after which a round starts from exactly what was before."""
+"""Tests of rehearsal rows from lake to verdict, and of a run after a rollback."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def _raw_categories(table):
     return np.stack([table[name].fill_null(MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
 
 
-def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
+def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
     second = chain.rounds[1]
     raw, encoded = second.extraction, second.preprocessing
     workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))
@@ -39,7 +39,9 @@ def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
 
 @pytest.fixture(scope="module")
 def again(chain, tmp_path_factory):
-    """In a copy of lake, store and repository: version 1 live again after version 2, and the second round once more."""
+    """A copy of the chain in which version 1 is live again after version 2, and the second round is
+    repeated.
+    """
     back = chain.copied_to(tmp_path_factory.mktemp("gone back"))
     folders = [back.root / "store" / "models" / this.training.model_id for this in chain.rounds]
     before = [sha256_tree(folder) for folder in folders]
@@ -49,7 +51,7 @@ def again(chain, tmp_path_factory):
     return this
 
 
-def test_rollback_makes_the_first_model_current_and_changes_neither(chain, again):
+def test_rollback_makes_first_model_current_and_changes_neither(chain, again):
     first, second = (this.training for this in chain.rounds)
     journal = promotion_journal.read_journal(again.store)
     assert [entry.model_id for entry in journal] == [first.model_id, second.model_id, first.model_id]
@@ -59,17 +61,20 @@ def test_rollback_makes_the_first_model_current_and_changes_neither(chain, again
             assert sha256_tree(folder / part) == model.sha256[part]
 
 
-def test_a_round_after_a_rollback_continues_the_model_that_is_live_again(chain, again):
+def test_round_after_rollback_continues_model_that_is_live_again(chain, again):
     assert again.training.parent_model_id == chain.rounds[0].training.model_id
     assert local_path(again.preprocessing.parent_model_uri) == again.folders[0]
     assert again.extraction.window_start == chain.rounds[1].extraction.window_start
 
 
-def test_the_same_round_after_a_rollback_gives_the_same_model_to_the_last_bit(chain, again):
-    """Weights, optimizer state and vocabulary were all exactly the first model's: any other start ends elsewhere."""
+def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
+    """Weights, optimizer state and vocabulary equal the first model's.
+
+    Any other start gives another model.
+    """
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest
-    # Vocabularies, moments, and what is remembered of categories for the next round; NVTabular's own copy lies below.
+    # Vocabularies, moments and category counts for the next run. NVTabular's own copy is below.
     workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
     files = [{path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} for folder in workflows]
     assert files[0] == files[1]

@@ -1,4 +1,6 @@
-"""`evergreen reproduce`: the same bytes where nothing changed; else the first step that differs, and by how much."""
+"""Tests of `evergreen reproduce`: the same bytes if nothing changed, otherwise the first differing
+step.
+"""
 
 import os
 import shutil
@@ -25,7 +27,7 @@ EDITED = Path("lake", "day=2026-01-04", "part-00000.parquet")
 
 @pytest.fixture
 def copy(chain, tmp_path):
-    """The chain, to be changed."""
+    """A copy of the chain that tests may change."""
     return chain.copied_to(tmp_path / "a copy")
 
 
@@ -39,7 +41,7 @@ def state(folder):
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
 
 
-def test_a_round_is_trained_again_to_the_same_bytes_and_the_store_stays_as_it_was(chain, tmp_path, capsys):
+def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, tmp_path, capsys):
     store, model = chain.root / "store", chain.rounds[1].training
     before = state(store)
     assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
@@ -51,7 +53,7 @@ def test_a_round_is_trained_again_to_the_same_bytes_and_the_store_stays_as_it_wa
     assert state(store) == before
 
 
-def test_what_came_to_the_lake_after_the_run_is_not_read(copy, second):
+def test_what_came_to_lake_after_run_is_not_read(copy, second):
     write_lake(World.create(seed=9), str(copy.root / "aside"), rows=500, days=3, last_day=date(2026, 1, 6), seed=9)
     for path in (copy.root / "aside").rglob("*.parquet"):
         (copy.root / "lake" / path.parent.name).mkdir(exist_ok=True)
@@ -60,7 +62,7 @@ def test_what_came_to_the_lake_after_the_run_is_not_read(copy, second):
 
 
 @pytest.mark.parametrize("keeps_time", [True, False])
-def test_an_edited_file_of_the_lake_is_the_first_difference(copy, second, keeps_time):
+def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     path = copy.root / EDITED
     status, table = path.stat(), pq.ParquetFile(path).read()
     labels = table["label"].to_numpy().copy()
@@ -73,11 +75,11 @@ def test_an_edited_file_of_the_lake_is_the_first_difference(copy, second, keeps_
     assert any(
         line.startswith("days 2026-01-04 digest is " if keeps_time else "days 2026-01-04 is None") for line in found
     )
-    is_named = found[-1].startswith("not read, because written after ") and found[-1].endswith(str(EDITED)[5:])
+    is_named = found[-1].startswith("skipped, because written after ") and found[-1].endswith(str(EDITED)[5:])
     assert is_named is not keeps_time
 
 
-def test_lost_days_of_the_lake_and_collected_weights_of_the_parent_are_named(copy, tmp_path, capsys):
+def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_path, capsys):
     line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2
@@ -97,8 +99,8 @@ def test_lost_days_of_the_lake_and_collected_weights_of_the_parent_are_named(cop
         ("training", "weights: 1 of "),
     ],
 )
-def test_a_difference_that_was_planted_in_a_step_is_the_first(copy, second, monkeypatch, step, line):
-    """The other steps hand over what the round itself made."""
+def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch, step, line):
+    """The other steps pass on what the original run made."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]
 

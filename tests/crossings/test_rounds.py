@@ -1,6 +1,7 @@
-"""Three rounds through the real steps: what each one learned and was judged by, counted where training reads it.
+"""Tests of three rounds through the real steps: training and evaluation rows, counted where
+training reads them.
 
-Rows that came late are validated, encoded and learnt before the window's, and noted as seen.
+Late rows are validated, encoded and learned before the window's, and recorded as seen.
 """
 
 from collections import Counter
@@ -27,7 +28,10 @@ NUM_LATE = 400
 
 @pytest.fixture(scope="module")
 def three(chain, tmp_path_factory):
-    """The chain's two rounds; a third, before which the second one's days got files beside theirs, one of them torn."""
+    """The chain's two rounds and a third.
+
+    Before it, the second round's days get more files, one of them truncated.
+    """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
@@ -44,7 +48,10 @@ def three(chain, tmp_path_factory):
 
 
 def _learned(this, cache):
-    """The identities of the rows that training reads of a round, which must be as many as it reads."""
+    """Return the identities of the rows that training reads of a round.
+
+    Their number must match the manifest.
+    """
     encoded = this.preprocessing
     features = encoded.recommender.features
     folder = RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features)
@@ -67,7 +74,7 @@ def _lake(chain):
     return dict(zip(zip(table[REQUEST_ID].to_pylist(), table[ROW].to_pylist()), table[EVENT_TIME].to_pylist()))
 
 
-def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(three, tmp_path):
+def test_line_learns_each_row_once_and_those_that_judged_round_in_next(three, tmp_path):
     chain, rounds = three
     learned = [_learned(this, tmp_path) for this in rounds]
     judging = [keys_in(this.extraction.holdout_uri) for this in rounds]
@@ -78,7 +85,7 @@ def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(t
     assert {key for keys in learned for key in keys} | set(judging[-1]) == _lake(chain).keys()
 
 
-def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
+def test_model_names_files_that_lay_in_lake_in_its_round(three):
     _, (first, second, third) = three
     for this in (first, second, third):
         assert this.training.files == this.preprocessing.files == this.extraction.files
@@ -89,12 +96,12 @@ def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
     assert {day: len(names) for day, names in new.items() if names} == late | own
 
 
-def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three):
+def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     _, (_, second, third) = three
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
-    # Those that are newer than what the second round learned are among the window's.
+    # Rows newer than what the second round learned are among the window's.
     assert NUM_LATE / 2 < num_late < NUM_LATE
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE
@@ -110,7 +117,7 @@ def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three)
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 
 
-def test_validation_judges_them_with_the_window_and_lineage_tells_their_days(three):
+def test_validation_judges_them_with_window_and_lineage_tells_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
     told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}

@@ -1,4 +1,6 @@
-"""`make environments` builds an environment when, and only when, a lock changed or a build did not end."""
+"""Tests that `make environments` builds an environment only if a lock changed or a build did not
+finish.
+"""
 
 import os
 import re
@@ -17,7 +19,9 @@ LOCKS = environments.REPOSITORY / "requirements"
 
 @pytest.fixture(scope="module")
 def quick_python(tmp_path_factory):
-    """A Python whose `-m venv` copies an environment that was made once: each takes pip's installation seconds."""
+    """A Python whose `-m venv` copies a prepared environment, because each installation of pip
+    takes seconds.
+    """
     root = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", root / "made"], check=True, timeout=240)
     (root / "python").write_text(
@@ -29,7 +33,7 @@ def quick_python(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path, quick_python):
-    """A repository of nothing but the Makefile and the locks of one empty environment."""
+    """A repository with only the Makefile and the locks of one empty environment."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / "python").symlink_to(quick_python)
     (tmp_path / "requirements").mkdir()
@@ -48,14 +52,14 @@ def make_serving(folder):
 
 @needs_make
 @pytest.mark.slow
-def test_environment_is_built_once_and_again_when_the_content_of_a_lock_changed_or_its_interpreter_is_gone(folder):
+def test_environment_is_rebuilt_if_lock_changed_or_interpreter_is_gone(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building
     assert environments.python_of("serving", folder).exists()
     assert make_serving(folder).stdout == ""
     lock = folder / "requirements" / "serving.test.lock"
     os.utime(lock, (lock.stat().st_mtime + 60,) * 2)
-    assert make_serving(folder).stdout == ""  # as in a fresh clone over linked environments
+    assert make_serving(folder).stdout == ""  # like in a fresh clone with linked environments
     lock.write_text("# nothing else\n")
     os.utime(lock, (1, 1))
     assert make_serving(folder).stdout == building
@@ -67,7 +71,7 @@ def test_environment_is_built_once_and_again_when_the_content_of_a_lock_changed_
 
 
 @needs_make
-def test_failed_build_shows_the_reason_names_its_log_and_stays_unfinished(folder):
+def test_failed_build_shows_reason_names_its_log_and_stays_unfinished(folder):
     (folder / "requirements" / "serving.lock").write_text("./no-such-package\n")
     for _ in range(2):
         made = make_serving(folder)
@@ -76,7 +80,7 @@ def test_failed_build_shows_the_reason_names_its_log_and_stays_unfinished(folder
         assert "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
 
 
-def test_every_environment_has_its_locks_and_every_pin_is_exact_and_has_its_hash():
+def test_every_environment_has_locks_and_every_pin_is_exact_with_hash():
     listed = re.search(r"^ENVIRONMENTS \?= (.*)$", MAKEFILE.read_text(), re.M)[1].split()
     locks = {lock.name: lock for lock in LOCKS.glob("*.lock")}
     assert locks.keys() >= {f"{name}{kind}.lock" for name in listed for kind in ("", ".test")}
@@ -93,7 +97,7 @@ def _pins(name):
     return dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
 
 
-def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
+def test_benchmarks_measure_versions_that_images_are_locked_to():
     for peers, name, packages in (
         ("benchmarks", "training", ("numpy", "pyarrow", "scikit-learn", "msgspec")),
         ("serving-peers", "serving", ("onnxruntime", "numpy")),
@@ -105,7 +109,7 @@ def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
 
 @needs_make
 @pytest.mark.parametrize("broken", [False, True], ids=["absent", "without venv"])
-def test_make_without_a_working_python_3_11_says_what_to_do(tmp_path, broken):
+def test_make_without_working_python_3_11_says_what_to_do(tmp_path, broken):
     for name in ("bash", "sh", "sed"):
         (tmp_path / name).symlink_to(shutil.which(name))
     if broken:

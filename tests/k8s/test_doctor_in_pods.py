@@ -1,4 +1,4 @@
-"""What `evergreen doctor` runs in the cluster's pods finds its container, variables and folders in every rendering."""
+"""Tests that `evergreen doctor` finds its containers, variables and folders in every rendering."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ PARTS = {"modes of files", "record log", "lake", "model repository"}
 
 @pytest.fixture(params=["cpu", "gke"])
 def in_pods(request, rendered):
-    """The rendering, and of each part what was run where."""
+    """The rendering, and what was run in which pod for each part."""
     manifests, ran = rendered(request.param), []
 
     def kubectl(command, **_):
@@ -44,7 +44,7 @@ def test_containers_and_their_variables_are_there(in_pods):
         assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", program)) <= there, (name, program)
 
 
-def test_modes_are_read_and_mended_where_the_whole_share_is_mounted(in_pods):
+def test_modes_are_read_and_mended_where_whole_share_is_mounted(in_pods):
     manifests, _, found = in_pods
     (modes,) = [each for each in found if each.part == "modes of files"]
     assert modes.state == WRONG

@@ -1,4 +1,6 @@
-"""Prometheus finds the pods' metrics pages, often enough for the autoscaler, and keeps the labels queries ask for."""
+"""Tests that Prometheus scrapes the pods often enough for the autoscaler, and keeps the labels of
+queries.
+"""
 
 import re
 
@@ -24,7 +26,7 @@ def endpoint(manifests, name):
 
 
 @every_monitor
-def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
+def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
     monitor = find(manifests, "PodMonitor", name)
     labels = monitor["spec"]["selector"]["matchLabels"]
     deployments = [m for m in manifests if m["kind"] == "Deployment"]
@@ -35,27 +37,27 @@ def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests,
     ports = [port["name"] for container in containers for port in container.get("ports", ())]
     scraped = endpoint(manifests, name)
     assert ports.count(scraped["port"]) == 1
-    # The operator refuses the object otherwise, and it sets namespace and pod.
+    # Otherwise the operator refuses the object, and it sets namespace and pod.
     assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
     assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
 
 
 @every_monitor
-def test_job_names_are_the_workloads(manifests, name):
-    """Alerts on `up` ask for them."""
+def test_job_names_are_workloads(manifests, name):
+    """Alerts on `up` use them."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert find(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"][label] == name
 
 
-def test_the_autoscalers_window_holds_four_scrapes(manifests):
+def test_autoscalers_window_holds_four_scrapes(manifests):
     interval = seconds(endpoint(manifests, "triton")["interval"])
     windows = {seconds(each) for query in read_queries(KEDA).values() for each in re.findall(r"\[(\w+)\]", query)}
     assert windows
     assert 4 * interval <= min(windows)
 
 
-def test_the_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
+def test_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
     """kube-prometheus-stack selects by its release's name, which the documentation gives."""
     ours = [m for m in manifests if m["kind"] in ("PodMonitor", "PrometheusRule")]
     (release,) = {m["metadata"]["labels"]["release"] for m in ours}

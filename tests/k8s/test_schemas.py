@@ -1,7 +1,7 @@
-"""Every object that a cluster would be sent is valid in every Kubernetes from 1.29 on, by the published schemas.
+"""Tests that every object is valid in every Kubernetes from 1.29 on, by the published schemas.
 
-Kubernetes' own kinds are judged by `kubernetes-validate`, which ships the API's schemas, in strict form: a field that
-the version does not know is refused. Kinds of custom resources are judged by `tests.k8s.crds`.
+`kubernetes-validate` checks Kubernetes' own kinds with the API's schemas in strict form: an unknown
+field is refused. `tests.k8s.crds` checks custom resources.
 """
 
 import ast
@@ -26,7 +26,10 @@ QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 
 @pytest.fixture(autouse=True, scope="session")
 def read_each_schema_once():
-    """The library parses 1.5 MB of definitions for every object; over 300 objects and nine versions that is minutes."""
+    """Caches the schemas, because the library parses 1.5 MB of definitions for every object.
+
+    Over 300 objects and nine versions that takes minutes.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
     yield
@@ -38,11 +41,11 @@ def is_built_in(manifest: Manifest) -> bool:
 
 
 def validate(manifest: Manifest, version: str) -> None:
-    """Raises what the library raises for an object that this version would not take."""
+    """Raise the library's error for an object that this version would not accept."""
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_schemas_reach_from_the_oldest_version_promised_to_a_recent_one():
+def test_schemas_reach_from_oldest_version_promised_to_recent_one():
     assert VERSIONS[0].startswith("1.29.")
     assert len(VERSIONS) >= 9
 
@@ -71,8 +74,8 @@ def _walk(node, path=""):
         yield from _walk(child, f"{path}.{key}")
 
 
-def test_names_labels_and_quantities_are_ones_that_the_api_takes(variant):
-    """The published schemas call them strings; the API server refuses more."""
+def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
+    """The published schemas call them strings, but the API server refuses more."""
     for manifest in variant:
         where = title(manifest)
         assert NAME.fullmatch(manifest["metadata"]["name"]), where
@@ -100,7 +103,7 @@ def test_no_object_is_sent_twice(variant):
         ("ScaledObject", "'threshold'", "'treshold'", "treshold"),
     ],
 )
-def test_a_fault_in_a_custom_resource_is_refused_and_named(rendered, kind, old, new, words):
+def test_fault_in_custom_resource_is_refused_and_named(rendered, kind, old, new, words):
     manifest = next(m for m in rendered("gke") if m["kind"] == kind)
     changed = ast.literal_eval(repr(manifest).replace(old, new))
     assert changed != manifest
@@ -108,8 +111,8 @@ def test_a_fault_in_a_custom_resource_is_refused_and_named(rendered, kind, old, 
         validate_crd(changed)
 
 
-def test_every_custom_resource_among_the_files_has_a_schema():
-    """Also those of a component that no overlay of ours takes in."""
+def test_every_custom_resource_among_files_has_schema():
+    """Also those of a component that no shipped overlay includes."""
     kinds = set()
     for path in K8S.rglob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):

@@ -1,4 +1,6 @@
-"""A disk that becomes full under a running monitor: it goes on, says what cannot be written, and loses nothing."""
+"""Tests of a full disk under a running monitor: it continues, reports what it cannot write, and
+loses nothing.
+"""
 
 import errno
 import resource
@@ -18,7 +20,7 @@ QUIET = {**DRIFT, "policies": "threshold", "cooldown_seconds": 1e9}
 
 
 def go_through(b: Bench, *, is_full) -> None:
-    """Four rounds of good and bad traffic; `is_full(number)` is called before each turn."""
+    """Run four rounds of good and bad traffic. `is_full(number)` is called before each turn."""
     for number in range(4):
         b.clock.advance(1.0)
         for part in range(3):
@@ -36,7 +38,7 @@ def lines_of(b: Bench, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", [EVENTS_FILE, TIMELINE_FILE, DECISIONS_FILE])
-def test_lines_that_a_full_disk_refuses_are_written_once_there_is_room(tmp_path, monkeypatch, file):
+def test_lines_that_full_disk_refuses_are_written_once_there_is_room(tmp_path, monkeypatch, file):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
@@ -88,11 +90,12 @@ def test_more_lines_than_wait_in_memory_are_counted(started, monkeypatch):
     assert b.monitor.journal.problem is None
 
 
-def test_a_running_monitor_outlives_a_full_disk_and_names_what_it_cannot_write(processes):
+def test_running_monitor_outlives_full_disk_and_names_what_it_cannot_write(processes):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
     wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-    # The kernel refuses whatever would make a file larger than the smallest one is, as on a full disk.
+    # The kernel refuses any write that makes a file larger than the smallest one, as on a full
+    # disk.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (64, before[1]))
     now = time.time()
     publish(processes.log, *(prediction(f"r{number}", 4, time=now) for number in range(20)))

@@ -1,4 +1,6 @@
-"""The uploader, into a folder and into a bucket: whole files, proved before the local one goes, whatever breaks."""
+"""Tests of the uploader to a folder and a bucket: complete, verified before the local delete, for
+any fault.
+"""
 
 import base64
 import contextlib
@@ -49,7 +51,7 @@ def archive(tmp_path):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_lake(request, tmp_path):
-    """Opens the lake; every call is one more handle on it."""
+    """Opens the lake. Every call returns another handle on it."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a lake")
     request.getfixturevalue("cloud_storage")
@@ -58,13 +60,13 @@ def open_lake(request, tmp_path):
 
 @pytest.fixture
 def bucket(cloud_storage):
-    """The bucket's front, where faults are put."""
+    """The bucket's front, where faults are injected."""
     return cloud_storage
 
 
 @pytest.fixture(autouse=True)
 def signals():
-    """The handlers of this process as they were: `main` sets its own."""
+    """Restores this process's signal handlers, because `main` sets its own."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -77,7 +79,10 @@ def kept(archive) -> list[str]:
 
 
 def expect_moved(archive, lake, names=tuple(CONTENT)):
-    """Bucket manifest = volume manifest: names, sizes and bytes are those of the markers, and no file is left."""
+    """Assert that bucket and volume have the same manifest, by the markers' names, sizes and bytes.
+
+    No local file may be left.
+    """
     assert [each.name for each in lake.list()] == sorted(names)
     assert {name: lake.read(name).content for name in names} == {name: CONTENT[name] for name in names}
     markers = [json.loads(path.read_text()) for path in (archive / "uploaded").glob("*.json")]
@@ -97,8 +102,11 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
     ]
 
 
-def test_a_days_files_are_moved_in_the_order_in_which_they_were_sealed(archive, open_lake):
-    """By their names, which are drawn, newer rows could be read, and the watermark be set, before older ones."""
+def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
+    """File names are random.
+
+    By name, newer rows could be read, and the watermark set, before older ones.
+    """
     names = [f"day=2025-11-13/part-{letter}.parquet" for letter in "dacb"]
     (archive / NAME).unlink()
     (archive / OUTCOMES).unlink()
@@ -110,13 +118,13 @@ def test_a_days_files_are_moved_in_the_order_in_which_they_were_sealed(archive, 
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 
-def test_a_buckets_marker_names_the_object(archive, bucket):
+def test_buckets_marker_names_object(archive, bucket):
     Uploader(archive, open_bucket()).run_once()
     marker = json.loads((archive / "uploaded" / "part-1.parquet.json").read_text())
     assert marker["lake_uri"] == f"{URI}/{NAME}"
 
 
-def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload(tmp_path, monkeypatch):
+def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path, monkeypatch):
     def make(case, moment):
         archive, lake = tmp_path / f"{case}" / "archive", tmp_path / f"{case}" / "lake"
         for name, content in CONTENT.items():
@@ -145,7 +153,7 @@ def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload
             expect_moved(archive, FolderObjects(lake))
 
 
-def test_a_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
+def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
     lake, fsync = tmp_path / "a lake", folder_storage.os.fsync
 
     def spoil(descriptor):
@@ -163,8 +171,8 @@ def test_a_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, mo
     expect_moved(archive, FolderObjects(lake))
 
 
-def test_no_local_file_goes_whose_checksum_the_service_reports_otherwise(archive, bucket):
-    """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
+def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
+    """The service's reported checksum is changed, as if it had corrupted the stored bytes."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),
@@ -181,7 +189,7 @@ def test_no_local_file_goes_whose_checksum_the_service_reports_otherwise(archive
 
 
 @pytest.mark.parametrize(("do", "status"), [("status", 503), ("cut", 0)])
-def test_an_outage_keeps_every_file_and_the_first_pass_after_it_moves_them(archive, bucket, do, status):
+def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, bucket, do, status):
     bucket.fail(lambda request: True, do, status=status, message="Quota exceeded for the moment", times=10**6)
     with pytest.raises(TemporaryError, match=r"part-1.parquet was not moved"):
         Uploader(archive, open_bucket(retry_seconds=0.05)).run_once()
@@ -191,7 +199,7 @@ def test_an_outage_keeps_every_file_and_the_first_pass_after_it_moves_them(archi
     expect_moved(archive, open_bucket())
 
 
-def test_passes_are_farther_and_farther_apart_while_the_lake_is_away_and_close_again_after(archive, bucket):
+def test_passes_back_off_while_lake_is_away_and_are_frequent_again_after(archive, bucket):
     bucket.fail(lambda request: True, "status", times=10**6)
     waits = []
 
@@ -208,9 +216,7 @@ def test_passes_are_farther_and_farther_apart_while_the_lake_is_away_and_close_a
 
 
 @pytest.mark.parametrize(("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")])
-def test_no_room_or_no_permission_stops_the_process_with_what_is_needed_and_keeps_the_files(
-    archive, bucket, capsys, status, message
-):
+def test_full_disk_or_missing_permission_stops_process_and_keeps_files(archive, bucket, capsys, status, message):
     bucket.fail(lambda request: request.is_upload, "status", status=status, message=message, times=10**6)
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.01"]
     assert main(argv, {}) == 3
@@ -221,7 +227,7 @@ def test_no_room_or_no_permission_stops_the_process_with_what_is_needed_and_keep
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_the_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move(archive, open_lake, capsys):
+def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(archive, open_lake, capsys):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with pytest.raises(Differs, match="part-1.parquet is there with other bytes"):
@@ -232,10 +238,10 @@ def test_the_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
     assert uploader.run_once() == [], "it is not tried and told again and again"
     assert main(["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}) == 1
-    assert "part-1.parquet is kept: " in capsys.readouterr().err
+    assert "part-1.parquet stays in the archive: " in capsys.readouterr().err
 
 
-def test_a_file_that_fails_does_not_hold_up_the_others_of_the_next_pass(archive, bucket):
+def test_file_that_fails_does_not_hold_up_others_of_next_pass(archive, bucket):
     bucket.fail(lambda r: r.is_upload and r.name.endswith(NAME), "status", times=10**6)
     uploader = Uploader(archive, open_bucket(retry_seconds=0.05))
     for _ in range(2):
@@ -267,7 +273,7 @@ def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_
     expect_moved(archive, open_lake())
 
 
-def test_the_process_moves_to_a_bucket_what_is_sealed_while_it_runs_and_ends_at_sigterm(archive, bucket, tmp_path):
+def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(archive, bucket, tmp_path):
     late = archive / "day=2025-11-14" / "part-3.parquet"
     late.parent.mkdir()
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.05"]
@@ -287,16 +293,16 @@ def test_the_process_moves_to_a_bucket_what_is_sealed_while_it_runs_and_ends_at_
     assert open_bucket().read("day=2025-11-14/part-3.parquet").content == b"sealed later"
 
 
-def test_a_lake_that_cannot_be_written_stops_with_its_name_and_keeps_the_file(archive, tmp_path, capsys):
+def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive, tmp_path, capsys):
     lake = tmp_path / "a lake"
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
     assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 3
-    assert "part-1.parquet was not moved, it and what is sealed after it is kept" in capsys.readouterr().err
+    assert "part-1.parquet was not moved; it and the files sealed after it stay" in capsys.readouterr().err
     assert kept(archive) == [NAME, OUTCOMES]
 
 
-def test_a_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
+def test_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
     unreadable = [archive / "day=2025-11-12" / f"part-{number}.parquet" for number in range(2)]
     for path in unreadable:
         path.mkdir(parents=True)
@@ -315,6 +321,6 @@ def test_archive_and_lake_must_differ(tmp_path):
 
 
 @pytest.mark.parametrize("lake", ["s3://bucket/lake", "ftp://host/x"])
-def test_a_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
+def test_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
     assert main(["--archive", str(tmp_path), "--lake", lake], {}) == 2
     assert f"lake is '{lake}', expected a folder or gs://bucket/prefix" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The compiled pipeline is what a cluster is given: its surface and the placement of every task are promises."""
+"""Tests of the compiled pipeline: its interface and the placement of every task."""
 
 import re
 from pathlib import Path
@@ -19,19 +19,19 @@ def compiled(compile_with):
     return compile_with()
 
 
-def test_compiled_pipeline_is_the_golden_file(compiled):
+def test_compiled_pipeline_is_golden_file(compiled):
     same = compiled.path.read_bytes() == GOLDEN.read_bytes()
     assert same, "the compiled pipeline changed; if that is meant: make golden, and read the difference"
 
 
-def test_every_input_is_described_and_has_a_default(compiled):
+def test_every_input_is_described_and_has_default(compiled):
     for name, parameter in compiled.spec["root"]["inputDefinitions"]["parameters"].items():
         assert parameter["description"].strip(), name
         assert parameter["isOptional"], name
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_input_of_a_step_is_described(compiled, step):
+def test_every_input_of_step_is_described(compiled, step):
     inputs = compiled.spec["components"][f"comp-{dashed(step)}"]["inputDefinitions"]
     for name, value in {**inputs["parameters"], **inputs.get("artifacts", {})}.items():
         told_by_kfp = value.get("parameterType") == "TASK_FINAL_STATUS"
@@ -44,7 +44,8 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
     assert container["image"] == f"evergreen-{dashed(step)}:dev"
     resources = container["resources"]
     assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == (needs.cpu, needs.memory)
-    # Training is the longest and goes on where it was broken off, so on nodes that come and go more tries pay.
+    # Training takes longest and resumes after an interruption, so more retries pay off on
+    # preemptible nodes.
     retry = task["retryPolicy"]
     assert (retry["maxRetryCount"], retry["backoffDuration"]) == (4 if step == "training" else 2, "10s")
     assert retry["backoffFactor"] > 1
@@ -56,8 +57,11 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_last_retry_may_still_take_as_long_as_the_first_try(compile_with, step):
-    """Argo's limit begins with the first try; one that is reached ends the try at work, or forbids the next."""
+def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
+    """Argo's limit starts with the first try.
+
+    Reaching it ends the current try, or forbids the next.
+    """
     retry = compile_with(num_retries=5, training_retries=5).task(step)["retryPolicy"]
     limit = int(retry["backoffMaxDuration"].removesuffix("s"))
     waits = sum(10 * retry["backoffFactor"] ** n for n in range(5))
@@ -65,7 +69,7 @@ def test_last_retry_may_still_take_as_long_as_the_first_try(compile_with, step):
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
-def test_only_training_asks_for_a_gpu_by_the_name_given(compile_with, accelerator):
+def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
     for step in STEPS:
         asked = compiled.executor(step)["resources"].get("accelerator")
@@ -78,7 +82,7 @@ def test_only_training_asks_for_a_gpu_by_the_name_given(compile_with, accelerato
             assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
 
 
-def test_the_backend_chosen_decides_the_training_image_and_its_gpus(compile_with):
+def test_backend_chosen_decides_training_image_and_its_gpus(compile_with):
     compiled = compile_with(backend="hugectr", training_gpus=4)
     image = compiled.executor("training")["image"]
     assert image == "evergreen-training-hugectr:dev"
@@ -90,29 +94,29 @@ def test_the_backend_chosen_decides_the_training_image_and_its_gpus(compile_with
     assert given["num_gpus"]["runtimeValue"]["constant"] == 4.0
 
 
-def test_a_run_is_asked_for_what_a_person_changes_and_what_the_monitor_gives(compiled):
+def test_run_is_asked_for_what_person_changes_and_what_monitor_gives(compiled):
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
     people = {"window_start", "window_end", "parent", "champion", "recommender", "settings"}
     assert parameters.keys() == people | {"trigger_id", "trigger_reason"} == set(RUN_PARAMETERS)
     assert {each["parameterType"] for each in parameters.values()} == {"STRING"}
 
 
-def test_each_step_takes_only_what_the_step_before_hands_on(compiled):
+def test_each_step_takes_only_what_step_before_hands_on(compiled):
     steps = [step for step in STEPS if step != "run_outcome"]
     assert compiled.edges == list(zip(steps, steps[1:]))
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_artifact_is_a_file_of_kubeflows_own_store_which_its_page_opens(compiled, step):
-    """The page opens no path of a share, so manifests and reports stay where Kubeflow puts a task's outputs."""
+def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled, step):
+    """The page opens no path of a share, so manifests and reports stay among Kubeflow's outputs."""
     script = " ".join(compiled.executor(step)["command"])
     outputs = compiled.spec["components"][f"comp-{dashed(step)}"].get("outputDefinitions", {}).get("artifacts", {})
     assert all(f"{name}.path" in script for name in outputs)
     assert ".uri" not in script
 
 
-def test_a_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
-    """Each costs a turn of Argo, so a further one is a decision."""
+def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
+    """Each pod costs a turn of Argo, so another one needs a decision."""
     assert compiled.num_pods == 18
 
 

@@ -1,4 +1,4 @@
-"""The demo's report fits its pane, whatever the rows did, and links the reports that lie below it."""
+"""Tests of the demo's report: it fits its pane for any rows, and links the reports below it."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
     assert '<div class="tiles">' in first
 
 
-def test_report_leads_to_the_reports_of_its_runs(tmp_path, good):
+def test_report_leads_to_reports_of_its_runs(tmp_path, good):
     outcome = RunOutcome(
         run="a run", trigger_id="t", state="refused", step="evaluation", reason="fail over 9 rows", version=None,
         ended_at="2026-01-01T00:00:00+00:00", reports={"validation": "file:///gone"},
@@ -69,7 +69,7 @@ def test_report_leads_to_the_reports_of_its_runs(tmp_path, good):
     assert "store/runs/a%20run/validation_report.html" in links
 
 
-def test_versions_have_the_gates_decision_and_no_sentence(tmp_path, good):
+def test_versions_have_gates_decision_and_no_sentence(tmp_path, good):
     reason = "pass over 900 held-out rows with 90 clicks: auc 0.8 [0.7, 0.9] is at least the floor 0.6"
     versions = [replace(each, reason=reason) for each in good.versions]
     page = report_of(tmp_path, replace(good, versions=versions))

@@ -1,4 +1,4 @@
-"""What a placement says reaches the pods that it is said of, in the words that the backend parses."""
+"""Tests that placement settings reach their pods in the form that the backend parses."""
 
 import re
 
@@ -46,7 +46,7 @@ def everything(compile_with):
 
 
 def parsed(compiled: Compiled, step: str):
-    """The step's part of the platform section as the backend reads it: an unknown field is an error."""
+    """Parse the step's part of the platform section like the backend: an unknown field is an error."""
     return json_format.ParseDict(compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig())
 
 
@@ -58,7 +58,7 @@ def test_kubeflow_before_2_16_is_given_no_security_context(compile_with, securit
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
+def test_every_field_reaches_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
     json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())  # an unknown field is an error
     on_gpu = step == "training"
@@ -95,7 +95,7 @@ def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     assert all(each.optional for each in config.secret_as_env)
 
 
-def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
+def test_without_accelerator_all_pods_go_to_other_nodes(compile_with):
     compiled = compile_with(**{**EVERYTHING, "accelerator": ""})
     for step in STEPS:
         config = parsed(compiled, step)
@@ -104,7 +104,7 @@ def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
-def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_with):
+def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
     placement = {**EVERYTHING, "trainer": "kubeflow"}
     compiled = compile_with(**placement)
     config, container = parsed(compiled, "training"), compiled.executor("training")
@@ -118,7 +118,7 @@ def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_wit
     assert sent == train_job_spec(Placement(**placement))
 
 
-def test_folders_and_servers_are_the_placements_in_every_step_that_has_them(everything, compile_with):
+def test_folders_and_servers_are_placements_in_every_step_that_has_them(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {
         "lake": "gs://lake/clicks", "store": "/shop/store", "work": "/shop/work", "repository": "gs://bucket/repository",
@@ -146,8 +146,8 @@ def test_folders_and_servers_are_the_placements_in_every_step_that_has_them(ever
         ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
         ({"training_processes": 2, "backend": "hugectr"}, "training_processes is 2 with backend hugectr"),
         ({"training_processes": 2, "backend": "torchrec"}, "training_processes is 2 with 1 training_gpus"),
-        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step 'trainig' is none of extraction"),
-        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step 'outcome' is none of"),
+        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step is 'trainig', expected one of extraction"),
+        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step is 'outcome', expected one of"),
     ],
 )
 def test_placement_that_cannot_work_is_refused_when_it_is_made(values, words):
@@ -175,7 +175,9 @@ VALUES = "# where\n\nREGISTRY=r.dev/p=1\nTAG = t0\nPOOL=a100\n"
 
 @pytest.fixture
 def compile_file(tmp_path):
-    """`evergreen compile --placement` of a file beside a cluster.env; its exit code, and where the output is."""
+    """Runs `evergreen compile --placement` of a file next to a cluster.env, and returns exit code
+    and output path.
+    """
     folder = tmp_path / "an overlay"
     folder.mkdir()
 
@@ -190,7 +192,7 @@ def compile_file(tmp_path):
     return make
 
 
-def test_file_describes_a_cluster_with_values_of_the_file_beside_it(compile_file):
+def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     code, output = compile_file(FILE)
     assert code == 0
     compiled = Compiled(output)
@@ -200,11 +202,11 @@ def test_file_describes_a_cluster_with_values_of_the_file_beside_it(compile_file
     assert [t.value for t in config.tolerations] == ["", "true"]
     assert compiled.executor("training")["resources"]["resourceMemoryLimit"] == "24Gi"
     assert [e.secret_name for e in parsed(compiled, "run_outcome").secret_as_env] == ["s"]
-    # What neither file nor flags say is the default.
+    # The rest has default values.
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 
-def test_flags_come_before_the_file(compile_file):
+def test_flags_come_before_file(compile_file):
     code, output = compile_file(FILE, "--tag", "3f2a9c1", "--accelerator", "", "--registry", "")
     assert code == 0
     compiled = Compiled(output)
@@ -230,9 +232,9 @@ def test_flags_come_before_the_file(compile_file):
         ("backend: hugectr\naccelerator: ''", "backend is hugectr without an accelerator"),
         ("- registry", "expected a mapping of fields"),
         ("", "is None, expected a mapping of fields"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
         ("tag: ${NOPE}", "names NOPE, which .*cluster.env lacks"),
-        ("tag: 5$", "holds a '\\$' that begins no"),
+        ("tag: 5$", "holds a '\\$' without a name"),
     ],
 )
 def test_file_that_says_something_else_is_refused_by_its_place(compile_file, capsys, text, words):

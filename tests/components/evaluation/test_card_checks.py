@@ -59,7 +59,7 @@ def card_of(labels, scores, slices):
     ],
     ids=["pass", "worse", "below floor", "undecided", "few clicks", "miscalibrated", "slice"],
 )
-def test_worst_check_is_the_decision_and_the_deciding_one_is_named(rows, decision, deciding):
+def test_worst_check_is_decision_and_deciding_one_is_named(rows, decision, deciding):
     judged, card = card_of(*rows)
     checks = gate_checks(card)
     results = [check.result for check in checks]
@@ -69,7 +69,7 @@ def test_worst_check_is_the_decision_and_the_deciding_one_is_named(rows, decisio
         assert deciding in [check.name for check in checks if check.result == decision]
 
 
-def test_numbers_are_the_gates_and_the_headline_counts_what_passed():
+def test_numbers_are_gates_and_headline_counts_what_passed():
     judged, card = card_of(*scored(20_000, candidate=1.2))
     auc, lead, slices, clicks = gate_checks(card)
     alone, paired = judged.estimates.candidate, judged.estimates.difference
@@ -82,7 +82,7 @@ def test_numbers_are_the_gates_and_the_headline_counts_what_passed():
     assert f"{paired.auc:+.4f} against the champion; passed 4 of 4 checks on 20,000 held-out rows" in words
 
 
-def test_first_model_has_no_row_about_a_champion():
+def test_first_model_has_no_row_about_champion():
     labels, scores, _ = scored(5000)
     _, card = card_of(labels, scores[:1], None)
     assert [check.name for check in gate_checks(card)] == ["AUC", "expected / observed clicks"]

@@ -1,4 +1,4 @@
-"""`evergreen compare`: two stored models on rows that neither learned, by its command."""
+"""Tests of the command `evergreen compare`: two stored models on rows that neither learned."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ LEARNED = "2025-10-09T00:00:00+00:00"
 
 @pytest.fixture
 def two(make_round):
-    """A round whose candidate is the planted model, judged on its rows, and beside it `older`, a noisy one."""
+    """A run with the planted model as candidate, evaluated on its rows, and a noisy model `older`."""
     made = make_round(3000)
     noisy = made.planted.noisy(0.3, 8)
     for model_id, linear, settings in (
@@ -48,7 +48,7 @@ def two(make_round):
     return made, noisy
 
 
-def test_difference_and_its_interval_are_those_of_the_formulas_scores(two, capsys):
+def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
     made, noisy = two
     assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -62,16 +62,16 @@ def test_difference_and_its_interval_are_those_of_the_formulas_scores(two, capsy
     assert lead["low"] > 0, "the planted model is better than a noisy one"
     assert found["quality"]["champion"]["log_loss"] == pytest.approx(log_loss(made.labels, a), abs=1e-5)
     assert (found["rows_of"], found["quality"]["num_rows"]) == ("candidate", 3000)
-    assert {name: found["differing"][name] for name in ("training.learning_rate", "learned up to")} == {
+    assert {name: found["differing"][name] for name in ("training.learning_rate", "trained up to")} == {
         "training.learning_rate": [None, 0.5],
-        "learned up to": ["2025-06-01T00:00:00+00:00", LEARNED],
+        "trained up to": ["2025-06-01T00:00:00+00:00", LEARNED],
     }
     assert found["sizes"]["ids of categories"] == [sum(made.workflow.slot_sizes)] * 2
     assert not any(part["name"].startswith("categories") for part in found["slices"])
     assert sum(each["num_rows"] for each in found["calibration_a"]) == 3000
 
 
-def test_other_order_turns_the_sign_and_versions_stand_for_models(two, capsys, tmp_path):
+def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_path):
     made, _ = two
     make_live(made.store, release(made.store, 7, "candidate"))
     page = tmp_path / "page.html"
@@ -80,7 +80,7 @@ def test_other_order_turns_the_sign_and_versions_stand_for_models(two, capsys, t
     assert "training.learning_rate" in page.read_text()
 
 
-def test_rows_that_one_of_the_models_learned_do_not_judge(two, capsys):
+def test_rows_that_one_of_models_learned_do_not_judge(two, capsys):
     made, _ = two
     times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[EVENT_TIME].to_pylist()
     middle = sorted(times)[1499]

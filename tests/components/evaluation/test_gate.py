@@ -37,7 +37,7 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     [(20_000, 1.2, "pass"), (20_000, 1.0, "pass"), (20_000, 0.9, "fail"), (400, 1.0, "inconclusive")],
     ids=["better", "equal", "worse", "few rows"],
 )
-def test_a_candidate_above_the_floor_is_judged_by_the_interval_of_its_lead(num_rows, quality, decision):
+def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quality, decision):
     answer = judge(*rows(num_rows, candidate=quality, seed=2), settings=SETTINGS)
     assert answer.decision == decision
     assert answer.estimates.candidate.low > SETTINGS.min_auc
@@ -49,7 +49,7 @@ def test_a_candidate_above_the_floor_is_judged_by_the_interval_of_its_lead(num_r
 @pytest.mark.parametrize(
     ("min_auc", "decision"), [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")]
 )
-def test_floor_is_judged_by_the_interval(min_auc, decision):
+def test_floor_is_judged_by_interval(min_auc, decision):
     labels, scores, _ = rows(2000, candidate=1.0, seed=3)
     answer = judge(labels, scores, settings=GateSettings(min_auc=min_auc))
     assert answer.decision == decision
@@ -58,7 +58,7 @@ def test_floor_is_judged_by_the_interval(min_auc, decision):
     assert "no champion" in answer.reason
 
 
-def test_failed_floor_outweighs_a_passed_comparison():
+def test_failed_floor_outweighs_passed_comparison():
     labels, candidate, champion = rows(20_000, candidate=0.1, champion=0.0)
     answer = judge(labels, candidate, champion, settings=SETTINGS)
     assert answer.decision == "fail"
@@ -80,7 +80,7 @@ def resample(sample, n, seed):
         (1, 50, "clicks come from 1 requests"),
     ],
 )
-def test_too_few_of_a_class_is_inconclusive(clicks, others, said):
+def test_too_few_of_class_is_inconclusive(clicks, others, said):
     labels = np.repeat([1, 0], [clicks, others])
     # A perfect model: with few rows its interval has no width, and must not be believed.
     scores = labels + np.linspace(0, 0.1, clicks + others)
@@ -90,7 +90,7 @@ def test_too_few_of_a_class_is_inconclusive(clicks, others, said):
     assert answer.estimates == (None, None, None)
 
 
-def test_gate_lets_a_candidate_worse_by_the_margin_pass_in_one_of_forty_tries():
+def test_gate_lets_candidate_worse_by_margin_pass_in_one_of_forty_tries():
     # The level that a 95 % interval promises at the margin itself: 2.5 %.
     sample = rows(3000, candidate=0.95, seed=6)
     loss = -judge(*sample, settings=SETTINGS).estimates.difference.auc
@@ -124,7 +124,7 @@ def test_scores_that_are_not_numbers_are_refused():
 
 @pytest.mark.parametrize(("clicks", "is_judged"), [(9, False), (10, True)])
 @pytest.mark.parametrize("rare", [1, 0], ids=["clicks", "rows without a click"])
-def test_as_many_rows_of_a_class_as_asked_for_are_enough(clicks, is_judged, rare):
+def test_as_many_rows_of_class_as_asked_for_are_enough(clicks, is_judged, rare):
     labels = np.full(200, 1 - rare, np.int8)
     labels[:clicks] = rare
     scores = np.random.default_rng(4).normal(size=200) + 3.0 * labels
@@ -179,7 +179,7 @@ def test_advice_of_too_few_clicks_names_rows_that_have_enough():
     assert "no held-out row is one of the clicks" in advice
 
 
-def test_advice_of_refused_floor_is_a_floor_that_model_passes():
+def test_advice_of_refused_floor_is_floor_that_model_passes():
     labels, scores, _ = rows(4000, candidate=0.4, seed=5)
     settings = GateSettings(min_auc=0.9)
     (advice,) = judge(labels, scores, settings=settings).advice

@@ -1,4 +1,6 @@
-"""A lake in a bucket: the rows of the same lake in a folder, fetched once, at one generation; and the cache."""
+"""Tests of a lake in a bucket: the same rows as in a folder, each object fetched once, and the
+cache.
+"""
 
 import json
 import logging
@@ -38,7 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def day(number: int) -> str:
-    """Of March 2026."""
+    """Format a day of March 2026."""
     return f"2026-03-{number:02d}"
 
 
@@ -48,7 +50,7 @@ def part(number: int, k: int = 0) -> str:
 
 @pytest.fixture
 def folder(tmp_path, raw_table, write_lake):
-    """Seven days of 200 rows in two files each, late clicks on every day's rows, and what nobody may read."""
+    """Seven days of 200 rows in two files each, late clicks on every day's rows, and hidden files."""
     table = raw_table(1400, start=START.timestamp(), seconds=7 * 86_400)
     lake = write_lake(tmp_path / "la ke", table, num_files=2)
     rows = table.select([raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME]).to_pylist()[::7]
@@ -69,14 +71,14 @@ def folder(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def lake(folder, cloud_storage):
-    """The same lake in a bucket; gives the service."""
+    """The same lake in a bucket. Returns the service."""
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage
 
 
 def same_but_place(dataset: RawDataset) -> RawDataset:
-    """Without what says where it lies."""
+    """Return the dataset without its locations."""
     places = ("train_uri", "holdout_uri", "malformed_uri", "replay_uri", "replay_holdout_uri")
     return replace(dataset, source_uri="", **dict.fromkeys(places))
 
@@ -89,7 +91,7 @@ def same_but_place(dataset: RawDataset) -> RawDataset:
         (TimeSpan(None, WINDOW.end), {"replay_days": 0}),
     ],
 )
-def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake, folder, tmp_path, window, settings):
+def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(lake, folder, tmp_path, window, settings):
     expected = extract_lake(str(folder), tmp_path / "work", window, run="folder", **settings)
     found = extract_lake(URI, tmp_path / "work", window, run="bucket", **settings)
     assert same_but_place(found) == same_but_place(expected)
@@ -98,7 +100,7 @@ def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake,
     assert found.outcomes_digest == expected.outcomes_digest is not None
 
 
-def test_only_what_the_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
+def test_only_what_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
     extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     rows = [part(number, k) for number in (4, 5, 6) for k in (0, 1)]
     late = [f"outcomes/day={day(number)}/part-0.parquet" for number in (3, 4, 5, 6, 7)]
@@ -118,7 +120,7 @@ def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_p
     assert other.digest == extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=2).digest
 
 
-def test_of_a_back_filled_day_the_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
+def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
     for version in (1, 2):
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
@@ -145,7 +147,7 @@ def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path
     assert [entry["day"] for entry in found.replay_days] == [day(1), day(2)]
 
 
-def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
+def test_object_replaced_between_listing_and_fetch_is_temporary_error(lake, folder, tmp_path):
 
     def replace_before_its_download(request):
         if is_fetch_of(part(5))(request):
@@ -168,12 +170,12 @@ def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_worth_anoth
         ("s3://models/lake", ContractError, "lake is .s3://models/lake., expected gs://bucket/prefix, file:"),
     ],
 )
-def test_a_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, message):
+def test_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, message):
     with pytest.raises(kind, match=message):
         extract_lake(uri, tmp_path / "work", TimeSpan())
 
 
-def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, tmp_path):
+def test_errors_and_malformed_rows_name_object_they_came_from(lake, folder, tmp_path):
     table = pq.read_table(folder / part(5), partitioning=None)
     labels = [7 if i == 60 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
     pq.write_table(table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), folder / part(5))
@@ -181,7 +183,7 @@ def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, 
     extract_lake(URI, tmp_path / "work", WINDOW, max_malformed_fraction=0.02)
     (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
     assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/{part(5)}", 61)
-    (folder / part(6)).write_bytes(b"damaged")
+    (folder / part(6)).write_bytes(b"corrupt")
     put(folder)
     with pytest.raises(
         ContractError, match=rf"1 of 4 files .*the first: {URI}/{part(6)} is not a readable Parquet file"
@@ -189,7 +191,7 @@ def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, 
         extract_lake(URI, tmp_path / "work", WINDOW)
 
 
-def test_the_newest_row_takes_the_newest_day_with_rows_alone(lake, folder, tmp_path):
+def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
     for number, k in ((6, 0), (6, 1), (7, 0), (7, 1)):
         pq.write_table(RAW_SCHEMA.empty_table(), folder / part(number, k))
     put(folder)
@@ -201,12 +203,12 @@ def test_the_newest_row_takes_the_newest_day_with_rows_alone(lake, folder, tmp_p
 
 
 BIG = part(1)
-"""Made the largest file, so that it is fetched first."""
+"""Name of the largest file, which is fetched first."""
 
 
 @pytest.fixture
 def big_lake(tmp_path, raw_table, write_lake, cloud_storage):
-    """Three days in a bucket, the first one's file with most of the rows; gives its folder."""
+    """Three days in a bucket, with most rows in the first day's file. Returns the folder."""
     folder = write_lake(tmp_path / "lake", raw_table(300, start=START.timestamp(), seconds=3 * 86_400))
     pq.write_table(
         raw_table(16_000, seed=1, start=START.timestamp(), seconds=80_000), folder / BIG, row_group_size=2000
@@ -221,7 +223,7 @@ def cached_file(work: Path, name: str) -> Path:
     return path
 
 
-def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_lake, cloud_storage, tmp_path):
+def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(big_lake, cloud_storage, tmp_path):
     work = tmp_path / "work"
     before = extract_lake(str(big_lake), work, TimeSpan())
     stalled = cloud_storage.fail(is_fetch_of(BIG), "stall")
@@ -240,7 +242,8 @@ def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)
-    # What the process held in memory of the half is gone with it; bytes on the disk are the object's first.
+    # The part in the process's memory is lost with it. The bytes on disk are the start of the
+    # object.
     arrived = cached_file(work, f"{BIG}.part").read_bytes()
     assert arrived
     assert (big_lake / BIG).read_bytes().startswith(arrived)
@@ -253,7 +256,7 @@ def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_
     assert not list((work / ".lake-cache").rglob("*.part"))
 
 
-def test_a_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cloud_storage, tmp_path):
+def test_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cloud_storage, tmp_path):
     extract_lake(URI, tmp_path / "work", TimeSpan(None, int(START.timestamp() * 1e6) + 86_400_000_000))
     here = cached(tmp_path / "work")
     cloud_storage.seen.clear()
@@ -266,7 +269,7 @@ def test_a_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cl
     assert fetched(cloud_storage.seen) == dict.fromkeys([part(2), part(3)], 1)
 
 
-def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tmp_path):
+def test_what_no_run_needs_gives_way_before_disk_is_called_full(big_lake, tmp_path):
     start = int(START.timestamp() * 1e6)
     extract_lake(URI, tmp_path / "work", TimeSpan(None, start + 86_400_000_000))
     assert list(cached(tmp_path / "work")) == [BIG]
@@ -279,7 +282,7 @@ def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tm
     assert sorted(cached(tmp_path / "work")) == [part(2), part(3)]
 
 
-def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp_path, caplog):
+def test_run_waits_for_another_that_reads_through_same_cache(big_lake, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="components.extraction.lake_files")
     waiting = threading.Thread(target=extract_lake, args=(URI, tmp_path / "work", TimeSpan()))
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage):
@@ -290,7 +293,7 @@ def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp
     assert (tmp_path / "work" / "run" / "extraction").is_dir()
 
 
-def test_what_the_newest_run_did_not_use_is_removed(tmp_path):
+def test_what_newest_run_did_not_use_is_removed(tmp_path):
     cache = DownloadCache(folder=tmp_path)
     objects = [ObjectInfo(f"day=2026-03-0{n}/part", 100, n, "n4mOQw==") for n in range(1, 5)]
     for each in objects:
@@ -307,7 +310,7 @@ def test_what_the_newest_run_did_not_use_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip"])
-def test_a_file_of_the_cache_that_the_disk_spoilt_is_fetched_again(big_lake, cloud_storage, tmp_path, spoil):
+def test_file_of_cache_that_disk_spoilt_is_fetched_again(big_lake, cloud_storage, tmp_path, spoil):
     expected = extract_lake(URI, tmp_path / "work", TimeSpan())
     path = cached_file(tmp_path / "work", BIG)
     content = bytearray(path.read_bytes())

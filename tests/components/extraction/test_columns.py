@@ -1,4 +1,4 @@
-"""Features that a run leaves out: not read, unless the champion must be judged by them."""
+"""Tests of excluded features, which are read only if the champion must be evaluated on them."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
 
 @pytest.fixture
 def champion_without(released, tmp_path):
-    """Releases a model that learned without some features."""
+    """Releases a model that was trained without some features."""
 
     def release(*excluded):
         released("2026-02-01T00:00:00+00:00")
@@ -35,7 +35,7 @@ def champion_without(released, tmp_path):
 
 
 def values_in(dataset, names):
-    """Number of values per column and part."""
+    """Return the number of values per column and part."""
     found = {}
     for part in ("train", "holdout"):
         paths = sorted(local_path(getattr(dataset, f"{part}_uri")).iterdir())
@@ -44,7 +44,7 @@ def values_in(dataset, names):
     return found
 
 
-def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
+def test_lake_that_lacks_excluded_column_is_read(flags, run_main, capsys):
     for path in local_path(flags["--lake"]).rglob("*.parquet"):
         pq.write_table(pq.read_table(path, partitioning=None).drop(["C7"]), path)
     assert run_main(flags) == 2
@@ -53,7 +53,7 @@ def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
     assert RawDataset.read(flags["--output"]).num_train_rows == 900
 
 
-def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, champion_without):
+def test_what_champion_learns_from_is_read_all_same(flags, run_main, champion_without):
     champion_without("I13", "C26", "C1")
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
@@ -64,7 +64,7 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
         assert min(part["I2"], part["C7"]) > 0
 
 
-def test_a_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
+def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     flags, run_main, champion_without, capsys, tmp_path
 ):
     champion_without()
@@ -85,7 +85,7 @@ def test_a_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
         ([2], "2026-03-02/part-0.parquet lacks the column price, which a file of an earlier day has"),
     ],
 )
-def test_a_column_that_came_later_is_missing_in_the_days_before(
+def test_column_that_came_later_is_missing_in_days_before(
     flags, run_main, capsys, tmp_path, champion_without, days_without, said
 ):
     champion_without()

@@ -1,4 +1,6 @@
-"""The same rows give the same workflow and the same encoding, whoever computes them and in which pieces."""
+"""Checks that the same rows give the same workflow and encoding for any process and any
+partitioning.
+"""
 
 import os
 import re
@@ -20,7 +22,8 @@ from evergreen.storage.uris import local_path
 from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
-"""What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
+"""Files that the next run, training and serving read. Next to them NVTabular writes the time of its
+own save."""
 DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
@@ -37,7 +40,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def run_elsewhere(tmp_path):
-    """Runs the step as a process of its own."""
+    """Runs the step in a separate process."""
 
     def run(raw, run, variables, flags):
         output = tmp_path / f"{run}.json"
@@ -57,7 +60,9 @@ def run_elsewhere(tmp_path):
 
 @pytest.fixture
 def cluster():
-    """The address of a scheduler with two workers, run by the commands of `k8s/components/dask`."""
+    """The address of a scheduler with two workers, started by the commands of
+    `k8s/components/dask`.
+    """
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         port, *health = [each.getsockname()[1] for each in sockets]
@@ -94,7 +99,7 @@ def carried(training_set):
     return {name: (folder / name).read_bytes() for name in CARRIED}
 
 
-def test_no_setting_of_the_machine_changes_a_byte(write_raw, run_step, run_elsewhere, raw_table, reading, cluster):
+def test_no_setting_of_machine_changes_byte(write_raw, run_step, run_elsewhere, raw_table, reading, cluster):
     raw = write_raw(raw_table(1700, seed=3), raw_table(400, seed=4), row_group_size=100)
     here = run_step(raw)
     for number, (variables, settings, flags) in enumerate(ELSEWHERE.values()):
@@ -117,7 +122,7 @@ def test_numpys_engine_needs_neither_nvtabular_nor_dask(write_raw, run_elsewhere
         run_elsewhere(raw, "nvtabular", {"PYTHONPATH": str(tmp_path)}, ())
 
 
-def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, raw_table):
+def test_order_of_rows_changes_no_byte_of_workflow(write_raw, run_step, raw_table):
     table = raw_table(1200, seed=5)
     mixed = table.take(pa.array(np.random.default_rng(0).permutation(1200)))
     one, other = (
@@ -146,7 +151,7 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order():
     )
 
 
-def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_table, tmp_path, capsys):
+def test_error_in_another_process_is_that_error(write_raw, run_step, raw_table, tmp_path, capsys):
     raw = write_raw({f"part-{i}.parquet": raw_table(300, seed=i) for i in range(2)})
     path = tmp_path / "raw" / "train" / "part-1.parquet"
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Several rounds through the real step: what a parent fixes, and what a round may add."""
+"""Tests of several runs of the real step: what a parent fixes, and what a run may add."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     parent, ids, before, sightings = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
-        column[0] = 777  # once a round: two rounds make the two sightings that it needs
+        column[0] = 777  # once per run: two runs reach its count threshold of two
         table = reading.replace(raw_table(400, seed=number), "C2", column)
         encoded_set = run_step(write_raw(table, name=f"raw {number}"), run=f"run-{number}", parent=parent)
         vocabulary = reading.workflow(encoded_set).vocabularies[1].tolist()
@@ -43,7 +43,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
 
 DAYS = ("2025-10-10T00:00:00+00:00", "2025-10-12T00:00:00+00:00", "2025-10-12T06:00:00+00:00")
 IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
-"""Per round; the rest of the column is missing."""
+"""Values of C2 per run. The rest of the column is missing."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def play(write_raw, run_step, keep_as_model, raw_table, reading):
     return play
 
 
-def test_nvtabular_encodes_as_the_contract_while_categories_leave_and_their_ids_are_reused(play, run_step, reading):
+def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_step, reading):
     rounds = [play(0, None, keep="m0"), play(1, "m0", keep="m1"), play(2, "m1")]
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
@@ -91,12 +91,12 @@ def test_nvtabular_encodes_as_the_contract_while_categories_leave_and_their_ids_
 
 
 def carried(encoded_set):
-    """The files of the workflow that the next round reads, by name."""
+    """Return the files of the workflow that the next run reads, by name."""
     folder = local_path(encoded_set.workflow_uri)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_going_back_to_an_older_model_gives_the_round_that_followed_it_again(play, run_step, reading):
+def test_going_back_to_older_model_gives_round_that_followed_it_again(play, run_step, reading):
     play(0, None, keep="m0")
     kept = model_folder(run_step.store, "m0")
     before = sha256_tree(kept)
@@ -119,7 +119,7 @@ def test_holdout_rows_teach_nothing(write_raw, run_step, raw_table, reading):
     assert (reading.encoded(encoded_set.holdout_uri).ids[:, 4] == OOV_ID).all()
 
 
-def test_a_retry_replaces_what_the_first_try_left(write_raw, run_step, raw_table, tmp_path, reading):
+def test_retry_replaces_what_first_try_left(write_raw, run_step, raw_table, tmp_path, reading):
     left = tmp_path / "big data" / "run-1" / "preprocessing" / "train" / "part-00007.parquet"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half a file")
@@ -138,7 +138,7 @@ EXCLUDED = ["I2", "I13", "C3", "C26"]
 SLOTS = [2, 25]
 
 
-def test_a_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_table, keep_as_model, reading, capsys):
+def test_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_table, keep_as_model, reading, capsys):
     rows = [write_raw(raw_table(600, seed=seed), name=f"raw {seed}") for seed in (1, 2, 3)]
     first = run_step(reading.change(rows[0], excluded_columns=EXCLUDED), run="first")
     keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
@@ -148,11 +148,16 @@ def test_a_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_
     capsys.readouterr()
     other = reading.change(rows[2], excluded_columns=["I2", "I13", "C3", "C4"])
     run_step(other, run="third", parent="parent", expect=2)
-    assert "lack ['C4'] of the parent parent's and add ['C26']" in capsys.readouterr().err
+    assert (
+        "['C3', 'C4', 'I13', 'I2'], expected the columns that its parent parent excludes: ['C26', 'C3', 'I13', 'I2']"
+        in capsys.readouterr().err
+    )
 
 
 def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
-    """A category of old rows alone gets no id, however often it is in them, and no moment moves."""
+    """A category that occurs only in old rows gets no id, however often it occurs, and no moment
+    changes.
+    """
     old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
     old = reading.replace(old, "I1", np.full(400, 9999.0))
     without = run_step(write_raw(raw_table(900, seed=1)))

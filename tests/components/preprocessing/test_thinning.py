@@ -1,4 +1,4 @@
-"""Negative down-sampling: who is kept is decided row by row, repeatably, and only among the rows to be learned."""
+"""Tests of negative downsampling: decided row by row, repeatably, and only among training rows."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ def kept(table, rate):
     return kept_rows(table.combine_chunks().to_batches()[0], rate)
 
 
-def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
+def test_clicks_stay_and_of_rest_stated_share(raw_table):
     table = raw_table(20_000)
     clicked = table[LABEL].to_numpy() == 1
     for rate in (0.05, 0.2, 0.9, 1.0):
@@ -26,21 +26,21 @@ def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
         assert mask[~clicked].sum() == pytest.approx(num * rate, abs=4 * np.sqrt(num * rate * (1 - rate)))
 
 
-def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before(raw_table):
+def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
     table = raw_table(20_000)
     negatives = table.filter(pa.array(table[LABEL].to_numpy() == 0))
     mask = kept(negatives, 0.3)
     order = np.random.default_rng(1).permutation(len(mask))
     np.testing.assert_array_equal(kept(negatives.take(pa.array(order)), 0.3), mask[order])
     row = negatives["row"].to_numpy()
-    for place in range(10):  # a request's rows are thinned independently: each place has the same share
+    for place in range(10):  # rows of a request are downsampled independently: each position has the same share
         num = int((row == place).sum())
         assert mask[row == place].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
     correlation = np.corrcoef(mask[1:], mask[:-1])[0, 1]
     assert abs(correlation) < 4 / np.sqrt(len(mask))
 
 
-def test_the_copy_has_the_kept_rows_in_order(tmp_path, raw_table):
+def test_copy_has_kept_rows_in_order(tmp_path, raw_table):
     tables = [raw_table(700, seed=1), raw_table(900, seed=2)]
     (tmp_path / "raw").mkdir()
     for name, table in zip(("a", "b"), tables):

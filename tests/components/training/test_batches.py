@@ -1,4 +1,4 @@
-"""Batches hold the rows asked for and say which table rows they look up; the thread that makes them ends."""
+"""Tests of batches: their rows, their table rows, and the end of their thread."""
 
 import threading
 from contextlib import closing
@@ -24,13 +24,13 @@ def rows():
     )
 
 
-def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
+def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
 
-def test_what_a_source_raises_comes_after_the_items_before_it():
+def test_what_source_raises_comes_after_items_before_it():
     def source():
         yield 1
         raise KeyError("lost")
@@ -53,4 +53,4 @@ def test_no_thread_is_left_when_items_are_no_longer_wanted():
     with closing(made_ahead(endless(), 3)) as items:
         assert [next(items) for _ in range(5)] == [0, 1, 2, 3, 4]
     assert threading.active_count() == before
-    assert len(made) <= 5 + 3 + 2  # the queue's, one waiting to enter it and one begun
+    assert len(made) <= 5 + 3 + 2  # the queue's batches, one waiting to enter, and one in progress

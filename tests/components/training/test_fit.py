@@ -1,4 +1,4 @@
-"""The policy of a fit, shown on an engine in NumPy: order, rates, replay, and what is kept of it all."""
+"""Tests of the fit's policy with a NumPy engine: order, rates, rehearsal, and checkpoints."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.support.training_world import write_folder
 
 @pytest.fixture
 def parent(world, make_training_set, run):
-    """Where a round goes on from."""
+    """The model from which a run continues."""
     result, _, _ = run(make_training_set(*world.rows(3_000, seed=8)[:3], name="parent"))
     return result.weights
 
@@ -28,7 +28,7 @@ def scores(weights, training_set, dense, ids):
     return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
 
 
-def test_every_row_is_learned_once_and_a_round_tries_each_rate_on_the_same_rows(world, make_training_set, run, parent):
+def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(3_000)[:3])
     _, first, _ = run(training_set)
     assert sorted(np.concatenate(learned_rows(first))) == list(range(3_000))
@@ -36,20 +36,18 @@ def test_every_row_is_learned_once_and_a_round_tries_each_rate_on_the_same_rows(
     low, high = np.split(np.concatenate(learned_rows(later)), 2)
     np.testing.assert_array_equal(low, high)
     assert sorted(low) == list(range(3_000))
-    assert later.calls.count(("restore", parent.name)) == 2  # each trial begins with the parent
+    assert later.calls.count(("restore", parent.name)) == 2  # each trial starts from the parent
     assert [set(half) for half in np.split(np.array(later.rates), 2)] == [{0.2 * 0.1}, {0.1}]
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_a_first_models_rate_falls_to_zero_over_the_second_half_of_its_steps(world, make_training_set, run, passes):
+def test_first_models_rate_falls_to_zero_over_second_half_of_its_steps(world, make_training_set, run, passes):
     _, engine, _ = run(make_training_set(*world.rows(3_200)[:3]), replace(SETTINGS, passes=passes))
     expected = 0.1 * np.minimum(1, 2 * np.arange(100 * passes, 0, -1) / (100 * passes))
     np.testing.assert_allclose(engine.rates, expected)
 
 
-def test_a_first_model_learns_shuffled_rows_and_a_round_learns_them_in_time_order(
-    world, make_training_set, run, parent
-):
+def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(4_000)[:3])
     first, later = (np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent))
     assert first[:400].max() > 3_500
@@ -60,7 +58,9 @@ def test_a_first_model_learns_shuffled_rows_and_a_round_learns_them_in_time_orde
 
 
 class WatchedEngine(LogisticEngine):
-    """Keeps which rows it scored, by a dense value that no two share, and how many calls of `learn` came before."""
+    """Records which rows it scored, by a unique dense value, and the number of earlier calls of
+    `learn`.
+    """
 
     scored = ()
 
@@ -71,7 +71,7 @@ class WatchedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_the_last_tenth_of_a_pass_is_scored_before_it_is_learned_and_those_scores_are_the_fits(
+def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(3_200)
@@ -107,27 +107,31 @@ def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, 
 
 
 @pytest.mark.parametrize("rows_a_request", [1, 64])
-def test_an_equally_good_rate_is_chosen_as_seldom_where_rows_come_in_long_requests(rows_a_request):
+def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request):
     random, num_requests, chosen = np.random.default_rng(5), 6_400 // rows_a_request, 0
 
     def shared(deviation):
-        """A normal number for each row, half of whose variance is its request's."""
+        """Return a normal number for each row.
+
+        Half of its variance is shared by the rows of a request.
+        """
         of_request = np.repeat(random.normal(size=num_requests), rows_a_request)
         return deviation * (of_request + random.normal(size=6_400)) / 2**0.5
 
     for _ in range(400):
         known = shared(0.7) - 1.1
         labels = random.random(6_400) < 1 / (1 + np.exp(-known - shared(0.7)))
-        # Two models that are wrong by as much, each in its own way.
+        # Two models that are equally wrong, each in its own way.
         logits = [known + 0.1 + shared(0.25) for _ in range(2)]
         losses = [np.logaddexp(0, np.where(labels, -each, each)) for each in logits]
         chosen += best_of([Judgement(scores={}, row_losses=each) for each in losses])
-    # One standard error is exceeded by chance 16 % of the time; with rows taken as independent it is 26 % here.
+    # By chance one standard error is exceeded 16 % of the time. With rows taken as independent it
+    # is 26 % here.
     assert 0.11 < chosen / 400 < 0.22
 
 
 class BiasedEngine(LogisticEngine):
-    """Adds to the logits of its scores what a high rate left in its bias."""
+    """Adds to its scores' logits the bias that a high rate left."""
 
     def __init__(self, slot_sizes, bias):
         super().__init__(slot_sizes, SETTINGS)
@@ -140,9 +144,7 @@ class BiasedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("bias", [0.0, -0.7, 0.7])
-def test_a_round_takes_the_high_rate_where_the_world_changed_and_the_low_one_where_it_did_not(
-    world, make_training_set, run, parent, bias
-):
+def test_run_picks_high_rate_after_change_and_low_rate_otherwise(world, make_training_set, run, parent, bias):
     settings = replace(SETTINGS, round_rates=(0.01, 1.0))
     other = world.drifted(range(26))
     changed = [np.concatenate(p) for p in zip(world.rows(4_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
@@ -151,11 +153,11 @@ def test_a_round_takes_the_high_rate_where_the_world_changed_and_the_low_one_whe
     assert moved.learning_rate == 0.1
     stayed, engine, _ = run(make_training_set(*world.rows(300, seed=5)[:3], name="unchanged"), settings, start=parent)
     assert stayed.learning_rate == pytest.approx(0.001)
-    assert sum(map(len, learned_rows(engine))) == 300 + 288  # the last batch is not for a rate that lost
+    assert sum(map(len, learned_rows(engine))) == 300 + 288  # the last batch is not spent on a losing rate
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_the_mean_prediction_is_the_click_rate_of_all_learned_rows_unless_the_newest_contradict_it(
+def test_mean_prediction_is_click_rate_of_all_rows_unless_newest_differ(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(20_000, seed=3)
@@ -196,7 +198,7 @@ def with_replay(world, make_training_set, tmp_path):
     return make
 
 
-def test_each_pass_holds_replay_rows_in_the_asked_for_share_spread_over_it(with_replay, run):
+def test_each_pass_holds_replay_rows_in_asked_for_share_spread_over_it(with_replay, run):
     _, engine, _ = run(with_replay(0.1), replace(SETTINGS, passes=2))
     first, second = np.split(np.concatenate(learned_rows(engine)), 2)
     for rows in (first, second):
@@ -206,7 +208,7 @@ def test_each_pass_holds_replay_rows_in_the_asked_for_share_spread_over_it(with_
     assert set(first) != set(second)
 
 
-def test_replayed_rows_come_among_the_new_ones_of_a_round_and_do_not_judge_it(with_replay, run, parent):
+def test_replayed_rows_come_among_new_ones_of_round_and_do_not_judge_it(with_replay, run, parent):
     training_set = with_replay(0.1)
     engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
     run(training_set, replace(SETTINGS, round_rates=(1.0,)), start=parent, engine=engine)
@@ -240,7 +242,7 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
     assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in lines]
 
 
-def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
+def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "once"
     first, _, _ = run(training_set, path=path)
     again, engine, lines = run(training_set, path=path)
@@ -252,27 +254,27 @@ def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, m
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
     assert content(third.weights) == before
-    assert not learned_rows(engine)  # the correction of the bias alone
+    assert not learned_rows(engine)  # only the correction of the bias
 
 
-def test_the_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
+def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "lean"
     with pytest.raises(Preempted):
         run(training_set, path=path, should_stop=StopAfter(12))
-    (path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef").mkdir()  # as a killed try leaves it
+    (path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef").mkdir()  # as left by a killed attempt
     run(training_set, path=path)
     names = sorted(p.name.split("-")[0] for p in path.iterdir())
     assert names == ["final", "progress.json", "row_losses", "start", "weights"]
 
 
 @pytest.mark.parametrize("num_rows", [500, 0, 1], ids=["one class", "no row", "one row"])
-def test_a_window_without_labels_of_both_classes_is_refused(world, make_training_set, run, num_rows):
+def test_window_without_labels_of_both_classes_is_refused(world, make_training_set, run, num_rows):
     labels, dense, ids, _ = world.rows(num_rows)
-    with pytest.raises(ContractError, match=f"labels of the {num_rows} rows to learn hold 0 clicks"):
+    with pytest.raises(ContractError, match=f"the {num_rows} training rows have 0 clicks"):
         run(make_training_set(labels * 0, dense, ids))
 
 
-def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_training_set, run, parent):
+def test_smallest_window_is_fitted_and_judged_by_one_row(world, make_training_set, run, parent):
     labels, dense, ids, _ = world.rows(3)
     labels[:2] = 0, 1
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
@@ -280,7 +282,7 @@ def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_trainin
     assert all(p.stat().st_size for p in result.weights.rglob("*") if p.is_file())
 
 
-def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_set, run, parent):
+def test_auc_is_none_where_newest_rows_have_one_class(world, make_training_set, run, parent):
     labels, dense, ids, _ = world.rows(500)
     labels[400:] = 0
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
@@ -288,7 +290,7 @@ def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_s
     assert result.progressive["log_loss"] > 0
 
 
-def test_a_requested_stop_comes_at_the_next_segment_and_says_where(world, make_training_set, run):
+def test_requested_stop_comes_at_next_segment_and_says_where(world, make_training_set, run):
     training_set = make_training_set(*world.rows(3_000)[:3])
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     with pytest.raises(Preempted, match="saved in pass 1, batch 12 of 94"):
@@ -296,19 +298,19 @@ def test_a_requested_stop_comes_at_the_next_segment_and_says_where(world, make_t
     assert len(learned_rows(engine)) == 3
 
 
-def test_saves_are_no_further_apart_than_the_interval_and_one_segment(world, make_training_set, run):
+def test_saves_are_no_further_apart_than_interval_and_one_segment(world, make_training_set, run):
     training_set, clock = make_training_set(*world.rows(20_000)[:3]), Clock()
     settings = replace(SETTINGS, checkpoint_minutes=2, batch_size=32)
     engine, began = TimedEngine(training_set.slot_sizes, settings, clock=clock), clock()
     run(training_set, settings, engine=engine, clock=clock)
     assert len(engine.saves) > 10
     assert max(np.diff([began, *engine.saves])) <= 120 + 10 + 1
-    # Ends of epochs aside, no oftener either.
+    # Except for ends of epochs, no more often either.
     assert np.median(np.diff(engine.saves)) >= 120
 
 
 class FullDiskEngine(LogisticEngine):
-    """The disk is full when the second save has written half of its files."""
+    """An engine whose disk is full when the second save has written half of its files."""
 
     def save(self, folder):
         if sum(call[0] == "save" for call in self.calls) == 1:
@@ -317,7 +319,7 @@ class FullDiskEngine(LogisticEngine):
         super().save(folder)
 
 
-def test_a_save_that_finds_the_disk_full_costs_no_earlier_one(world, make_training_set, run, tmp_path):
+def test_save_that_finds_disk_full_costs_no_earlier_one(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "full"
     whole, _, _ = run(training_set)
     with pytest.raises(PermanentError, match="No space left"):
@@ -328,9 +330,7 @@ def test_a_save_that_finds_the_disk_full_costs_no_earlier_one(world, make_traini
     assert content(again.weights) == content(whole.weights)
 
 
-def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_saved(
-    world, make_training_set, run, tmp_path
-):
+def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
     training_set = make_training_set(*world.rows(1_000)[:3])
     for bad_at, message in ((10, "loss is not finite in pass 1, batches 9 to 12 of 32"), (32, "after step 32")):
         engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"
@@ -340,7 +340,7 @@ def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_sav
 
 
 class DivergingEngine(LogisticEngine):
-    """Its weights are no numbers after so many steps of a round at more than its settings' rate."""
+    """Its weights become NaN after a number of steps at more than its settings' rate."""
 
     def __init__(self, *arguments, steps, **keywords):
         super().__init__(*arguments, **keywords)
@@ -358,17 +358,17 @@ class DivergingEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("steps", [8, 29, 32], ids=["before it is judged", "as it is judged", "at its end"])
-def test_a_rate_that_diverges_is_given_up_for_the_ones_before_it(world, make_training_set, run, parent, caplog, steps):
+def test_rate_that_diverges_is_given_up_for_ones_before_it(world, make_training_set, run, parent, caplog, steps):
     training_set = make_training_set(*world.drifted(range(13)).rows(1_000)[:3])
     low, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1,)), start=parent)
     engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=steps)
     result, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1, 5.0)), start=parent, engine=engine)
-    assert "learning rate 0.5 is given up" in caplog.text
+    assert "learning rate 0.5 is abandoned" in caplog.text
     assert content(result.weights) == content(low.weights)
     assert (result.learning_rate, result.progressive) == (low.learning_rate, low.progressive)
 
 
-def test_a_round_goes_on_after_a_break_that_follows_a_rate_given_up(world, make_training_set, run, parent, tmp_path):
+def test_round_goes_on_after_break_that_follows_rate_given_up(world, make_training_set, run, parent, tmp_path):
     training_set, path = make_training_set(*world.rows(1_000)[:3]), tmp_path / "broken off"
     settings = replace(SETTINGS, round_rates=(0.1, 5.0, 0.2))
     whole, _, _ = run(
@@ -382,7 +382,7 @@ def test_a_round_goes_on_after_a_break_that_follows_a_rate_given_up(world, make_
     assert content(again.weights) == content(whole.weights)
 
 
-def test_numbers_within_a_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
+def test_numbers_within_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
     training_set, clock = make_training_set(*world.rows(2_000)[:3]), Clock()
     engine = TimedEngine(training_set.slot_sizes, SETTINGS, clock=clock)
     with caplog.at_level("INFO"):

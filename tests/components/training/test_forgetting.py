@@ -1,7 +1,7 @@
-"""What an incremental round forgets of the world before its window, and what replayed rows keep of it.
+"""Tests of how much an incremental run forgets, and how much rehearsal of old rows preserves.
 
-Two seasons in which some ids mean different things; one dense value tells which it is, so a model can know both. The
-parent has learned the first season, the window holds the second alone.
+Some ids mean different things in two seasons. One dense value tells the season, so a model can
+learn both. The parent has learned the first season. The window has only the second.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ class Season(NamedTuple):
 
 
 def season(world, n, *, seed, mark):
-    """Rows of `world` whose first dense value is `mark` and weighs nothing."""
+    """Return rows of `world` whose first dense value is `mark` and has no weight."""
     _, dense, ids, _ = world.rows(n, seed=seed)
     dense[:, 0] = mark
     logit = -1.2 + dense[:, 1:] @ world.by_dense[1:] + sum(w[i] for w, i in zip(world.by_id, ids.T))
@@ -43,7 +43,7 @@ def fitted(tmp_path):
     return go
 
 
-def test_replayed_rows_keep_the_old_season_known_at_little_cost_to_the_new(world, make_training_set, fitted):
+def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(world, make_training_set, fitted):
     other = world.drifted(CHANGED)
     parent = fitted(make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent")
     start = parent.weights

@@ -1,4 +1,6 @@
-"""Rows staged as HugeCTR's Parquet folders: the double's reader gets them back, batch by batch, in their order."""
+"""Tests of rows staged as HugeCTR's Parquet folders: the double reads them back, batch by batch, in
+order.
+"""
 
 import json
 
@@ -53,7 +55,7 @@ def test_staged_files_are_in_hugectrs_form(write, tmp_path):
     assert write(tmp_path / "one", 64, 4).num_batches == 1
 
 
-def test_a_disk_that_refuses_is_a_permanent_error(write, tmp_path):
+def test_disk_that_refuses_is_permanent_error(write, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PermanentError, match="rows for HugeCTR cannot be written"):
         write(tmp_path / "file" / "stage", 64, 1)

@@ -1,4 +1,6 @@
-"""The PyTorch engine beyond the exam of engines: steps against Adam in float64, equal bits, memory, a GPU."""
+"""Tests of the PyTorch engine beyond the conformance suite: Adam in float64, equal bits, memory, a
+GPU.
+"""
 
 import tracemalloc
 from contextlib import closing
@@ -37,7 +39,9 @@ def rows(world):
 
 @pytest.fixture
 def trained(tmp_path, world, rows):
-    """Learns the rows from fresh weights; the model as it was saved, what was seen, and the scores."""
+    """Trains the rows from fresh weights, and returns the saved model, the seen rows and the
+    scores.
+    """
     count = iter(range(100))
 
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):
@@ -61,7 +65,7 @@ def assert_same_bits(one, other):
             np.testing.assert_array_equal(values, its.dense[name])
 
 
-def test_tables_of_other_widths_are_refused_though_the_network_takes_as_many_values(tmp_path, world):
+def test_tables_of_other_widths_are_refused_even_if_total_width_matches(tmp_path, world):
     write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
     dim = CONFIG.embedding_dim
     other = replace(CONFIG, widths=(dim - 1, dim + 1) * 13)
@@ -105,7 +109,7 @@ def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
             change = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
             w[:] = np.where(moves, w - change, w)
     assert seen == pytest.approx(np.mean(losses), rel=1e-5)
-    # Adam moves a weight by the learning rate even where its gradient is little but rounding.
+    # Adam moves a weight by the learning rate even if its gradient is almost only rounding.
     np.testing.assert_allclose(model.weights.table, moving[-1], atol=2e-3)
     assert np.abs(model.weights.table - moving[-1]).mean() < 1e-5
     for name, expected in zip(names, moving):
@@ -128,13 +132,13 @@ def test_shortened_products_learn_what_float32_learns(trained, config):
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
-def test_the_seed_decides_dropout_and_nothing_without_dropout(trained):
+def test_seed_decides_dropout_and_nothing_without_dropout(trained):
     one, other = (trained(DROPPING, seed=seed)[0].weights.dense["tower.0.weight"] for seed in (1, 2))
     assert (one != other).any()
     assert_same_bits(trained(seed=1)[0], trained(seed=2)[0])
 
 
-def test_torchs_own_random_numbers_stay_the_callers(trained):
+def test_torchs_own_random_numbers_stay_callers(trained):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -157,7 +161,7 @@ def test_restoring_and_saving_hold_no_second_table(tmp_path):
     assert peak < 0.7 * sum(sizes) * 4 * 4
 
 
-def test_a_call_gets_a_second_or_so_of_rows_whatever_the_batch(world):
+def test_call_gets_second_or_so_of_rows_whatever_batch(world):
     with closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine:
         assert [engine.segment_batches(size) for size in (32, 2048, 10**6)] == [1024, 16, 1]
 
@@ -165,7 +169,7 @@ def test_a_call_gets_a_second_or_so_of_rows_whatever_the_batch(world):
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @every_network
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_a_gpu_learns_what_a_cpu_learns(trained, config, precision, device):
+def test_gpu_learns_what_cpu_learns(trained, config, precision, device):
     model, seen, scores = trained(config, TrainingSettings(learning_rate=0.003, precision=precision), device=device)
     expected, its, its_scores = trained(config, TrainingSettings(learning_rate=0.003))
     assert seen == pytest.approx(its, rel=1e-3 if precision == "float32" else 0.02)

@@ -1,6 +1,8 @@
-"""The `kubernetes` client of the training image against an API server's rules, from a job's creation to its end.
+"""Tests of the training image's `kubernetes` client against an API server's rules, over a job's
+life.
 
-What the step does with a job is tests/k8s/test_train_job.py's, whose environment has the older client that kfp takes.
+tests/k8s/test_train_job.py tests what the step does with a job. Its environment has the older
+client that kfp requires.
 """
 
 import kubernetes
@@ -21,7 +23,7 @@ def api():
     double.close()
 
 
-def test_environment_has_the_client_that_the_images_have():
+def test_environment_has_client_that_images_have():
     locked = f"kubernetes=={kubernetes.__version__}"
     for name in ("training.lock", "merlin-training.txt"):
         assert locked in (REPOSITORY / "requirements" / name).read_text()

@@ -1,4 +1,7 @@
-"""Statistics by Beam: DirectRunner gives ours; missing options are refused before anything runs. Dataflow never ran."""
+"""Tests of Beam statistics: DirectRunner equals the step, and missing options are refused first.
+
+Dataflow itself is not tested.
+"""
 
 import io
 import os
@@ -35,14 +38,14 @@ def files(tmp_path, raw_table):
 
 @pytest.fixture
 def shared(tmp_path):
-    """The folder that `--temp_location` names."""
+    """The folder of `--temp_location`."""
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
 
 
 @pytest.fixture(autouse=True)
 def plain_path(tmp_path, monkeypatch):
-    """This environment's Python under a path without spaces, as DirectRunner's processes need it."""
+    """This environment's Python under a path without spaces, as DirectRunner's processes require."""
     (tmp_path / "environment").symlink_to(sys.prefix)
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/environment/bin/python")
 
@@ -51,7 +54,7 @@ TWO_PROCESSES = "--direct_running_mode=multi_processing --direct_num_workers=2"
 
 
 @pytest.mark.parametrize("workers", ["", pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)], ids=["one", "two"])
-def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
+def test_direct_runner_gives_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = by_feature(summarize_files(files, ours))
     options = parse_options(f"--runner=DirectRunner --temp_location={shared} {workers}")
@@ -72,7 +75,7 @@ def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, sha
 
 
 @pytest.mark.slow
-def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
+def test_step_reports_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
     rows = write_rows(raw_table(1000, seed=1), raw_table(900, seed=2))
     release_model(step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1])
     options = f"--runner=DirectRunner --temp_location={shared} {TWO_PROCESSES}"
@@ -85,7 +88,7 @@ def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, r
     assert pages[0] == pages[1].replace("there", "r1")
 
 
-def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
+def test_failed_job_is_temporary_error_that_leaves_nothing(files, shared):
     class Failing(ProfileCounter):
         def add(self, batch, first_row=None):
             raise OSError("the worker's disk is full")
@@ -98,7 +101,7 @@ def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
 
 
 class Codes:
-    """What would run a command where it is unpickled."""
+    """Would run a command when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -107,8 +110,8 @@ class Codes:
         return os.system, (f"touch {self.path}",)
 
 
-def test_what_lies_in_the_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
-    """Whoever may write to `--temp_location` may put anything there."""
+def test_what_lies_in_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
+    """Anybody who can write to `--temp_location` could put any file there."""
     opened, ran = beam_job.FileSystems.open, tmp_path / "ran"
     planted = pickle.dumps(Codes(ran))
 
@@ -142,14 +145,14 @@ def test_counts_of_another_shape_or_type_are_refused(changed):
 
 
 def saved(changed):
-    """The counts of no rows, with some arrays changed."""
+    """Return the counts of no rows, with some arrays changed."""
     with np.load(io.BytesIO(ProfileCounter(criteo.CRITEO).dumps())) as arrays:
         content = io.BytesIO()
         np.savez(content, **{**arrays, **changed})
     return content.getvalue()
 
 
-def test_counts_that_were_written_and_read_are_the_same(raw_table, tmp_path):
+def test_counts_that_were_written_and_read_are_same(raw_table, tmp_path):
     counter, merged = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     for batch in raw_table(900).to_batches(max_chunksize=100):
         (merged if counter.rows > 500 else counter).add(batch, counter.rows + merged.rows)
@@ -163,8 +166,10 @@ def test_counts_that_were_written_and_read_are_the_same(raw_table, tmp_path):
 
 
 class Bucket(FileSystem):
-    """Objects under names, as a bucket has them: no folders, so that a folder never exists; `delete` of a name that
-    ends in a slash is recursive, as in Beam's `GCSFileSystem`."""
+    """Named objects like in a bucket, without folders, so that a folder never exists.
+
+    `delete` of a name that ends in a slash is recursive, as in Beam's `GCSFileSystem`.
+    """
 
     objects: ClassVar[dict[str, bytes]] = {}
     created: ClassVar[list[str]] = []
@@ -219,7 +224,7 @@ class Bucket(FileSystem):
                     del self.objects[name]
 
 
-Bucket.__abstractmethods__ = frozenset()  # what no job asks for
+Bucket.__abstractmethods__ = frozenset()  # never requested by a job
 
 
 @pytest.fixture
@@ -229,7 +234,7 @@ def bucket():
     return Bucket
 
 
-def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, bucket):
+def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, bucket):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
@@ -258,13 +263,13 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
         (DATAFLOW, "sdk_container_image"),
     ],
 )
-def test_options_that_a_runner_lacks_are_refused_before_anything_runs(text, message):
+def test_options_that_runner_lacks_are_refused_before_anything_runs(text, message):
     with pytest.raises(ContractError, match=message) as refused:
         parse_options(text)
     assert "\n" not in str(refused.value)
 
 
-def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
+def test_python_under_path_with_space_starts_no_processes(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/a user/bin/python")
     with pytest.raises(ContractError, match="'/home/a user/bin/python', expected no spaces there"):
         parse_options(f"--runner=DirectRunner --temp_location=/tmp {TWO_PROCESSES}")
@@ -279,5 +284,5 @@ def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
     ],
     ids=["dataflow", "flink"],
 )
-def test_the_options_of_the_page_are_taken(text):
+def test_options_of_page_are_taken(text):
     assert parse_options(text).get_all_options(drop_default=True)["runner"] in text

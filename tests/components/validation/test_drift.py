@@ -1,4 +1,6 @@
-"""Which changes of a feature and of the click rate are reported: planted ones are, those of stationary windows not."""
+"""Tests of drift: planted changes of features and click rate are reported, stationary windows are
+not.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -32,7 +34,7 @@ def drifted(drift):
     return [name for name, entry in drift.items() if entry.drifted]
 
 
-def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_none_that_warns(judged, drift_of):
+def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(judged, drift_of):
     drift = drift_of(judged(4000, seed=1), judged(4000))
     assert tuple(drift) == criteo.FEATURES
     assert drifted(drift) == []
@@ -44,8 +46,11 @@ def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_no
         assert entry.detectable > 0
 
 
-def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_requests, window_of):
-    """Rows of a request share five columns; at a rate of 20 % within the binomial bound of 1 in 1000."""
+def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
+    """Rows of a request share five columns.
+
+    At a rate of 20 % the count is within the binomial bound of 1 in 1000.
+    """
     rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
     pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
@@ -58,7 +63,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_request
     assert alarms <= significant <= 14
 
 
-def test_rows_of_a_request_count_as_the_independent_rows_that_they_are_worth(in_requests, drift_of):
+def test_rows_of_request_count_as_independent_rows_that_they_are_worth(in_requests, drift_of):
     drift = drift_of(in_requests(12_800, seed=1), in_requests(12_800, seed=2))
     assert drifted(drift) == []
     assert drift["C9"].design_effect == pytest.approx(64, rel=0.05)
@@ -110,7 +115,7 @@ SHIFTS = {
 
 
 @pytest.mark.parametrize("name", SHIFTS)
-def test_a_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift_of, name):
+def test_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift_of, name):
     for seed in (1, 2):
         rows = judged(10_000, seed=seed)
         planted = SHIFTS[name](rows, np.random.default_rng(seed))
@@ -118,9 +123,7 @@ def test_a_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, dri
         assert drifted(drift) == list(planted)
 
 
-def test_a_shift_of_whole_requests_is_found_where_requests_are_many_and_called_undetectable_where_few(
-    in_requests, drift_of
-):
+def test_shift_of_whole_requests_is_found_in_many_and_undetectable_in_few(in_requests, drift_of):
     before = in_requests(64_000, seed=1)
 
     def entry(rows):
@@ -136,7 +139,7 @@ def test_a_shift_of_whole_requests_is_found_where_requests_are_many_and_called_u
     assert few.detectable > few.threshold
 
 
-def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
+def test_significant_change_of_no_size_is_no_drift(drift_of, judged):
     random = np.random.default_rng(0)
 
     def coins(share):
@@ -150,7 +153,7 @@ def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
     assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"].drifted
 
 
-def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged, drift_of):
+def test_permutation_of_column_without_frequent_values_is_seen(judged, drift_of):
     random = np.random.default_rng(0)
 
     def draw(order):
@@ -172,7 +175,7 @@ def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, 
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_a_change_that_the_newest_window_learned_is_not_reported_again_and_its_return_is(judged, drift_of):
+def test_drift_newest_window_learned_is_reported_again_only_on_return(judged, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -186,7 +189,7 @@ def test_a_change_that_the_newest_window_learned_is_not_reported_again_and_its_r
     assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"].drifted
 
 
-def test_a_newest_window_too_small_to_show_the_change_hides_none(judged, drift_of):
+def test_newest_window_too_small_to_show_change_hides_none(judged, drift_of):
     rows = judged(10_000, seed=1)
     shifted = pa.array(np.floor(rows["I5"].to_numpy() * np.float32(np.exp(0.2))), pa.float32())
     now, before = judged(10_000, seed=1, I5=shifted), judged(40_000)
@@ -194,7 +197,7 @@ def test_a_newest_window_too_small_to_show_the_change_hides_none(judged, drift_o
     assert drift_of(now, before, judged(60, seed=5))["I5"].drifted
 
 
-def test_an_effect_is_undefined_where_a_side_has_no_values_and_the_missing_share_drifted(judged, drift_of):
+def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(judged, drift_of):
     drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
     for name in ("I1", "C1"):
         assert [getattr(drift[name], key) for key in ("effect", "threshold", "divergence", "new_value_share")] == [
@@ -205,7 +208,7 @@ def test_an_effect_is_undefined_where_a_side_has_no_values_and_the_missing_share
     assert drift["I2"].effect is not None
 
 
-def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(judged, drift_of):
+def test_constant_columns_have_no_mean_shift_in_standard_deviations(judged, drift_of):
     def rows(value):
         return judged(3000, I1=pa.array([value] * 3000, pa.float32()))
 
@@ -214,7 +217,7 @@ def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(jud
     assert (entry.mean_shift, entry.drifted) == (None, True)
 
 
-def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judged, window_of):
+def test_window_that_left_feature_out_does_not_change_its_missing_share(judged, window_of):
     half = pa.array([1.0, None] * 3000, pa.float32())
     before = [
         window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
@@ -226,14 +229,17 @@ def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judg
     assert entry.changes == ()
 
 
-def test_a_feature_that_a_run_leaves_out_has_no_entry(judged, window_of):
+def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
     now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
     names = [entry.feature for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())]
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
 
-def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, window_of):
-    """Each window has 150 requests of users drawn alike; those of one have 64 rows, those of the other 40 to 64."""
+def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of):
+    """Each window has 150 requests of similar users.
+
+    Requests have 64 rows in one window and 40 to 64 in the other.
+    """
     random = np.random.default_rng(0)
     found = []
     for number in range(8):
@@ -245,7 +251,7 @@ def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, wind
             pair.append(window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids)))
         entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())}
         found.append(entries["C3"].p_value)
-    # Of 8 draws the least is below 0.001 in 1 of 125 cases.
+    # The smallest of 8 draws is below 0.001 in 1 of 125 cases.
     assert min(found) > 0.001
 
 
@@ -254,7 +260,10 @@ def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, wind
 
 @pytest.fixture
 def clicked(judged):
-    """A window's summary whose clicks are these [n], in requests of `size` rows; its features play no part."""
+    """A window's summary with these clicks [n], in requests of `size` rows.
+
+    Its features do not matter.
+    """
     features = judged(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
 
     def make(clicks, size=1):
@@ -270,15 +279,15 @@ def clicked(judged):
     return make
 
 
-def test_rates_and_difference_are_those_of_the_rows(clicked):
+def test_rates_and_difference_are_those_of_rows(clicked):
     random = np.random.default_rng(0)
     now, before = random.random(3000) < 0.05, random.random(5000) < 0.03
     found = measure_label_shift(clicked(now), KeptWindows((clicked(before),)))
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
-    # The likelihood ratio test of two shares, written out; half a row as good as an independent one goes to the other
-    # sample, for continuity.
+    # The likelihood ratio test of two shares. For continuity, half of an effective row moves to the
+    # other sample.
     both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
     deviance = 0.0
     for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
@@ -290,8 +299,8 @@ def test_rates_and_difference_are_those_of_the_rows(clicked):
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_says(clicked, alike):
-    """Rows of a request with one click rate for all, or with its own; 5 % of 120 windows, within 1 in 1000."""
+def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
+    """Rows share one click rate, or one per request. 5 % of 120 windows, within 1 in 1000."""
     random = np.random.default_rng(1)
 
     def window(requests):
@@ -304,7 +313,7 @@ def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_say
     assert (np.mean([each.design_effect for each in found]) > 3) == alike
 
 
-def test_a_halved_rate_is_reported_and_a_smaller_change_or_a_few_rows_are_not(clicked):
+def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
         return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS)
 
@@ -318,7 +327,7 @@ def test_a_halved_rate_is_reported_and_a_smaller_change_or_a_few_rows_are_not(cl
     assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
 
 
-def test_a_rate_that_the_newest_window_learned_is_not_reported_again(clicked):
+def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
     low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
     kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
     found = measure_label_shift(clicked(low), kept)

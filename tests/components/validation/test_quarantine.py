@@ -21,7 +21,9 @@ from tests.support.validation_models import make_dataset, release_validated
 
 @pytest.fixture
 def world(tmp_path, store, step, raw_table):
-    """Rows of one window, some of them odd, the step over them, and a champion that learned the sound ones."""
+    """Rows of one window, some of them malformed, the step over them, and a champion that learned
+    the valid ones.
+    """
     return QuarantineWorld(tmp_path, store, step, raw_table)
 
 
@@ -30,7 +32,10 @@ class QuarantineWorld:
         self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
 
     def window(self, name="raw", *, rows=600, files=2, **odd):
-        """The rows as a table, and their manifest's path; `odd` are other values by column and place."""
+        """Return the rows as a table, and their manifest's path.
+
+        `odd` are other values by column and row.
+        """
         table = self._raw_table(rows)
         for column, change in odd.items():
             values = table[column].to_pylist()
@@ -50,20 +55,24 @@ class QuarantineWorld:
         return manifest
 
     def judge(self, manifest, run, action="quarantine", *, actions=(), **asked):
-        """Exit code, report and the dataset that is handed on; the rule `domain` has this action."""
+        """Run the step with this action of the rule `domain`.
+
+        Returns:
+            Exit code, report and the dataset that is passed on.
+        """
         code, report = self._step(manifest, run=run, actions={"domain": action, **dict(actions)}, **asked)
         valid = self.folder / "out" / f"{run}.valid.json"
         return code, report, RawDataset.read(valid) if valid.exists() else None
 
     def release(self):
-        """The sound rows' model becomes the champion; its report."""
+        """Make the valid rows' model the champion, and return its report."""
         report = self.judge(self.window("sound")[1], "r0", "off")[1]
         release_validated(self.store, "m1", report)
         return report
 
 
 def rows_of(uri):
-    """All rows of a folder, by pandas, in the order of file names."""
+    """Return all rows of a folder, by pandas, in the order of file names."""
     return pd.concat([pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))])
 
 
@@ -71,14 +80,14 @@ def keys_of(frame):
     return list(zip(frame[raw_rows.REQUEST_ID], frame[raw_rows.ROW]))
 
 
-def test_without_the_rule_the_valid_dataset_is_the_raw_one(world):
+def test_without_rule_valid_dataset_is_raw_one(world):
     _, manifest = world.window(label={5: 7})
     _, _, valid = world.judge(manifest, "r1", "off")
     assert valid == RawDataset.read(manifest)
     assert not (world.store / "quarantine").exists()
 
 
-def test_offending_rows_are_quarantined_with_their_reason_and_the_rest_is_judged_and_handed_on(world):
+def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world):
     world.release()
     table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
     code, report, valid = world.judge(manifest, "r1")
@@ -102,7 +111,7 @@ def test_offending_rows_are_quarantined_with_their_reason_and_the_rest_is_judged
     assert all(getattr(valid, name) == getattr(raw, name) for name in same)
 
 
-def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(world, capsys):
+def test_quarantined_rows_outlive_work_folder_and_retry_replaces_them(world, capsys):
     world.release()
     _, manifest = world.window(I2={3: 1e9})
     world.judge(manifest, "r1")
@@ -118,7 +127,7 @@ def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(worl
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_more_quarantined_rows_than_the_share_allows_block(world):
+def test_more_quarantined_rows_than_share_allows_block(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(31), 1e9))
     assert world.judge(manifest, "r1")[0] == 1
@@ -127,7 +136,7 @@ def test_more_quarantined_rows_than_the_share_allows_block(world):
     assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
 
 
-def test_a_rule_that_only_reports_counts_the_rows_and_moves_none(world):
+def test_rule_that_only_reports_counts_rows_and_moves_none(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(40), 1e9))
     code, report, valid = world.judge(manifest, "r1", "block")
@@ -137,14 +146,14 @@ def test_a_rule_that_only_reports_counts_the_rows_and_moves_none(world):
     assert not (world.store / "quarantine").exists()
 
 
-def test_a_rule_with_nothing_to_compare_with_is_reported_in_a_first_run(world):
+def test_rule_with_nothing_to_compare_with_is_reported_in_first_run(world):
     _, manifest = world.window()
     _, report, valid = world.judge(manifest, "r1")
     assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info")]
     assert valid == RawDataset.read(manifest)
 
 
-def test_rows_out_of_any_domain_of_the_schema_are_quarantined(world):
+def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
     schema = read_schema(local_path(world.release().schema_uri))
     table, _ = world.window("once more")
     c1 = next(feature for feature in schema.feature if feature.name == "C1")
@@ -165,7 +174,10 @@ def test_rows_out_of_any_domain_of_the_schema_are_quarantined(world):
 
 
 def test_memory_is_flat_in_rows(world, tmp_path):
-    """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
+    """Rows of many files are read one batch at a time.
+
+    Eight times the rows need no more Arrow memory.
+    """
     rules = ValidationSettings(actions={"domain": "quarantine"})
     schema, peaks = read_schema(local_path(world.release().schema_uri)), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})

@@ -1,4 +1,6 @@
-"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches and processes."""
+"""Tests of TFDV's statistics from streamed rows: equal to TFDV's and to the truth, for any batches
+and processes.
+"""
 
 import os
 import signal
@@ -27,7 +29,7 @@ from tests.support.validation_statistics import statistics_of, value_counts
 
 @pytest.fixture
 def by_tfdv():
-    """TFDV's statistics of a table by its own generators, all rows at once."""
+    """TFDV's statistics of a table by its own generators, from all rows at once."""
 
     def generate(table):
         frame = table.to_pandas()
@@ -50,11 +52,11 @@ def by_tfdv():
     ],
     ids=["ordinary", "empty", "infinite", "extreme"],
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, of infinite numbers
-def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, for infinite numbers
+def test_statistics_equal_tfdv_on_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
-    assert str(found) == str(expected)  # as text, for NaN is not equal to itself
+    assert str(found) == str(expected)  # as text, because NaN is not equal to itself
 
 
 def test_statistics_that_cannot_be_read_are_refused(tmp_path):
@@ -85,7 +87,7 @@ def frame(files):
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
+def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame, processes):
     counter = RowLabels()
     found = summarize_files(files, counter, processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), "each row once, with its number"
@@ -108,14 +110,14 @@ def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files
         if len(expected) <= 1024:
             assert counts == expected.to_dict()
             assert features[name].string_stats.unique == len(expected)
-        else:  # a summary of 1024 counters may lack a 1024th of the rows
+        else:  # a summary of 1024 counters may miss a 1024th of the rows
             assert all(abs(expected[value] - count) <= len(values) / 1024 for value, count in counts.items())
             assert set(expected.index[:50]) <= set(counts)
     assert max(frame[name].nunique() for name in criteo.CATEGORICAL) > 1024
 
 
 class RowLabels:
-    """A counter of the rows themselves."""
+    """Counts the rows themselves."""
 
     features = criteo.CRITEO
 
@@ -133,19 +135,19 @@ class RowLabels:
 
 
 class KilledAtTheLastShare(RowLabels):
-    """Has its process killed by the kernel's signal for want of memory, at the last share."""
+    """Is killed at the last share by SIGKILL, as by the kernel when memory is short."""
 
     def add(self, batch, first_row):
         if first_row > 6000:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_killed_is_a_temporary_error(files):
+def test_process_that_is_killed_is_temporary_error(files):
     with pytest.raises(TemporaryError, match="processes was killed"):
         summarize_files(files, KilledAtTheLastShare(), processes=2)
 
 
-def test_a_file_damaged_within_is_refused_by_name(files):
+def test_file_corrupt_within_is_refused_by_name(files):
     content = bytearray(files[1].read_bytes())
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)
@@ -154,7 +156,7 @@ def test_a_file_damaged_within_is_refused_by_name(files):
 
 
 class HeldBytes(RowLabels):
-    """The bytes that Arrow holds when each batch comes, beyond those at the first."""
+    """Arrow's allocated bytes at each batch, beyond those at the first."""
 
     def __init__(self):
         self.bytes = []
@@ -166,7 +168,7 @@ class HeldBytes(RowLabels):
         self.bytes += other.bytes
 
 
-def test_memory_does_not_grow_with_the_rows(files):
+def test_memory_does_not_grow_with_rows(files):
     counter = HeldBytes()
     summarize_files([*files] * 12, counter, processes=1)
     size = len(counter.bytes)

@@ -1,4 +1,6 @@
-"""One reader of settings: equal values and errors whether they come from YAML, flags, variables or a URL's query."""
+"""Tests of the settings reader: equal values and errors from YAML, flags, variables and a URL's
+query.
+"""
 
 import re
 from dataclasses import dataclass
@@ -26,9 +28,9 @@ class Shelf:
     """A section inside another."""
 
     boards: int = 3
-    """How many boards."""
+    """Number of boards."""
     folder: Path | None = None
-    """Where it stands."""
+    """Where it is."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")
@@ -39,9 +41,9 @@ class Room:
     """A section with one inside it."""
 
     name: str
-    """What it is called."""
+    """Its name."""
     height: float = 2.5
-    """In metres."""
+    """Height in metres."""
     heated: bool = False
     """Whether it is heated."""
     shelf: Shelf = Shelf()
@@ -126,7 +128,7 @@ def test_unknown_name_is_refused_with_nearest_one(read, message):
         read(name="hall", board="5")
 
 
-def test_other_variables_with_a_lenient_prefix_are_ignored():
+def test_other_variables_with_lenient_prefix_are_ignored():
     variables = {"ROOM_NAME": "hall", "ROOM_SERVICE_HOST": "10.0.0.1"}
     assert read_environment(Room, variables, prefix="ROOM_", is_strict=False) == {"name": "hall"}
 
@@ -169,12 +171,12 @@ def test_two_settings_of_one_name_are_refused():
         ("model.tower=" + "[" * 100_000, "..., which cannot be read: maximum recursion depth"),
     ],
 )
-def test_settings_of_a_run_that_cannot_be_read_are_named(text, message):
+def test_settings_of_run_that_cannot_be_read_are_named(text, message):
     with pytest.raises(ContractError, match=re.escape(message)):
         parse_settings(text)
 
 
-def test_settings_of_a_run_are_json_or_plain_words():
+def test_settings_of_run_are_json_or_plain_words():
     text = (
         'training.learning_rate=5e-4\nmodel.kind=dcn  release.response_cache=true extraction.columns=\'["a b", "c"]\''
     )

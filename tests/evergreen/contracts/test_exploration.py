@@ -1,4 +1,4 @@
-"""The rule of exploration: the propensities are the odds at which rows stand where they are shown."""
+"""Tests of exploration: propensities are the probabilities with which rows are shown at a position."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from evergreen.runtime.errors import ContractError
 
 DRAWS = 12_000
 CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
-"""Evenly spread, so that frequencies are probabilities."""
+"""Evenly spaced, so that frequencies are probabilities."""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])
@@ -37,6 +37,6 @@ def test_one_pair_of_neighbours_changes_places_and_each_as_often():
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, float("nan")])
-def test_a_share_that_would_hide_which_pair_was_swapped_is_refused(share):
+def test_share_that_would_hide_which_pair_was_swapped_is_refused(share):
     with pytest.raises(ContractError, match=r"expected a share of the lists in \[0, 0.5\)"):
         explored(np.arange(3), share, 0.1)

@@ -1,4 +1,4 @@
-"""Manifests survive the disk, and a reader refuses what it does not know."""
+"""Tests that manifests can be written and read back, and that a reader refuses unknown ones."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ SHOP = Recommender(
 
 
 def example(kind):
-    """A manifest of `kind` with a value that fits each field's type."""
+    """Return a manifest of `kind` with a valid value for each field."""
     samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
 
     def fitting(annotation):
@@ -60,24 +60,24 @@ def changed(manifest, path, **changes):
 
 
 @pytest.mark.parametrize("manifest", [example(kind) for kind in KINDS], ids=lambda manifest: type(manifest).__name__)
-def test_manifest_survives_the_disk(manifest, path):
+def test_manifest_survives_disk(manifest, path):
     manifest.write(path)
     assert type(manifest).read(path) == manifest
 
 
 @pytest.mark.parametrize("kind", [manifests.Model, manifests.Release, RetrainRequest])
-def test_no_flipped_bit_of_a_manifest_is_read_as_other_values(kind, path):
+def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
     manifest = example(kind)
     content = manifest.dumps()
     for bit in random.Random(2).sample(range(8 * len(content)), 400):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(ContractError):
-            # Read as it was: such as a hexadecimal digit in another case.
+            # Accepted as unchanged: for example a hexadecimal digit in another case.
             assert kind.loads(bytes(flipped), source="flipped") == manifest
 
 
-def test_a_manifest_that_differs_from_its_checksum_says_so(path):
+def test_manifest_that_differs_from_its_checksum_says_so(path):
     content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
     with pytest.raises(ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"):
         RetrainRequest.loads(content, source="request.json")
@@ -96,7 +96,7 @@ def test_another_kind_is_refused(path):
 
 
 @pytest.mark.parametrize("changes", [{"surprise": 1}, {"reason": "absent"}], ids=["unknown", "missing"])
-def test_an_unknown_or_missing_field_is_refused_by_name(path, changes):
+def test_unknown_or_missing_field_is_refused_by_name(path, changes):
     with pytest.raises(ContractError, match=next(iter(changes))):
         manifests.Verdict.read(changed(example(manifests.Verdict), path, **changes))
 
@@ -122,7 +122,7 @@ def test_nan_is_never_written(path):
     ("candidate", "message"),
     [({"auc": 0.5, "surprise": 1}, "candidate has unknown or missing fields .'surprise'"), (3, "expected an object")],
 )
-def test_a_nested_object_is_held_to_its_fields(path, candidate, message):
+def test_nested_object_is_held_to_its_fields(path, candidate, message):
     with pytest.raises(ContractError, match=message):
         manifests.Verdict.read(changed(example(manifests.Verdict), path, candidate=candidate))
 

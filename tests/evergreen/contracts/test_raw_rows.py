@@ -1,4 +1,6 @@
-"""Columns of features become arrays: nulls as the stated value, all else as it is."""
+"""Tests of converting feature columns to arrays: nulls become the given value, and the rest is
+unchanged.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ from evergreen.contracts import criteo, raw_rows
 @pytest.mark.parametrize(
     ("names", "dtype", "missing"), [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)]
 )
-def test_nulls_become_the_stated_value_and_all_others_stay(raw_table, names, dtype, missing):
+def test_nulls_become_stated_value_and_all_others_stay(raw_table, names, dtype, missing):
     batch = pa.Table.to_batches(raw_table(200))[0]
     assert sum(batch.column(name).null_count for name in names) > 0
     expected = [[missing if v is None else v for v in batch.column(name).to_pylist()] for name in names]

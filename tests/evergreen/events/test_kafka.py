@@ -1,4 +1,4 @@
-"""What is Kafka's alone: one offset for each partition, readers that come and go, brokers that go and come."""
+"""Tests that concern only Kafka: offsets per partition, changing readers, stopped brokers."""
 
 import dataclasses
 import itertools
@@ -85,7 +85,7 @@ def batch(count: int, begin: int = 0):
 
 
 @given(st.permutations(list(range(8))), st.integers(0, 8))
-def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the_order(order, count):
+def test_committed_offset_is_first_that_is_not_acknowledged_whatever_order(order, count):
     progress: PartitionProgress[str] = PartitionProgress(1)
     for offset in range(8):
         progress.take(10 + offset, "m", until=1.0)
@@ -96,17 +96,17 @@ def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the
     assert progress.unfinished(0, 18) == len(open_)
 
 
-def test_a_lease_taken_before_the_clock_was_set_back_is_over():
+def test_lease_taken_before_clock_was_set_back_is_over():
     progress: PartitionProgress[str] = PartitionProgress(1)
     progress.take(5, "m", until=86_445.0)
     assert progress.take_expired(0.0, 10, until=45.0) == [5]
     assert progress.take_expired(1.0, 10, until=46.0) == []
 
 
-# -- readers that come and go
+# -- readers that join and leave
 
 
-def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
+def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
     wide.publisher().publish(batch(40))
     one = wide.reader()
     first = pull(one, count=40)
@@ -119,14 +119,16 @@ def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_ove
         return taken and two.backlog() == 40
 
     def only_what_moved_is_open():
-        # On a busy machine partitions may move once more, also back: the first reader gets their messages again.
+        # On a busy machine partitions may be reassigned once more, also back. The first reader then
+        # gets their messages again.
         again.update(one.pull(100))
         taken.update(two.pull(100))
         return one.backlog() == len({d.message_id for d in taken | again})
 
     until(are_shared)
     assert len({d.message_id for d in taken}) < 40
-    # The first reader ends everything that it was ever given; what has moved is not its to end.
+    # The first reader acknowledges all its messages. Those of reassigned partitions are not its own
+    # any more.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
     two.acknowledge([d.token for d in taken])
@@ -155,7 +157,7 @@ def _acknowledge_all(one, two, held):
         reader.acknowledge([d.token for d in held])
 
 
-def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, monkeypatch):
+def test_reader_that_acknowledges_nothing_holds_bounded_number_of_bytes(ends, monkeypatch):
     monkeypatch.setattr("evergreen.events.kafka.subscriber.MAX_HELD_BYTES", 2500)
     ends.publisher().publish([(str(i), b"x" * 1000) for i in range(10)])
     reader = ends.reader()
@@ -183,15 +185,17 @@ with KafkaCluster() as cluster:
 """
 
 
-def test_a_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
-    """In a process of its own: the deadlock that this looks for holds the interpreter's lock, so no timeout ends it."""
+def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
+    """Runs in its own process: the deadlock that this looks for holds the interpreter's lock, so no
+    timeout ends it.
+    """
     subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
 
 
-# -- brokers that go and come
+# -- brokers that stop and return
 
 
-def test_broker_away_is_a_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
+def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
     publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
     until(lambda: _published(publisher, batch(3)))
     held = pull(reader, count=3)
@@ -211,7 +215,7 @@ def test_broker_away_is_a_problem_that_ends_with_it_and_loses_nothing(ends, capl
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))
-    # It may have been away for longer than the lease, and what was not acknowledged comes again then.
+    # It may have been away for longer than the lease. Unacknowledged messages then come again.
     got = {}
     until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
     reader.acknowledge([d.token for d in (*held, *got.values())])
@@ -228,7 +232,7 @@ def _published(publisher, messages):
     return True
 
 
-def test_topic_that_does_not_exist_is_a_problem_until_it_does(cluster):
+def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
     topic = f"clicks-{next(names)}"
     cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
     reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic))
@@ -244,7 +248,7 @@ def test_topic_that_does_not_exist_is_a_problem_until_it_does(cluster):
 
 @pytest.fixture
 def frozen_cluster(tmp_path):
-    """A cluster in a process of its own, which can be stopped, and the location of a topic there."""
+    """A cluster in its own process, which can be stopped, and the URL of a topic in it."""
     address = tmp_path / "brokers"
     command = [sys.executable, "-m", "demo.kafka_cluster", "--address", str(address), "--topic", "clicks"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -252,12 +256,12 @@ def frozen_cluster(tmp_path):
         until(address.exists)
         yield process, KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
     finally:
-        # librdkafka may wait for ever when it ends a mock cluster whose clients were given up.
+        # librdkafka may wait forever when a mock cluster ends whose clients were abandoned.
         process.kill()
         process.wait(120)
 
 
-def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
+def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
     process, place = frozen_cluster
     with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
         publisher.publish(batch(1))
@@ -273,10 +277,11 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(froz
 
 
 @pytest.mark.slow
-def test_a_reader_beside_a_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
-    """librdkafka's own close looks for the group's coordinator without a limit while a commit has no answer.
+def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
+    """While a commit has no answer, librdkafka's own close looks for the group's coordinator
+    without a limit.
 
-    Slow, not for its time: the client that is given up stays in the process until this ends.
+    The test is marked slow because the abandoned client stays in the process until its end.
     """
     process, place = frozen_cluster
     monkeypatch.setattr(offsets, "CLOSE_SECONDS", 2.0)
@@ -296,16 +301,16 @@ def test_a_reader_beside_a_broker_that_hangs_closes_within_its_bound(frozen_clus
 
 
 @pytest.mark.timeout(30)
-def test_a_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
+def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
     monkeypatch.setattr(offsets, "CLOSE_SECONDS", 300)
     assert ends.reader().list_dead_letters() == []
 
 
-def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
+def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
+    # The crash happened between storing and acknowledging. The next reader stores it once more.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])
@@ -331,7 +336,7 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
 # -- names and settings
 
 
-def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
+def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers})
@@ -345,7 +350,7 @@ def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
     ]
 
 
-def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered(ends):
+def test_largest_message_with_long_name_and_reason_can_be_dead_lettered(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
@@ -355,7 +360,7 @@ def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered
     assert kept.reason.startswith("éé")
 
 
-def test_larger_messages_than_a_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})
@@ -407,7 +412,7 @@ def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, clus
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, PermanentError),
     ],
 )
-def test_errors_are_sorted_by_what_the_caller_must_do(code, kind):
+def test_errors_are_sorted_by_what_caller_must_do(code, kind):
     found = sorted_error(KafkaError(code), "publishing")
     assert type(found) is kind
     assert str(found).startswith("publishing: ")

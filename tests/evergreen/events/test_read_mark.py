@@ -1,4 +1,6 @@
-"""How far a log without an order is read: never past what is in hand, up to now when it has long been still."""
+"""Tests of the watermark of an unordered log: never beyond pending messages, and current after long
+silence.
+"""
 
 from evergreen.events.pubsub.subscriber import ReadMark
 
@@ -7,13 +9,13 @@ START = 1_700_000_000.0
 
 
 def mark_at(mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None):
-    """The mark `seconds` after START, on both clocks."""
+    """Return the watermark `seconds` after START, on both clocks."""
     oldest = None if oldest is None else START + oldest
     value = mark.value(now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest)
     return None if value is None else value - START
 
 
-def test_nothing_is_known_before_a_killed_predecessors_leases_have_run_out():
+def test_nothing_is_known_before_killed_predecessors_leases_have_run_out():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 1.0, at=1.0)
     assert mark_at(mark, 29.9) is None
@@ -25,7 +27,7 @@ def test_still_log_is_read_up_to_now_but_for_what_may_be_on_its_way():
     assert [mark_at(mark, at) for at in (30.0, 31.0, 100.0)] == [25.0, 26.0, 95.0]
 
 
-def test_busy_log_is_read_up_to_its_newest_message_since_a_backlog_may_follow():
+def test_busy_log_is_current_up_to_newest_message_as_backlog_may_follow():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START - 1000.0, at=99.0)
     assert mark_at(mark, 100.0) == -1005.0
@@ -36,7 +38,7 @@ def test_busy_log_is_read_up_to_its_newest_message_since_a_backlog_may_follow():
     assert mark_at(mark, 105.5) == 100.5
 
 
-def test_mark_does_not_pass_the_oldest_message_in_hand():
+def test_mark_does_not_pass_oldest_message_in_hand():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 40.0, at=40.0)
     mark.arrived(START + 50.0, at=50.0)
@@ -45,7 +47,7 @@ def test_mark_does_not_pass_the_oldest_message_in_hand():
     assert mark_at(mark, 500.0) == 495.0
 
 
-def test_mark_rests_while_the_stream_is_down_and_until_its_leases_have_run_out():
+def test_mark_rests_while_stream_is_down_and_until_its_leases_have_run_out():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert mark_at(mark, 60.0) == 55.0
     assert mark_at(mark, 200.0, connected_at=None) == 55.0
@@ -53,7 +55,7 @@ def test_mark_rests_while_the_stream_is_down_and_until_its_leases_have_run_out()
     assert mark_at(mark, 230.0, connected_at=200.0) == 225.0
 
 
-def test_publish_time_ahead_of_our_clock_does_not_move_the_mark_past_now():
+def test_publish_time_ahead_of_our_clock_does_not_move_mark_past_now():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 900.0, at=60.0)
     assert mark_at(mark, 61.0) == 56.0

@@ -1,6 +1,6 @@
-"""Lists are looked up and pooled as torch's EmbeddingBag does it: by the engine, the scorer and the served graph.
+"""Tests that engine, scorer and served graph look up and pool lists like torch's EmbeddingBag.
 
-A bucketed number lies behind them.
+A bucketed number follows the lists.
 """
 
 from contextlib import closing
@@ -41,11 +41,12 @@ FEATURES = Features(
 )
 
 SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3, 4]
-"""Of each place, by hand."""
+"""Slot of each place, by hand."""
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
 CONFIG = DcnConfig(num_dense=1, num_categorical=6, embedding_dim=4, tower=(8,), num_cross_layers=2)
 WIDTHS = [(), (8, 3, 3, 8, 4, 8), (3, 8, 8, 3, 3, 8)]
-"""Of the vectors of user, item, last, tags, words and age; empty = all of one width."""
+"""Vector widths of user, item, last, tags, words and age. Empty means that all have the same
+width."""
 SETTINGS = TrainingSettings()
 
 
@@ -57,7 +58,7 @@ def workflow_without(*excluded):
 
 
 def raw_rows(count=200):
-    """Lists of every length, also with places empty in their middle; categories known and unknown."""
+    """Return rows with lists of every length, with gaps, and with known and unknown categories."""
     random = np.random.default_rng(7)
     categorical = random.choice([-1, 0, 10, 20, 30, 40, 77], (count, 10))
     categorical[:20, 2:] = -1
@@ -72,7 +73,10 @@ def encoded(workflow, dense, categorical):
 
 
 def bagged(slots, ids):
-    """All vectors of a row side by side: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
+    """Return all vectors of a row side by side.
+
+    EmbeddingBag skips id 0 and averages over the other ids.
+    """
     parts = [embedding(ids[:, place], slots[SLOTS[place]]) for place in (0, 1, 10)]
     bucket = parts.pop()
     for start, stop, mode in LISTS:
@@ -95,14 +99,14 @@ def initial(request, tmp_path):
     return config, network, [torch.tensor(each) for each in of_slots(weights, config.widths, sizes)]
 
 
-def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
+def test_ids_are_those_of_places_slots_and_padding_where_nothing_is():
     _, found = encoded(workflow_without(), np.array([[0.5, 0]]), np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
     assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0, FIRST_ID + 2]]
     _, found = encoded(workflow_without("user", "tags"), np.array([[np.nan, 0]]), np.full((1, 10), 10))
     assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1, 1]]
 
 
-def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
+def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     config, network, slots = initial
     workflow = workflow_without()
     sizes, (dense, ids) = workflow.slot_sizes, encoded(workflow, *raw_rows())
@@ -121,7 +125,7 @@ def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         engine.save(tmp_path / "after")
     assert seen == pytest.approx(loss.item(), abs=1e-6)
     before, after = (open_model(tmp_path / name, sizes) for name in ("initial", "after"))
-    # The first moment after one step tells the gradient.
+    # The first moment after one step determines the gradient.
     first = after.moments[0]
     scale = 1 - SETTINGS.beta1
     for moments, gradient in zip(of_slots(first, config.widths, sizes), expected):
@@ -169,7 +173,7 @@ def test_tables_of_other_sizes_are_refused(tmp_path):
         make_engine("pytorch", CONFIG, [5] * 4, **asked)
 
 
-def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
+def test_lists_without_room_or_with_table_that_is_none_are_refused():
     with pytest.raises(ContractError, match="max is 0, expected at least 1"):
         ListOptions(max=0)
     with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):

@@ -1,4 +1,6 @@
-"""One exam for every network in the table: its paper's formula, its files, its exported graph, its served graph."""
+"""The conformance suite for every network: its paper's formula, its files, its exported and served
+graph.
+"""
 
 import json
 import subprocess
@@ -68,7 +70,7 @@ def sigmoid(values):
 
 
 @every_network
-def test_logits_are_the_papers(config):
+def test_logits_are_papers(config):
     network = network_of(config)
     with torch.no_grad():
         network.bias.fill_(0.7)
@@ -79,7 +81,7 @@ def test_logits_are_the_papers(config):
 
 
 @every_network
-def test_dropout_is_off_outside_training_and_the_seed_decides_the_weights(config):
+def test_dropout_is_off_outside_training_and_seed_decides_weights(config):
     dense, embeddings = inputs(config)
     one, again, other = (logits(network_of(config, seed), dense, embeddings) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
@@ -87,7 +89,7 @@ def test_dropout_is_off_outside_training_and_the_seed_decides_the_weights(config
 
 
 @every_network
-def test_the_configuration_survives_json(config):
+def test_configuration_survives_json(config):
     document = json.loads(json.dumps(config.as_document()))
     assert config_from_document(document) == config
     with pytest.raises(ContractError, match="unknown or missing names"):
@@ -115,7 +117,7 @@ def answers(session, dense, categorical):
     return session.run(None, {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical})[0]
 
 
-def test_the_served_graph_scores_raw_rows_as_the_formula_scores_encoded_ones(served):
+def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
     config, network, workflow, table, session = served
     dense, categorical = nasty_rows(workflow, 300, 5, dense_up_to=1e5, strange_dense=False)
     rows = workflow.encode_categorical(categorical) + slot_offsets(workflow.slot_sizes)
@@ -125,7 +127,7 @@ def test_the_served_graph_scores_raw_rows_as_the_formula_scores_encoded_ones(ser
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 7, 999], ids="{} rows each".format)
-def test_how_a_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
+def test_how_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
     _, _, workflow, _, session = served
     dense, categorical = nasty_rows(workflow, 4096, 1)
     whole = answers(session, dense, categorical)
@@ -163,7 +165,7 @@ def test_what_no_network_has_is_refused_by_name(network, settings, message):
 
 
 @pytest.mark.parametrize("network", ["deepfm", "dlrm"])
-def test_a_network_that_multiplies_vectors_refuses_those_of_another_width_by_name(network):
+def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
     options = {"item": CategoricalOptions(embed=8)}
     features = Features(numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options)
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
@@ -175,7 +177,7 @@ def test_a_network_that_multiplies_vectors_refuses_those_of_another_width_by_nam
     assert network_config(replace(shop, features=replace(features, categorical_options=same))).widths == ()
 
 
-def test_one_width_of_all_columns_is_the_models_and_a_list_has_its_tables():
+def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
     lists = {"last": ListOptions(table="item"), "tags": ListOptions(embed=4)}
     for embeds, expected in (({"user": 8, "item": 32}, (16, (8, 32, 32, 4))), ({"user": 4, "item": 4}, (4, ()))):
         options = {name: CategoricalOptions(embed=embed) for name, embed in embeds.items()}
@@ -187,7 +189,7 @@ def test_one_width_of_all_columns_is_the_models_and_a_list_has_its_tables():
 
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])
-def test_a_dlrm_without_a_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
+def test_dlrm_without_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
     with pytest.raises(ContractError, match="expected two categorical columns, or one beside numeric ones"):
         shaped("dlrm", SHAPE, num_dense=num_dense, num_categorical=num_categorical)
 
@@ -201,17 +203,18 @@ def test_configurations_and_files_need_no_torch():
 
 
 def assert_normal(values, deviation):
-    """Mean, spread and tails of N(0, deviation), each within 5 standard errors of what so many draws have."""
+    """Assert mean, spread and tails of N(0, deviation), each within 5 standard errors."""
     z, n = values.ravel().astype(np.float64) / deviation, values.size
     assert abs(z.mean()) < 5 / n**0.5
     assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5
-    # HugeCTR calls the distribution truncated, yet does not truncate it: 4.55 % lie beyond 2 deviations.
+    # HugeCTR calls the distribution truncated, but does not truncate it: 4.55 % are beyond 2
+    # deviations.
     beyond = 0.0455
     assert abs((np.abs(z) > 2).mean() - beyond) < 5 * (beyond * (1 - beyond) / n) ** 0.5
 
 
 @pytest.mark.parametrize("rank", [0, 48], ids=["v1", "v2"])
-def test_a_fresh_dcn_has_hugectrs_distributions(rank):
+def test_fresh_dcn_has_hugectrs_distributions(rank):
     settings = {"embedding_dim": 16, "num_cross_layers": 4, "tower": (256, 64), "projection_dim": rank}
     config = shaped("dcn", settings, **WIDTHS)
     dense, n = parameters(network_of(config)), config.input_width

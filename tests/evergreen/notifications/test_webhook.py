@@ -1,4 +1,6 @@
-"""A webhook's address of any sort: nothing is raised, since an error's text would hold the address."""
+"""Tests of webhook addresses of any form: nothing is raised, because an error's text would contain
+the address.
+"""
 
 import socket
 
@@ -9,23 +11,23 @@ from evergreen.notifications.webhook import NO_ADDRESS, post, post_to_file
 
 @pytest.fixture
 def listening():
-    """host:port that takes connections and never answers."""
+    """A host:port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("path", ["/hook é", "/a b", "/a?x=\x00"])
-def test_address_that_no_request_can_hold_is_refused_at_once_and_not_tried_again(listening, path):
+def test_impossible_address_is_refused_at_once_and_not_retried(listening, path):
     answer = post(f"http://{listening}{path}", b"{}", timeout_seconds=1.0)
     assert answer == ("refused", NO_ADDRESS, None)
 
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "a..b"])
-def test_host_that_no_name_can_be_is_refused_without_an_error_that_tells_it(host):
+def test_host_that_no_name_can_be_is_refused_without_error_that_tells_it(host):
     assert post(f"http://{host}/hook", b"{}", timeout_seconds=1.0) == ("refused", NO_ADDRESS, None)
 
 
-def test_program_that_lives_long_tries_a_wrong_file_again(tmp_path, listening):
+def test_program_that_lives_long_tries_wrong_file_again(tmp_path, listening):
     (tmp_path / "webhook").write_text(f"http://{listening}/hook é")
     answer = post_to_file(tmp_path / "webhook", b"{}", timeout_seconds=1.0)
     assert answer.state == "retry"

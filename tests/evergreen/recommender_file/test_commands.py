@@ -1,4 +1,6 @@
-"""`evergreen recommender`: from a click log to an accepted file, and what each command answers."""
+"""Tests of `evergreen recommender`: from a click log to an accepted file, and the output of each
+command.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +24,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """Runs a command over the folder's store; its code and what it printed."""
+    """Runs a command over the folder's registry, and returns its exit code and output."""
 
     def run(*line):
         store = [] if line[0] in ("init", "check") else ["--store", str(tmp_path / "store")]
@@ -34,12 +36,12 @@ def run(tmp_path, capsys):
     return run
 
 
-def test_a_click_log_becomes_an_accepted_file(run, tmp_path):
+def test_click_log_becomes_accepted_file(run, tmp_path):
     log, drafted = tmp_path / "My Clicks.csv", tmp_path / "recommender.yaml"
     log.write_text("clicked,price,item_id\n0,1.5,3\n1,2.5,4\n")
     assert run("init", log, "--output", drafted)[0] == 0
     code, printed = run("check", drafted)
-    assert (code, f"{drafted} is sound: my_clicks, 1 numeric and 1 categorical features" in printed) == (0, True)
+    assert (code, f"{drafted} is valid: my_clicks, 1 numeric and 1 categorical features" in printed) == (0, True)
     assert run("accept", drafted, "--why", "first", "--who", "ann")[0] == 0
     code, printed = run("log")
     assert code == 0
@@ -48,7 +50,7 @@ def test_a_click_log_becomes_an_accepted_file(run, tmp_path):
     assert run("diff", "current", tmp_path / "shown.yaml") == (0, "0 differences\n")
 
 
-def test_the_schema_of_the_records_is_that_of_the_file_and_the_published_one_is_current(run, file, capsys):
+def test_schema_of_records_is_that_of_file_and_published_one_is_current(run, file, capsys):
     assert main(["records", "examples/shop/recommender.yaml"]) == 0
     assert capsys.readouterr().out == Path("docs/records.proto").read_text(), "make golden writes it"
     run("accept", file, "--why", "x")
@@ -58,13 +60,13 @@ def test_the_schema_of_the_records_is_that_of_the_file_and_the_published_one_is_
     assert "--store is not given" in capsys.readouterr().err
 
 
-def test_a_draft_does_not_replace_a_file(run, tmp_path, file):
+def test_draft_does_not_replace_file(run, tmp_path, file):
     (tmp_path / "log.csv").write_text("clicked,price\n0,1.5\n1,2.5\n")
     code, printed = run("init", tmp_path / "log.csv", "--output", file)
     assert (code, "exists already" in printed, file.read_text()) == (2, True, SHOP)
 
 
-def test_a_wrong_file_is_neither_sound_nor_accepted(run, file):
+def test_wrong_file_is_neither_sound_nor_accepted(run, file):
     file.write_text(SHOP.replace("price", "score"))
     for line in (("check", file), ("accept", file, "--why", "x")):
         code, printed = run(*line)
@@ -73,18 +75,19 @@ def test_a_wrong_file_is_neither_sound_nor_accepted(run, file):
     assert run("log") == (0, "no recommender was accepted yet\n")
 
 
-def test_accepting_says_what_changes_and_the_same_again_is_refused(run, file):
+def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
     assert run("accept", file, "--why", "first")[0] == 0
     assert run("accept", file, "--why", "again")[0] == 2
     file.write_text(SHOP.replace("[price]", "[price, age]") + "training: {seed: 7}\n")
     code, printed = run("accept", file, "--why", "age is known")
     assert code == 0
     assert printed.startswith(
-        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is in force"
+        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is used from the next"
+        " run on"
     )
 
 
-def test_other_recommender_is_accepted_into_store_in_use_by_flag_that_refusal_names(run, file):
+def test_other_recommender_is_accepted_by_flag_that_refusal_names(run, file):
     assert run("accept", file, "--why", "first")[0] == 0
     file.write_text(SHOP.replace("name: shop", "name: films"))
     code, printed = run("accept", file, "--why", "films")
@@ -93,7 +96,7 @@ def test_other_recommender_is_accepted_into_store_in_use_by_flag_that_refusal_na
     assert "--replace" in printed
     assert run("show", "2")[0] == 2
     code, printed = run("accept", file, "--why", "films", "--replace")
-    assert (code, "version 2 is in force" in printed) == (0, True)
+    assert (code, "version 2 is used from the next run on" in printed) == (0, True)
 
 
 def test_accepting_says_when_live_model_cannot_be_continued(run, file, tmp_path):
@@ -111,7 +114,7 @@ def test_accepting_says_when_live_model_cannot_be_continued(run, file, tmp_path)
         assert ("run it again with `--from-scratch`" in printed) == told
 
 
-def test_a_difference_of_any_key_is_told(run, file, tmp_path):
+def test_difference_of_any_key_is_told(run, file, tmp_path):
     assert run("accept", file, "--why", "first")[0] == 0
     other = tmp_path / "other.yaml"
     other.write_text(

@@ -1,4 +1,6 @@
-"""A store that was copied or moved reads its own files; and files of a model are those that it was stored with."""
+"""Tests of a copied or moved registry: it reads its own files, and model files match their stored
+hashes.
+"""
 
 import json
 import shutil
@@ -19,7 +21,7 @@ PARTS = {"weights/weights.bin": b"w", "workflow/workflow.json": b"{}", "statisti
 
 
 def stored(store, model_id="m1"):
-    """A model with files, and its manifest with their hashes."""
+    """Store a model with files, and its manifest with their hashes."""
     folder = model_folder(store, model_id)
     for name, content in PARTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +32,9 @@ def stored(store, model_id="m1"):
 
 @pytest.fixture(params=["copied", "moved"])
 def there(tmp_path, request):
-    """A store with a live version that lies elsewhere than where it was written, where other models are now."""
+    """A registry with a live version, moved away from its original path, where other models are
+    now.
+    """
     store, there = tmp_path / "my store #1", tmp_path / "backups" / "the store"
     stored(store)
     graph_folder(store, 3).mkdir(parents=True)
@@ -57,7 +61,7 @@ def there(tmp_path, request):
     return there
 
 
-def test_every_reader_of_a_copied_store_reads_the_copy(there):
+def test_every_reader_of_copied_store_reads_copy(there):
     live, parent = model_store.champion(there, CURRENT), model_store.parent(there, CURRENT)
     by_name = model_store.stored_model(there, "m1"), model_store.referenced_model(there, "3")
     assert live == model_store.champion(there, "m1")
@@ -74,7 +78,7 @@ def test_every_reader_of_a_copied_store_reads_the_copy(there):
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("fault", ["flip", "shorter", "gone", "more"])
-def test_a_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fault):
+def test_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fault):
     model = stored(tmp_path / "store")
     path = model_folder(tmp_path / "store", "m1") / name
     content = bytearray(path.read_bytes())

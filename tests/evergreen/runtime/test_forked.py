@@ -1,4 +1,6 @@
-"""Work among forked processes: in order, with the caller's errors, and nothing left where somebody is killed."""
+"""Tests of work in forked processes: results in order, the caller's errors, and cleanup after a
+kill.
+"""
 
 import os
 import signal
@@ -17,8 +19,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
-def test_results_come_in_the_order_of_the_items(processes):
-    factor = 3  # of a closure: nothing of it is pickled
+def test_results_come_in_order_of_items(processes):
+    factor = 3  # of a closure, because nothing is pickled
     assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [3 * i for i in range(20)]
 
 
@@ -28,7 +30,7 @@ def test_work_is_done_in_other_processes_and_few_items_in_this_one():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_of_the_work_is_the_callers(processes):
+def test_error_of_work_is_callers(processes):
     def refuse(item):
         raise ContractError(f"item {item} is wrong")
 
@@ -36,7 +38,7 @@ def test_an_error_of_the_work_is_the_callers(processes):
         forked.run_all(refuse, range(3), processes=processes)
 
 
-def test_a_killed_process_is_a_temporary_error_and_leaves_no_child():
+def test_killed_process_is_temporary_error_and_leaves_no_child():
     def end(item):
         if item:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -45,10 +47,10 @@ def test_a_killed_process_is_a_temporary_error_and_leaves_no_child():
     before = children.read_text()
     with pytest.raises(TemporaryError, match="one of 2 processes was killed"):
         forked.run_all(end, [0, 1], processes=2)
-    assert children.read_text() == before  # also without one that nobody waited for
+    assert children.read_text() == before  # also without a process that nobody waited for
 
 
-def test_of_several_errors_the_first_items_is_told_however_slow_it_is(tmp_path):
+def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
     def refuse(item):
         if item:
             (tmp_path / "done").touch()
@@ -58,11 +60,11 @@ def test_of_several_errors_the_first_items_is_told_however_slow_it_is(tmp_path):
 
     with pytest.raises(ContractError, match="item 0 is wrong") as refused:
         forked.run_all(refuse, range(3), processes=2)
-    assert "in refuse" in str(refused.value.__cause__)  # where in the other process
+    assert "in refuse" in str(refused.value.__cause__)  # line in the other process
 
 
 class Unlike:
-    """Cannot be made again from what is pickled of it."""
+    """An exception that cannot be unpickled."""
 
     def __reduce__(self):
         return int, ("none",)
@@ -71,7 +73,7 @@ class Unlike:
         return "item 5"
 
 
-def test_an_error_that_cannot_be_pickled_is_told_by_its_text():
+def test_error_that_cannot_be_pickled_is_told_by_its_text():
     def refuse(_):
         raise ContractError(Unlike())
 
@@ -81,7 +83,7 @@ def test_an_error_that_cannot_be_pickled_is_told_by_its_text():
 
 @pytest.fixture
 def at_work(tmp_path):
-    """A parent of two processes that wait; gives it and their ids."""
+    """A parent of two waiting processes, and their ids."""
     script = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -105,14 +107,14 @@ run_all(wait, [1, 2, 3, 4], processes=2)
         parent.stderr.close()
 
 
-def test_processes_end_with_a_parent_that_is_killed(at_work):
+def test_processes_end_with_parent_that_is_killed(at_work):
     parent, processes = at_work
     parent.kill()
     parent.wait()
     wait_for(lambda: not any(map(runs, processes)))
 
 
-def test_a_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
+def test_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     parent, processes = at_work
     parent.terminate()
     wait_for(lambda: parent.poll() is not None)
@@ -120,7 +122,7 @@ def test_a_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     assert not any(map(runs, processes))
 
 
-def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(at_work):
+def test_interrupt_from_terminal_ends_all_and_is_told_once(at_work):
     parent, processes = at_work
     os.killpg(parent.pid, signal.SIGINT)
     wait_for(lambda: parent.poll() is not None)
@@ -131,7 +133,7 @@ def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(at_work):
 @pytest.mark.parametrize(
     ("content", "cores"), [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)]
 )
-def test_a_containers_limit_bounds_the_cores(tmp_path, monkeypatch, content, cores):
+def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
     limit = tmp_path / "cpu.max"
     limit.write_text(content)
     monkeypatch.setattr(forked, "_CPU_MAX", limit)
@@ -140,7 +142,7 @@ def test_a_containers_limit_bounds_the_cores(tmp_path, monkeypatch, content, cor
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
-def test_shares_are_all_items_in_order_and_off_an_equal_share_by_one_item_at_most(number):
+def test_shares_are_all_items_in_order_and_sizes_differ_by_at_most_one(number):
     random = Random(number)
     for _ in range(200):
         weights = [random.choice([1, 2, 50, 131_072]) for _ in range(random.randint(1, 12))]

@@ -1,4 +1,4 @@
-"""The served graph of another recommender than Criteo's: its own columns, also without a kind of them."""
+"""Tests of the served graph of other recommenders: other columns, or none of a kind."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,9 @@ def shop_workflow(features, excluded=()):
 
 
 def network_of(features):
-    """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
+    """Return a network with logit = concat(vectors, dense) @ weights, like a model's
+    `network.onnx`.
+    """
     d, c = len(features.dense_inputs), len(features.vector_names)
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [
@@ -62,7 +64,7 @@ def rows_of(features, count=500):
 
 
 def by_hand(workflow, table, dense, categorical, weights):
-    """Probabilities by the docstring of `contracts.workflow`, value by value in float64."""
+    """Return probabilities by the docstring of `contracts.workflow`, value by value in float64."""
     answers = []
     for dense_row, categorical_row in zip(dense, categorical):
         row, offset = [], 0
@@ -107,7 +109,7 @@ def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path)
     np.testing.assert_array_equal(encoded, workflow.encode_dense(dense))
 
 
-def test_graph_finds_the_bucket_of_every_float_beside_a_boundary(tmp_path):
+def test_graph_finds_bucket_of_every_float_beside_boundary(tmp_path):
     random, largest = np.random.default_rng(5), np.finfo(np.float32).max
     boundaries = {
         "price": np.array([-largest, -1e-45, 0, 1e-45, 0.1, 1 / 3, largest], np.float32),
@@ -163,7 +165,7 @@ EDGES = sorted(
 
 
 @pytest.mark.parametrize("excluded", [(), ("shop",)], ids=["learnt", "excluded"])
-def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_path):
+def test_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_path):
     options = {"shop": CategoricalOptions(served_as="5"), "item": CategoricalOptions(served_as=2**32 - 1)}
     workflow = shop_workflow(replace(SHOP, categorical_options=options), excluded)
     assert workflow.served_ids == {0: 4, 1: 1 if excluded else 5}
@@ -177,12 +179,12 @@ def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_
     np.testing.assert_allclose(scores[:, 0], by_hand(workflow, table, dense, categorical, weights), rtol=0, atol=1e-6)
 
 
-def test_a_column_that_is_served_as_a_value_without_a_category_is_refused():
+def test_column_that_is_served_as_value_without_category_is_refused():
     with pytest.raises(ContractError, match="shop is served as 6, expected one of its categories"):
         shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 
-def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
+def test_categories_of_52_bits_are_found_and_no_other_number_matches(tmp_path):
     known = [each for each in EDGES if each < 2**52]
     workflow = workflow_of([known[::2], known[1::2]], Features(numeric=(), categorical=("item", "user")))
     table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)

@@ -1,4 +1,6 @@
-"""Servers that answer what no Triton should: each odd reply is that server's fault, named, and ends nothing."""
+"""Tests of odd replies that no Triton should send: each is a named fault of that server and stops
+nothing.
+"""
 
 import dataclasses
 import json
@@ -27,7 +29,9 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 @contextmanager
 def site_of(world):
-    """The world's site with one server, reached by gRPC, beside what makes that server odd."""
+    """Return the world's deployment target with one server, reached by gRPC, and the odd
+    behaviour's switch.
+    """
     with odd_triton(world.servers[0]) as (odd, url):
         yield odd, dataclasses.replace(world.settings, triton_urls=(url,), connect=Triton)
 
@@ -106,7 +110,7 @@ ODD_ELSEWHERE = {
 
 @pytest.fixture
 def controlled(world, tmp_path):
-    """A controller over one odd server that serves version 1, and how to read its status."""
+    """A controller over one odd server with version 1, and a function that reads its status."""
     world.release(1)
     with site_of(world) as (odd, site):
         status = tmp_path / "status.json"
@@ -126,7 +130,7 @@ def controlled(world, tmp_path):
         yield odd, look
 
 
-def test_no_odd_reply_ends_the_controller_and_each_is_that_servers_fault(controlled):
+def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled):
     odd, look = controlled
     assert look() == WELL
     for name, reply in ODD_INFERENCES.items():
@@ -140,12 +144,12 @@ def test_no_odd_reply_ends_the_controller_and_each_is_that_servers_fault(control
 def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
     odd, look = controlled
     for name, reply in ODD_ELSEWHERE.items():
-        # The answer is wrong too, so that the watchdog reloads the model.
+        # The answer is also wrong, so that the watchdog reloads the model.
         odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
         assert WELL not in [look() for _ in range(4)], (call, name)
         assert call in odd.asked
         odd.odd = {}
-        # A model that was unloaded and not loaded is tried again after twice as many rounds each time.
+        # A model that was unloaded but not loaded is retried after twice as many rounds each time.
         assert WELL in [look() for _ in range(20)]
 
 
@@ -177,7 +181,7 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
 
 
 @pytest.mark.parametrize("name", ["no output", "strings", "no version", "no message", "another model"])
-def test_a_release_that_an_odd_server_answers_comes_to_nothing(world, name):
+def test_release_that_odd_server_answers_comes_to_nothing(world, name):
     world.release(1)
     with site_of(world) as (odd, site):
         world.settings = site
@@ -196,7 +200,7 @@ ARMS = {"live": Arm(model_name=MODEL_NAME, version=1), "other": Arm(model_name=C
 
 
 @pytest.mark.parametrize("count", ["NaN", "+Inf", "-Inf", "-1", "1e300", "9.3e18"])
-def test_a_counter_that_is_no_count_makes_the_servers_metrics_unreadable(count):
+def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
     text = f'{SUCCESS}{{model="{MODEL_NAME}",version="1"}} {count}\n'
     with pytest.raises(TemporaryError, match=rf"metrics of server cannot be read: {SUCCESS} is .*, expected a count"):
         counted(text, ARMS)
@@ -215,7 +219,7 @@ def test_odd_counters_take_nothing_back_and_end_no_round(world):
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Metrics without an end."""
+    """Endless metrics."""
 
     def do_GET(self):  # noqa: N802 the library's name
         self.send_response(200)
@@ -230,12 +234,12 @@ class Endless(BaseHTTPRequestHandler):
         pass
 
 
-def test_metrics_without_an_end_are_given_up(monkeypatch):
+def test_metrics_without_end_are_given_up(monkeypatch):
     monkeypatch.setattr(evidence, "MAX_TEXT_BYTES", 1 << 20)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(TemporaryError, match="go on after .* bytes, expected their end within 1,048,576 bytes"):
+        with pytest.raises(TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"):
             fetch(f"127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()

@@ -1,8 +1,10 @@
-"""Deployments killed at every place that has a name: what is served stays whole and known, and the next one repairs.
+"""Tests of deployments killed at every checkpoint: valid versions are served, and the next one
+repairs.
 
-Invariants after the kill: the configuration names only whole versions, at least one; every running server, and one that
-starts now, answers from a version whose graph the journal has the hash of. After the next deployment: every server
-answers from the version that the journal calls live, and nothing of the killed one is left over.
+After the kill these invariants hold. The configuration names at least one version, and only
+complete ones. Every server that runs or starts answers from a version whose graph hash is in the
+journal. After the next deployment, every server answers from the live version of the journal, and
+nothing of the killed deployment remains.
 """
 
 import json
@@ -45,7 +47,7 @@ def named(place):
 
 
 def mostly_slow(places, quick=("loaded", 1)):
-    """All of `places`, all but one marked slow."""
+    """Return all `places`, with all but one marked slow."""
     return [place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
 
 
@@ -54,19 +56,19 @@ KILLED = -signal.SIGKILL
 
 @pytest.fixture(scope="module")
 def kill():
-    """Runs a job of `killed_deployments` and answers its exit code."""
+    """Runs a job of `killed_deployments` and returns its exit code."""
     with Warm(sys.executable, IMPORTS) as warm:
         yield lambda **job: warm.run(PROGRAM, [json.dumps(job)], variables=dict(os.environ), folder=REPOSITORY)[0]
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
-def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
+def test_retry_after_killed_release_releases_model(world, kill, place):
     world.release(1), world.release(2)
     assert kill(**world.job("release", place, 3)) == KILLED
     world.check_served_is_whole_and_known()
     done = world.release(3)
     world.check_all_is_well(done.version)
-    # A number is used up once the journal names it, and only then.
+    # A number is used up only once the journal names it.
     recorded = place[0] in ("journal written", "pruned")
     announced = place[0] != "kept"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
@@ -77,7 +79,7 @@ def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
-def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, place):
+def test_rollback_after_killed_release_restores_what_was_live(world, kill, place):
     world.release(1), world.release(2)
     assert kill(**world.job("release", place, 3)) == KILLED
     world.rollback()
@@ -87,7 +89,7 @@ def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, pla
 
 
 @pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
-def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
+def test_killed_rollback_is_finished_by_next(world, kill, place):
     world.release(1), world.release(2)
     assert kill(**world.job("rollback", place)) == KILLED
     world.check_served_is_whole_and_known()
@@ -102,7 +104,7 @@ def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
 
 @pytest.fixture
 def baking_world(world):
-    """Version 2 bakes after version 1; `restore()` makes it so again."""
+    """Version 2 bakes after version 1. `restore()` restores this state."""
     world.release(1), world.release(2)
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
     root = world.settings.store.parent
@@ -132,8 +134,10 @@ def transitions(world):
     ],
     ids=["baked", "taken back", "taken back, each boundary"],
 )
-def test_a_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
-    """At each fsync, rename, unlink and checkpoint before and after, or at some by name, until one lives to the end."""
+def test_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
+    """Killed before and after each fsync, rename, unlink and checkpoint, or at named ones, until a
+    run completes.
+    """
     killed = []
     for place in places:
         world = baking_world(state)
@@ -149,14 +153,14 @@ def test_a_controller_that_was_killed_makes_its_transition_once(baking_world, ki
 
 
 @pytest.mark.parametrize(("state", "action"), [(BAD, ROLLBACK), (WELL, BAKED)])
-def test_two_controllers_at_once_make_a_transition_once(baking_world, kill, state, action):
+def test_two_controllers_at_once_make_transition_once(baking_world, kill, state, action):
     for _ in range(3):
         world = baking_world(state)
         assert kill(**world.job("bake", (None, 1)), lives=2) == 0
         assert transitions(world) == [RELEASE, RELEASE, action]
 
 
-def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kill):
+def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
     world.release(1), world.release(2)
     assert kill(**world.job("release", ("loaded", 1), 3)) == KILLED
     world.servers[1].crash()
@@ -168,7 +172,7 @@ def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kil
     world.check_all_is_well(2)
 
 
-def test_a_first_release_that_was_killed_leaves_nothing_served(world, kill):
+def test_first_release_that_was_killed_leaves_nothing_served(world, kill):
     assert kill(**world.job("release", ("loaded", 2), 1)) == KILLED
     with pytest.raises(ContractError, match="has no release"):
         world.rollback()

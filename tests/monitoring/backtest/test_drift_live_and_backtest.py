@@ -1,4 +1,4 @@
-"""The policy of data drift with statistics of training rows: live, backtest and replayed incident decide alike."""
+"""Tests of the data drift policy with training statistics: live, backtest and replay decide alike."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,10 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stream():
-    """(second, records): four requests of 25 rows a second; a third of C14 is one value once the world has changed."""
+    """Yields (second, records): four requests of 25 rows a second.
+
+    After the drift a third of C14 is one value.
+    """
     world, random = World.create(11), np.random.default_rng(3)
     drawn = world.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
     times = np.sort(START + SECONDS * random.random(SECONDS * 4))
@@ -65,28 +68,28 @@ def ran(tmp_path_factory, stream):
     return run_monitor(tmp_path_factory.mktemp("drifted"), stream, every=3)
 
 
-def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ran):
+def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     lines = [json.loads(line) for line in ran.lines]
     drifts = [each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"]
     assert {each["action"] for each in drifts} == {"ok", "breach", "retrain", "undecidable"}
     # Until the first bucket of a new version has closed.
     assert {each["numbers"]["version"] for each in drifts if each["action"] == "undecidable"} == {2}
     fired = next(line["time"] for line in lines if line["policy"] == "data_drift" and line["action"] == "retrain")
-    # Two whole buckets after the one in which the world changed; what is drifted ahead of the matured rows is judged.
+    # Two whole buckets after the drift's bucket. Drift ahead of the matured rows is evaluated too.
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}
     assert backtested(ran.bench.settings) == ran.lines
 
 
-def test_predictions_that_reach_the_log_within_the_grace_count_in_their_own_bucket(ran, tmp_path, stream):
+def test_predictions_that_reach_log_within_grace_count_in_their_own_bucket(ran, tmp_path, stream):
     late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
     assert late.lines == ran.lines
     assert backtested(late.bench.settings) == ran.lines
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"])
-def test_an_incident_carries_the_statistics_and_replays_without_the_store(ran, tmp_path, start, end):
+def test_incident_carries_statistics_and_replays_without_store(ran, tmp_path, start, end):
     store = ran.bench.settings.store
     flags = {"state": ran.state, "archive": ran.archive, "store": store, "out": tmp_path / "incident"}
     flags |= {"start": start, "end": end}

@@ -1,4 +1,6 @@
-"""Who is told of what: a monitor's incidents over real HTTP, to a server that fails, hangs and asks for patience."""
+"""Tests of notifications about a monitor's incidents over real HTTP, to a failing, hanging or
+rate-limiting server.
+"""
 
 import logging
 
@@ -32,17 +34,17 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """First lines, without the recommender that each begins with."""
+    """Return the first lines without the recommender at their start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
     assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
     return [text for _, _, text in lines]
 
 
 def turn(monitor, until, *, what="the messages"):
-    """Lets the loop look in until the messages are through; the clock of the monitor stands still."""
+    """Let the loop poll until the messages are delivered. The clock of the monitor stands still."""
 
     def look():
-        monitor.acting.notifier.step(monitor._clock())
+        monitor.actions.notifier.step(monitor._clock())
         return until()
 
     wait_for(look, what)
@@ -56,7 +58,7 @@ def told(bench, server, webhook_file):
     return make
 
 
-def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_a_link(told, server):
+def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
@@ -64,7 +66,7 @@ def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_an
     b.trigger.end("released", version=2)
     monitor.tick()
     b.judge("v2", auc="good", version=2)
-    turn(monitor, lambda: len(monitor.acting.notifier.outbox) == 0)
+    turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
     first = server.messages[0]
@@ -77,7 +79,7 @@ def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_an
     assert b.store.counters["notification_delivered"] == 4
 
 
-def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incident():
+def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), KeptDocuments()
     notifier = Notifier(
         kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
@@ -90,27 +92,29 @@ def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incide
     ):
         notifier.on_event(Event(time=clock.now, kind=kind, text="as the test says", details=details))
     assert len(notifier.outbox) == 4
-    assert notifier.open == {}  # or "Still: run r released" would be told for ever
+    assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
 
-def test_an_incident_that_nothing_would_end_is_not_recalled_forever(told):
-    """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
+def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
+    """The monitor was killed after the event that opened it, and before it recorded that a drift is
+    open.
+    """
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
     b.judge("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    assert list(monitor.acting.notifier.open) == ["drift"]
+    assert list(monitor.actions.notifier.open) == ["drift"]
     b.store.write_documents({"reported": {"action": ""}})
-    assert b.start().acting.notifier.open == {}
+    assert b.start().actions.notifier.open == {}
 
 
-def test_a_restart_neither_forgets_nor_repeats(told, server):
+def test_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
     monitor = b.start()
     b.judge("bad", auc="bad")
-    waiting = len(monitor.acting.notifier.outbox)
+    waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # as after a kill, while the server is down
@@ -119,23 +123,23 @@ def test_a_restart_neither_forgets_nor_repeats(told, server):
 
     def through():
         b.clock.now += 10.0
-        monitor.acting.notifier.step(b.clock.now)
-        return not len(monitor.acting.notifier.outbox)
+        monitor.actions.notifier.step(b.clock.now)
+        return not len(monitor.actions.notifier.outbox)
 
     wait_for(through, "the messages")
     titles = [text.split(":")[0] for text in texts(server)]
     assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
 
 
-def test_dead_log_is_reported_after_a_minute_and_so_is_its_return(told, server):
+def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
     b = told()
     monitor = b.start()
     for _ in range(10):
-        monitor.acting.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
+        monitor.actions.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
         b.clock.now += 10.0
     for _ in range(3):
-        monitor.acting.step(b.clock.now, log_problem=None)
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+        monitor.actions.step(b.clock.now, log_problem=None)
+    turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     expected = [
         "The record log cannot be reached: broker 127.0.0.1:9092 does not answer",
         "The record log can be reached",
@@ -144,15 +148,15 @@ def test_dead_log_is_reported_after_a_minute_and_so_is_its_return(told, server):
     assert len(texts(server)) == 2
 
 
-def test_a_dead_log_is_reported_although_the_clock_was_set_back(told):
+def test_dead_log_is_reported_although_clock_was_set_back(told):
     b = told()
-    acting = b.start().acting
+    acting = b.start().actions
     acting.step(b.clock.now, log_problem="away")
     acting.step(b.clock.now - 3600.0, log_problem="away")
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled(told, server):
+def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, server):
     b = told(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):
@@ -161,14 +165,14 @@ def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled
         b.clock.now += 300.0
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
-    monitor.tick()  # nothing came since: it ends in silence
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    monitor.tick()  # no event since: it ends silently
+    turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]
-    assert monitor.acting.notifier.open == {}
+    assert monitor.actions.notifier.open == {}
 
 
-# -- the outbox, under a clock of the test's own
+# -- the outbox, under a manual clock
 
 
 def deliver(outbox, clock, server, *, until, seconds=1.0):
@@ -205,7 +209,7 @@ def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox
     assert kept.counts == {"notification_delivered": 3}
 
 
-def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(server, outbox):
+def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox):
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
     box = outbox(kept)
@@ -216,7 +220,7 @@ def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(serv
     assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
 
 
-def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox, monkeypatch):
+def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
     monkeypatch.setattr(notifications, "MAX_WAITING", 3)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
@@ -230,7 +234,7 @@ def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox,
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
-def test_a_message_older_than_a_day_is_given_up(server, outbox):
+def test_message_older_than_day_is_given_up(server, outbox):
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(kept)
@@ -239,7 +243,7 @@ def test_a_message_older_than_a_day_is_given_up(server, outbox):
     assert kept.counts == {"notification_dropped": 1}
 
 
-def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
+def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
     caplog.set_level(logging.DEBUG)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {}), (302, {"Location": server.url})]
@@ -257,13 +261,13 @@ def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_fi
     assert "a notification was not delivered: answered 503" in caplog.text
 
 
-def test_an_address_given_in_place_of_its_file_is_refused_without_being_repeated():
+def test_address_in_place_of_its_file_is_refused_without_being_repeated():
     with pytest.raises(ContractError, match="webhook_file is an address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
 
 
-def test_a_message_shows_what_exists_and_escapes_what_slack_reads():
+def test_message_shows_what_exists_and_escapes_what_slack_reads():
     numbers = {"auc": None, "rows": 20_000, "clicks": 0}
     message = compose("auc < 0.7 & falling", numbers=numbers, since=0.0, done="", link="")
     expected = "auc &lt; 0.7 &amp; falling\nHow much: rows 20000, clicks 0\nSince: 1970-01-01 00:00:00 UTC"

@@ -1,4 +1,6 @@
-"""The archive: schema and values, whole files, and nothing lost or doubled by a crash at any named point."""
+"""Tests of the archive: schema and values, complete files, and no loss or duplicate after any
+crash.
+"""
 
 import dataclasses
 import errno
@@ -25,7 +27,7 @@ from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 SCHEMA = arrow_schema(RAW_TYPES)
 
 
-def test_rows_are_archived_in_the_raw_schema_with_their_values(started):
+def test_rows_are_archived_in_raw_schema_with_their_values(started):
     b = started()
     batches = [prediction("a", 5, time=START + 0.25), prediction("b", 3, version=2)]
     b.tick(*batches, clicks("o", [("a", 4, START + 1)]), at=START + WINDOW + 1)
@@ -50,8 +52,8 @@ def test_rows_are_archived_in_the_raw_schema_with_their_values(started):
             ].tolist()
 
 
-def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_lets_the_rows_go(started, monkeypatch):
-    """No crash of a process shows this, only one of the machine: so the order of the calls is held."""
+def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
+    """Only a crash of the machine reveals a wrong order, so the test checks the order of the calls."""
     calls = []
 
     def told(module, name, describe):
@@ -73,7 +75,7 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     "error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
 )
 @pytest.mark.parametrize("where", ["write_parquet", "fsync_path"])
-def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(started, monkeypatch, error, where):
+def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(started, monkeypatch, error, where):
     b = started(archive_roll_rows=4)
     publish(b.log, prediction("a", 4), prediction("b", 5))
     b.clock.now = START + WINDOW
@@ -86,16 +88,16 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(st
         for _ in range(2):
             with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # it measured and judged all the same
+    assert b.monitor.windows[1].labels.shape == (9,)  # it measured and evaluated all the same
     assert b.archived == []
-    assert list(b.settings.archive.glob("day=*/.*")) == []  # nothing torn keeps the disk full
+    assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file fills the disk
     b.monitor.tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
     assert b.store.counters["archived"] == 9
 
 
-def test_rows_that_no_file_takes_are_set_apart_and_the_others_are_archived(started, monkeypatch):
+def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, monkeypatch):
     b = started(archive_roll_rows=64)
     build = archive.build_row_table
 
@@ -117,7 +119,7 @@ def test_rows_that_no_file_takes_are_set_apart_and_the_others_are_archived(start
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # What made the rows impossible may be mended by the next start, which archives them.
+    # The cause may be fixed by the next start, which archives the rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -136,7 +138,9 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 
 
 def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_after: float) -> set[str]:
-    """Puts a request with so many rows of each version into a file of its own; ids of those that are held then."""
+    """Put a request with these rows of each version into its own file, and return the ids still
+    stored.
+    """
     batches = [prediction(f"{v}-{number}", rows, time=START + number, version=v) for v, rows in rows_of.items()]
     store.add(Predictions.of(batches), [], [], now=START)
     requests = attribute(store.waiting(START + number, 9), [], window_seconds=0.0).requests
@@ -146,7 +150,7 @@ def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_aft
     return set(store.newest_rows().ids)
 
 
-def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
+def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
     store = Store(tmp_path / "monitor.db")
     mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):
@@ -157,13 +161,13 @@ def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
     for version in range(11, 19):
         held = mature_and_seal(store, 11, {version: 2}, START + 11)
     assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
-    for number in range(12, 16):  # of version 20 a row in twenty
+    for number in range(12, 16):  # one row in twenty is of version 20
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
     assert held == {"1-14", "20-14", "1-15", "20-15"}, "of all versions eight times four rows, by files of twenty"
     store.close()
 
 
-def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
+def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     plain, ranked, canary = prediction("plain", 2), prediction("ranked", 3), prediction("canary", 1)
     places, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
     ranked = dataclasses.replace(ranked, positions=places, propensities=odds)
@@ -185,7 +189,7 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 
-def test_a_file_holds_rows_of_one_utc_day(started):
+def test_file_holds_rows_of_one_utc_day(started):
     midnight = 1_763_078_400.0  # 2025-11-14
     b = started()
     b.tick(prediction("before", 2, time=midnight - 0.001), prediction("after", 2, time=midnight), at=midnight + WINDOW)
@@ -197,7 +201,7 @@ def test_a_file_holds_rows_of_one_utc_day(started):
 def test_files_roll_by_rows_and_by_seconds(started):
     b = started(archive_roll_rows=10, archive_roll_seconds=30.0)
     b.tick(*[prediction(f"r{i}", 4) for i in range(7)], at=START + WINDOW)
-    assert len(b.archived) == 24  # three files of 8, the last 4 rows wait
+    assert len(b.archived) == 24  # three files of 8, and the last 4 rows wait
     b.tick(at=b.clock.now + 29)
     assert len(b.archived) == 24
     b.tick(at=b.clock.now + 1)
@@ -207,7 +211,7 @@ def test_files_roll_by_rows_and_by_seconds(started):
     assert len(b.archived) == 32, "also where the clock was ahead and is set back"
 
 
-def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(started):
+def test_windows_are_rebuilt_after_restart_from_archived_and_waiting_rows(started):
     b = started(archive_roll_rows=8, window_rows=24, min_clicks=12)
     b.tick(
         *[prediction(f"r{i}", 4, time=START + i) for i in range(11)],
@@ -221,7 +225,7 @@ def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(star
     assert b.monitor.serving_version == 1
 
 
-def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
+def test_state_of_another_version_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "monitor.db"
     Store(path).close()
     for version in (99, 0):
@@ -232,7 +236,7 @@ def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
             Store(path)
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path):
+def test_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "monitor.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(PermanentError, match="state .*: file is not a database"):
         Store(tmp_path / "monitor.db")

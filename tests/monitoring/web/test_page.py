@@ -1,4 +1,4 @@
-"""What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
+"""Tests of the status page's text as a browser parses it. test_page_in_browser tests its look."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from evergreen.registry import promotion_journal
 from monitoring.policies.policy import Action, Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.page import MAX_POINTS, History, read_history, status_page, tail
 from tests.support.html_pages import health_of, table_of
@@ -17,7 +17,7 @@ from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, LAST_RU
 
 
 class Text(HTMLParser):
-    """The text of each element with a class or id that the tests ask for, and every tag and address."""
+    """The text of each element with a tested class or id, and every tag and address."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
     return Text(status_page(exposition, history or History([], []), now=NOW))
 
 
-def test_everything_that_the_on_call_asks_is_on_it():
+def test_everything_that_on_call_asks_is_on_it():
     shown = page(replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}), History(POINTS, EVENTS))
     for expected in (
         "A drift of version 3 is suspected. threshold: auc 0.6 < 0.7.",
@@ -56,7 +56,7 @@ def test_everything_that_the_on_call_asks_is_on_it():
         assert expected in shown.text, expected
 
 
-def test_the_page_is_whole_in_itself():
+def test_page_is_whole_in_itself():
     shown = page(FULL, History(POINTS, EVENTS))
     shown_versions = {FULL.store_status.promotions.live_version, *(kpis.version for kpis in FULL.windows)}
     cards = {f"/models/{version}" for version in shown_versions}
@@ -64,7 +64,7 @@ def test_the_page_is_whole_in_itself():
     assert not {"script", "img", "link", "iframe", "object"} & set(shown.tags)
 
 
-def test_a_number_that_does_not_exist_is_called_undefined():
+def test_number_that_does_not_exist_is_called_undefined():
     shown = page(Snapshot(windows=(EMPTY,), serving_version=4))
     assert "AUC, 95 % undefined" in shown.text
     assert "log lag unknown" in shown.text
@@ -78,36 +78,36 @@ def test_a_number_that_does_not_exist_is_called_undefined():
         pytest.param({"log_problem": "stream ended"}, "Not ready: the log cannot deliver: stream ended", id="dead"),
     ],
 )
-def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
+def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
     assert expected in page(Snapshot(**changes)).text
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "Working; the newest prediction is 3 s old. Version 3 was judged on rows up to"),
-        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and has to be taken back. two: why two"),
+        ({}, "Working; the newest prediction is 3 s old. Version 3 was evaluated on rows up to"),
+        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and must be rolled back. two: why two"),
         ({"actions": ["breach", "held"]}, "Drift of version 3 for 2 min. two: why two. What is being done: running."),
         ({"actions": ["undecidable", "breach"]}, "A drift of version 3 is suspected for 2 min. two: why two."),
         ({"run": "failed"}, "The last run failed 3 min ago at deployment: passed"),
     ],
     ids=["well", "bad release", "drift", "suspicion", "failed run"],
 )
-def test_the_banner_says_the_worst_first_since_when_and_what_is_being_done(changes, expected):
+def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expected):
     names = ("one", "two", "three")
     said = [
         replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
         for name, action in zip(names, changes.get("actions", ["ok"]))
     ]
-    acting = replace(FULL.acting, incident_since=NOW - 120)
+    acting = replace(FULL.actions, incident_since=NOW - 120)
     last = replace(LAST_RUN, state=changes.get("run", "released"), ended_at=NOW - 180)
     status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
-    snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), acting=acting, store_status=status)
+    snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), actions=acting, store_status=status)
     assert expected in page(snapshot).text
 
 
 def banner(**changes) -> tuple[str, str]:
-    """State and text of the banner of a monitor at work, version 5 of which is served."""
+    """Return state and text of the banner of a running monitor that serves version 5."""
     exposition = Exposition()
     snapshot = Snapshot(time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800)
     exposition.show(replace(snapshot, **changes))
@@ -119,26 +119,27 @@ def about(version, action="ok", *, policy="sequential", window=None):
     return Decision(policy=policy, action=Action(action), reason=f"why {policy}", numbers=numbers)
 
 
-def test_banner_is_green_only_where_rows_of_the_serving_version_or_of_its_predecessors_were_judged():
+def test_banner_is_green_only_if_rows_of_serving_lineage_were_evaluated():
     state, text = banner(decisions=(about(5, window=5), about(5, "undecidable", policy="baking")))
-    assert (state, "Version 5 was judged on rows up to 1970-01-01 02:16:40 UTC, 30 min ago." in text) == ("good", True)
+    expected = "Version 5 was evaluated on rows up to 1970-01-01 02:16:40 UTC, 30 min ago."
+    assert (state, expected in text) == ("good", True)
     state, text = banner(decisions=(about(5, window=3),))
     assert state == "good"
     assert "No row of version 5 has matured yet; rows up to" in text
-    assert "were judged, the newest of version 3. sequential: why sequential." in text
+    assert "were evaluated, the newest of version 3. sequential: why sequential." in text
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"decided_at": None}, "Nothing has been judged yet: no label is final."),
-        ({"decisions": (about(4, window=4),)}, "Version 5 has not been judged yet; the last decision, on rows up to"),
-        ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be judged on rows up to"),
+        ({"decided_at": None}, "Nothing has been evaluated yet: no label is final."),
+        ({"decisions": (about(4, window=4),)}, "Version 5 has not been evaluated yet; the last decision, on rows up"),
+        ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be evaluated on rows up to"),
         (
             {"decisions": (about(5, "undecidable"), about(5, policy="schedule"))},
             "why sequential. schedule:",
         ),
-        ({"decisions": (about(5, "undecidable"), about(5, policy="baking"))}, "Version 5 could not be judged"),
+        ({"decisions": (about(5, "undecidable"), about(5, policy="baking"))}, "Version 5 could not be evaluated"),
     ],
     ids=["nothing", "another version", "undecidable", "the calendar alone", "baked once"],
 )
@@ -149,13 +150,13 @@ def test_banner_is_grey_where_nothing_was_judged(changes, expected):
     assert expected in text
 
 
-def test_tile_shows_the_predecessors_auc_by_its_name_while_the_serving_version_has_none():
+def test_tile_names_predecessor_of_auc_while_serving_version_has_none():
     shown = page(replace(FULL, serving_version=5, decisions=(about(5, window=3),))).text
     assert "AUC, 95 % of version 3 0.750 (0.700 .. 0.800)" in shown
     assert "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
 
 
-def test_what_a_record_says_is_text_and_never_markup():
+def test_what_record_says_is_text_and_never_markup():
     evil = '<script>alert(1)</script><img src="http://x">'
     shown = page(
         Snapshot(windows=(KPIS,), decisions=(replace(DECISION, reason=evil),), log_problem=evil),
@@ -172,7 +173,7 @@ def promotion(**changes):
     return promotion_journal.Promotion(**{**fields, "reason": "passed", **changes})
 
 
-def test_history_joins_the_monitors_files_and_the_stores_promotions_in_order_of_time(tmp_path):
+def test_history_joins_monitor_files_and_registry_promotions_by_time(tmp_path):
     state, store = tmp_path / "state", tmp_path / "store"
     state.mkdir()
     store.mkdir()
@@ -187,7 +188,7 @@ def test_history_joins_the_monitors_files_and_the_stores_promotions_in_order_of_
     ]
 
 
-def test_a_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
+def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     lines = [json.dumps({"time": float(i), "version": i % 2, "auc": None}) for i in range(5000)]
     (tmp_path / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     points = read_history(tmp_path, tmp_path).points
@@ -195,7 +196,7 @@ def test_a_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     assert len(points) <= 2 * MAX_POINTS
 
 
-def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
+def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(100)))
     found = tail(path, num_bytes=25)
@@ -203,7 +204,7 @@ def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
     assert tail(tmp_path / "absent.jsonl") == []
 
 
-def test_a_series_of_one_kind_is_one_line_and_one_mark():
+def test_series_of_one_kind_is_one_line_and_one_mark():
     drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
     shown = page(FULL, History(POINTS, drifts))
     assert "02:45:38 20 × drift 02:45:38 62 s ago drift, 20 in a row bucket 19" in shown.text
@@ -225,10 +226,10 @@ def test_different_events_of_one_kind_are_lines_of_their_own():
 
 
 def test_what_is_not_known_of_acting_is_left_out():
-    shown = page(Snapshot(acting=ActingStatus(budget_left=3, daily_budget=4)))
+    shown = page(Snapshot(actions=ActionStatus(budget_left=3, daily_budget=4)))
     assert "budget left today 3 of 4 requests" in shown.text
     assert "drifted since" not in shown.text
-    assert "messages waiting" not in shown.text.partition("Acting")[2]
+    assert "messages waiting" not in shown.text.partition("Retraining")[2]
 
 
 def drawn(snapshot: Snapshot, events=()) -> str:
@@ -237,7 +238,7 @@ def drawn(snapshot: Snapshot, events=()) -> str:
     return status_page(exposition, History([], list(events)), now=NOW)
 
 
-def test_decision_is_a_table_of_its_checks():
+def test_decision_is_table_of_its_checks():
     numbers = {**DECISION.numbers, "auc": 0.61234, "auc_low": 0.6, "auc_high": 0.625}
     columns = {"drifted_columns": 1, "judged_columns": 11, "threshold": None, "auc": 0.6}
     decisions = (
@@ -265,7 +266,7 @@ def test_archived_files_and_drift_are_folded_and_decisions_are_not():
     assert section.count("1970-01-01 <small>") == 1
 
 
-def test_event_names_a_verdict_and_does_not_repeat_its_sentence(tmp_path):
+def test_event_names_verdict_and_does_not_repeat_its_sentence(tmp_path):
     reason = "pass over 900 held-out rows with 90 clicks: auc 0.8 [0.7, 0.9] is at least the floor 0.6"
     promotion_journal.append_promotion(tmp_path, promotion(reason=reason))
     (event,) = read_history(tmp_path / "state", tmp_path).events

@@ -1,4 +1,4 @@
-"""The status page leads to the reports of the last run, and to nothing else of the machine."""
+"""Tests that the status page links to the last run's reports, and to no other file."""
 
 import os
 
@@ -20,7 +20,7 @@ SECRET = "<p>of another folder</p>"
 
 @pytest.fixture
 def store(tmp_path):
-    """A store with a run that validation refused, and a file outside of it."""
+    """A registry with a run that validation refused, and a file outside of it."""
     store = tmp_path / "store"
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "validation_report.html").write_text(SECRET)
@@ -38,14 +38,14 @@ def get(store):
     server.close()
 
 
-def test_a_report_of_an_earlier_try_is_forgotten(store):
+def test_report_of_earlier_try_is_forgotten(store):
     assert reports_of(store, RUN) == {"validation": report_path(store, RUN, "validation").as_uri()}
     forget_report(store, RUN, "validation")
     assert reports_of(store, RUN) == {}
     assert not report_path(store, RUN, "validation", kind="json").exists()
 
 
-def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
+def test_page_leads_to_report_and_server_answers_it(store, get):
     found = RunCounter(store, KeptDocuments()).count(NOW)
     exposition = Exposition()
     exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))
@@ -81,7 +81,7 @@ def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
         "/reports/" + 5000 * "x" + "/validation",
     ],
 )
-def test_no_path_leads_out_of_the_runs_reports(store, get, path):
+def test_no_path_leads_out_of_runs_reports(store, get, path):
     runs = store / "runs"
     (runs / "linked").symlink_to(store.parent / "secret")
     for name in ("pointing", "pipe"):

@@ -1,4 +1,4 @@
-"""Pages over real HTTP."""
+"""Tests of pages over real HTTP."""
 
 import json
 
@@ -28,7 +28,7 @@ def served(tmp_path):
 
 
 def test_pages_answer(served):
-    assert served("/readyz") == (503, "no turn of the loop has ended yet\n")
+    assert served("/readyz") == (503, "no iteration of the loop has ended yet\n")
     served.exposition.show(Snapshot(time=1.0, windows=(EMPTY,), pending_rows=5))
     assert served("/healthz") == served("/readyz") == (200, "ok\n")
     assert "ctr_monitor_pending_rows 5.0" in served("/metrics")[1]
@@ -41,11 +41,11 @@ def test_pages_answer(served):
     assert served("/healthz") == served("/readyz") == (503, "the loop has ended: killed by the test\n")
 
 
-def test_the_status_page_may_load_nothing(served):
+def test_status_page_may_load_nothing(served):
     assert served("/") == (200, "<p>a page</p>")
     assert served.headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
-def test_a_taken_port_is_a_permanent_error(served, tmp_path):
+def test_taken_port_is_permanent_error(served, tmp_path):
     with pytest.raises(PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"):
         MonitorServer(Exposition(), HttpSettings(http_host="127.0.0.1", http_port=served.port))

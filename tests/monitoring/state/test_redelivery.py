@@ -1,4 +1,7 @@
-"""A request delivered again is no news; another one under its id is counted and set aside, and no click is lost."""
+"""Tests of redelivered requests: ignored.
+
+A different one with the same id is dead-lettered. No click is lost.
+"""
 
 from dataclasses import replace
 
@@ -69,7 +72,7 @@ def test_request_that_differs_in_one_value_is_another_one(started, name, when):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_equal_request_is_a_duplicate_before_and_after_it_is_archived(started, restart):
+def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, restart):
     b = started(archive_roll_rows=1)
     b.tick(FIRST, prediction("s", 2), prediction("t", 3, version=2))
     for _ in range(2):
@@ -80,12 +83,14 @@ def test_equal_request_is_a_duplicate_before_and_after_it_is_archived(started, r
         b.start()
     redeliver(b, FIRST)
     assert counts(b) == (9, 5, 0, 0)
-    redeliver(b, replace(FIRST, time=START + 1))  # of an archived request the time still tells another one
+    redeliver(
+        b, replace(FIRST, time=START + 1)
+    )  # the time still identifies a different request after the first one was archived
     assert counts(b) == (9, 5, 1, 1)
 
 
 def redeliver(b, *records):
-    """Lets the monitor read the records again, as from a log that delivers at least once."""
+    """Deliver the records to the monitor again, as an at-least-once log may."""
     b.log._connection.execute("DELETE FROM messages WHERE state = 'acknowledged'")
     b.tick(*records)
 
@@ -99,7 +104,7 @@ def test_of_many_requests_in_many_blocks_those_that_differ_are_told_apart(starte
     assert counts(b) == (sum(map(len, made)), 20, 5, 5)
 
 
-def test_outcomes_of_a_publisher_that_counts_its_batches_anew_all_count(started):
+def test_outcomes_of_publisher_that_counts_its_batches_anew_all_count(started):
     b = started()
     b.tick(prediction("r", ROWS), clicks("batch 1", [("r", 0, START + 1)]))
     b.tick(clicks("batch 1", [("r", 2, START + 1)]), clicks("batch 1", [("r", 3, START + 1)], event="conversion"))
@@ -111,7 +116,7 @@ def test_outcomes_of_a_publisher_that_counts_its_batches_anew_all_count(started)
     assert [row["label"] for row in b.archived] == [1, 0, 1, 0]
 
 
-def test_crash_before_a_reused_id_is_counted_loses_and_doubles_nothing(started):
+def test_crash_before_reused_id_is_counted_loses_and_doubles_nothing(started):
     b = started()
     b.tick(FIRST)
     for number, at in enumerate(("intake.stored", "intake.acknowledged", "intake.dead_letter"), start=1):
