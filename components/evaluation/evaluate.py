@@ -60,7 +60,7 @@ def evaluate(
     folder for the scores; one left by an earlier try is replaced.
 
     Raises:
-        ContractError: the inputs do not belong together, or one is damaged.
+        ContractError: the inputs do not belong together, or one is corrupt.
         Refused: the champion changed since extraction.
     """
     _expect_same_round(raw, training_set, model)

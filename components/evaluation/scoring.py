@@ -119,7 +119,7 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
     That is with `CategoricalOptions.served_as`, and tables in the numbers of `TableSettings`.
 
     Raises:
-        ContractError: its files are absent, damaged or of another shape.
+        ContractError: its files are absent, corrupt or of another shape.
     """
     from evergreen.networks.scoring import load_scorer
 
@@ -149,7 +149,7 @@ def champion_scorer(release: Release, features: Features) -> ScoreRaw:
     """The function that scores raw rows of `features` with the live release's graph, each column found by its name.
 
     Raises:
-        ContractError: the graph is absent, damaged, or not the one that was released.
+        ContractError: the graph is absent, corrupt, or not the one that was released.
     """
     path = local_path(release.graph_uri)
     if not path.is_file():
@@ -217,7 +217,7 @@ def score_with_both(
     """Scores raw rows with the weights of two models, as each would be served; which categories are new is not told.
 
     Raises:
-        ContractError: the rows, or a model's files, are absent or damaged.
+        ContractError: the rows, or a model's files, are absent or corrupt.
     """
     folder = local_path(raw_uri)
     scorers = [_raw_scorer(model, features) for model in (champion, candidate)]

@@ -65,7 +65,7 @@ def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iter
     `opened` is the file as an open binary stream, if it is not to be opened as `part.path`.
 
     Raises:
-        ContractError: the file is damaged.
+        ContractError: the file is corrupt.
     """
     columns = [*judged_columns(features), raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
@@ -78,7 +78,7 @@ def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:
     """The rows of a Parquet file with all columns, in batches.
 
     Raises:
-        ContractError: the file is damaged.
+        ContractError: the file is corrupt.
     """
     with reading_parquet(path):
         yield from parquet_file(path).iter_batches(batch_size=BATCH_ROWS)

@@ -152,7 +152,7 @@ def read_accepted(store: Path) -> list[AcceptedSchema]:
     """Every accepted version, oldest first.
 
     Raises:
-        ContractError: a line of the journal is damaged; names the file and the line.
+        ContractError: a line of the journal is corrupt; names the file and the line.
     """
     return read_records(schemas_folder(store) / JOURNAL, AcceptedSchema, name="an accepted schema")
 

@@ -140,7 +140,7 @@ def measure_skew(
     value has no row that differs.
 
     Raises:
-        ContractError: a file of training rows is damaged, lacks a column or holds it in another type.
+        ContractError: a file of training rows is corrupt, lacks a column or holds it in another type.
         TemporaryError, PermanentError: the archive's bucket cannot be read.
     """
     compared = [name for name in features.names if name not in excluded]
@@ -188,7 +188,7 @@ def read_served(
     """The columns `types`, event time among them, of the archived rows of the span, in batches, oldest day first.
 
     A file that holds texts in one of the columns `words` is left out: a person's files brought its rows to the lake.
-    One that is damaged, lacks a column or holds it in another type is left out, too, and `unread` gets the reason: what
+    One that is corrupt, lacks a column or holds it in another type is left out, too, and `unread` gets the reason: what
     was served is compared with what there is, and no run ends by it.
     """
     for archived in archived_files(archive, days=span.days()):

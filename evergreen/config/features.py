@@ -493,8 +493,7 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the position names of a list (see `PLACE`) or the name of a categorical feature.
-        """
+        """Return the position names of a list (see `PLACE`) or the name of a categorical feature."""
         if name in self.categorical:
             return (name,)
         return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))

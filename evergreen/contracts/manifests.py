@@ -109,8 +109,8 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
     whole = {"kind": kind, "format_version": version, **document}
     if expected is not None and expected != (found := _crc32(whole)):
         raise ContractError(
-            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was damaged, or edited without removing its "
-            f"key {_CHECKSUM}"
+            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was corrupted, or edited without removing "
+            f"its key {_CHECKSUM}"
         )
     return document
 

@@ -251,7 +251,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
             try:
                 chunk = read(_READ_BYTES)
             except (EOFError, gzip.BadGzipFile, zlib.error, OSError, pa.ArrowException) as error:
-                damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
+                damage = "truncated" if isinstance(error, EOFError) else f"corrupt ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")
                 raise ContractError(
                     f"{path} is {damage}: {num_lines} whole lines were read before, expected a complete file"

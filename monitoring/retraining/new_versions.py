@@ -145,7 +145,7 @@ class NewVersions:
         except (ContractError, OSError) as error:
             logger.warning("the promotion journal cannot be read: %s", error)
             return False
-        if live is None or live.barred_model_id is None or live.time == self._reported:
+        if live is None or live.blocked_model_id is None or live.time == self._reported:
             return False
         text = f"version {live.previous_version} was taken back, {live.version} is live again: {live.reason}"
         self._journal.emit("taken_back", text, version=live.previous_version, live_version=live.version)

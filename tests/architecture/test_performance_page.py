@@ -1,4 +1,6 @@
-"""What was measured is found again, and told as it was measured: documents of one commit, the page, the slopes."""
+"""Tests of measurements: the documents of one commit, their presentation on the page, and the
+slopes.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The `evergreen` command line: what it accepts is a promise, and misuse has an exit code and one clear line."""
+"""Tests of the `evergreen` command line: accepted arguments, exit codes and one-line errors."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
     [
         (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
         (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
-        (["-p", "store=/s"], "`evergreen compile` decides store, by the placement or a flag"),
+        (["-p", "store=/s"], "`evergreen compile` sets store, from the placement or a flag"),
         (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
         (["-p", "settings=training.seed=7", "--set", "training.passes=0"], "passes is 0, expected at least 1"),
@@ -76,7 +76,7 @@ def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command
 
 
 @pytest.mark.parametrize("name", ["validation.json", "outcome.json"])
-def test_damaged_note_of_run_is_named(name, tmp_path, capsys):
+def test_corrupt_note_of_run_is_named(name, tmp_path, capsys):
     (path := tmp_path / "runs" / "r1" / name).parent.mkdir(parents=True)
     path.write_text('{"step": "val')
     assert main(["runs", "--store", str(tmp_path)]) == 2

@@ -19,7 +19,7 @@ from evergreen.registry.promotion_journal import (
     PROMOTE,
     RELEASE,
     ROLLBACK,
-    barred,
+    blocked_models,
     read_entries,
     write_findings,
 )
@@ -81,14 +81,14 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bake
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [TAKEN_BACK, NONE]
     world.check_all_is_well(1)
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
-    line = barred(store)["model-2"]
+    line = blocked_models(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
     with pytest.raises(Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"):
         world.release(2)
     world.release(3)
     world.check_all_is_well(3)
     promoted = release(*world.candidate(2), settings=world.settings, override="the clients were at fault")
-    assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
+    assert (told(world.settings)[-1], blocked_models(store)) == ((PROMOTE, promoted.version), {})
 
 
 def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):

@@ -100,13 +100,13 @@ def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path)
         ],
     )
     write(tmp_path / "day=2026-01-02" / "plain.parquet", [("p", 0, 60, 1, 3, 0.1, None, None)], shadow=False)
-    write(tmp_path / "day=2025-12-31" / "damaged.parquet", [("y", 0, 1, 1, 3, 0.1, 4, 0.2)])
-    (tmp_path / "day=2025-12-31" / "damaged.parquet").write_bytes(b"an earlier day is not even opened")
+    write(tmp_path / "day=2025-12-31" / "corrupt.parquet", [("y", 0, 1, 1, 3, 0.1, 4, 0.2)])
+    (tmp_path / "day=2025-12-31" / "corrupt.parquet").write_bytes(b"an earlier day is not even opened")
     (tmp_path / "day=2026-01-01" / ".part.parquet").write_bytes(b"unfinished")
     assert len(read(tmp_path)) == 1
 
 
-def test_damaged_file_is_named_and_no_evidence(tmp_path, caplog):
+def test_corrupt_file_is_named_and_no_evidence(tmp_path, caplog):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
     (tmp_path / "day=2026-01-01" / "torn.parquet").write_bytes(b"PAR1 and no more")

@@ -1,4 +1,6 @@
-"""Going back: by one version, by several, to one that left the repository; under load; and what is refused."""
+"""Tests of rollbacks: by one or several versions, to one gone from the repository, under load,
+refused ones.
+"""
 
 import dataclasses
 import shutil
@@ -97,7 +99,7 @@ def test_rollback_to_version_without_copy_is_refused(world):
     world.check_all_is_well(3)
 
 
-def test_rollback_to_damaged_graph_that_left_repository_is_refused(world):
+def test_rollback_to_corrupt_graph_that_left_repository_is_refused(world):
     for seed in (1, 2, 3):
         world.release(seed)
     graph = graph_folder(world.settings.store, 1) / "model.onnx"

@@ -1,4 +1,4 @@
-"""A model's card tells what the manifests, the scores and the journal of two real rounds tell."""
+"""Tests that a model's card agrees with the manifests, scores and journal of two real runs."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def card_of(tmp_path, capsys):
-    """The card of a version by the command line, read back, and its page."""
+    """The parsed card of a version by the command line, and its page."""
 
     def show(chain, reference):
         store = str(chain.root / "store")

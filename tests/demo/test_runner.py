@@ -1,4 +1,6 @@
-"""The local runner: KFP still calls our handler, gates decide, failures reach the exit handler and the caller."""
+"""Tests of the local runner: KFP's handler call, gates, and failures that reach exit handler and
+caller.
+"""
 
 import os
 import subprocess
@@ -59,6 +61,6 @@ def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
 
 def test_step_that_refuses_its_input_is_not_tried_again_and_nobody_waits(run_tiny):
     with pytest.raises(PipelineFailed):
-        run_tiny(passes=True, refuses=True)  # the pipeline's wait between tries is an hour
+        run_tiny(passes=True, refuses=True)  # the pipeline waits an hour between retries
     assert (run_tiny.folder / "second").read_text() == "ran\n"
     assert (run_tiny.folder / "last").read_text() == "FAILED"

@@ -1,4 +1,4 @@
-"""The local tritonserver: it starts, says why it cannot, and leaves nothing behind."""
+"""Tests of the local tritonserver: it starts, reports why it cannot, and leaves nothing behind."""
 
 import os
 import shutil
@@ -22,7 +22,10 @@ from tests.support.triton import write_model
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository whose one model answers with its first input; no ONNX needed to test the server's life."""
+    """A repository whose one model returns its first input.
+
+    Tests of the server's life need no ONNX.
+    """
     write_model(tmp_path / "model repository", options=ServingOptions())
     return tmp_path / "model repository"
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, against the table that they were written from."""
+"""Tests of rows from Parquet files, against the table that they were written from."""
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ def raw(table):
 
 
 def texts_in_another_order(table):
-    """Categories as texts, and no label."""
+    """Return categories as texts, in another order and without label."""
     texts = {name: [None if v is None else str(v) for v in table[name].to_pylist()] for name in CATEGORICAL}
     return pa.table(texts | {n: table[n] for n in DENSE})
 
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, raw_table, chan
         read(write(tmp_path / "rows.parquet", change(raw_table(5000))))
 
 
-def test_damaged_file_and_empty_folder_are_named(tmp_path):
+def test_corrupt_file_and_empty_folder_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ContractError, match="rows.parquet cannot be read"):
         read(tmp_path / "rows.parquet")

@@ -1,4 +1,6 @@
-"""The example of Alertmanager's configuration: whole, without secrets, and alerts reach whom their severity says."""
+"""Tests of the example Alertmanager configuration: valid, without secrets, and alerts are routed by
+severity.
+"""
 
 import re
 import shutil

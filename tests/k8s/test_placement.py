@@ -1,4 +1,4 @@
-"""Each overlay's placement of the pipeline agrees with what that overlay's manifests put on the cluster."""
+"""Tests that each overlay's placement of the pipeline agrees with its manifests."""
 
 import re
 
@@ -17,7 +17,7 @@ KUBEFLOW = "kubeflow"
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(overlay)`: as a user compiles it, with the revision as only flag."""
+    """`compiled(overlay)` compiles like a user, with the revision as only flag."""
     known: dict[str, Compiled] = {}
 
     def make(overlay: str) -> Compiled:
@@ -40,7 +40,7 @@ def triton(manifests) -> dict:
 
 
 def tolerates(toleration: dict, taint: dict) -> bool:
-    """Kubernetes' rule: whether a toleration of a pod covers what another one covers."""
+    """Return whether a pod's toleration covers the other one, by Kubernetes' rule."""
     same_value = toleration.get("operator", "Equal") == "Exists" or (
         taint.get("operator", "Equal") == "Equal" and toleration.get("value", "") == taint.get("value", "")
     )

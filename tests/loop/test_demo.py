@@ -1,4 +1,6 @@
-"""The demo as a user starts it: one turn of the loop on simulated clicks, all its promises, nothing left running."""
+"""Tests of the demo as a user starts it: one turn on simulated clicks, all its promises, nothing
+left running.
+"""
 
 import hashlib
 import json
@@ -86,7 +88,8 @@ def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned
     found = summary["decisions"]
     assert found["points"] == len(written.splitlines()) > 20
     assert f"{found['points']} decisions replayed from the lake, " in ended.output
-    # A machine that stalls for seconds delays a record past its decision; then the lake holds more than was known.
+    # A machine that stalls for seconds delays a record past its decision. The lake then holds more
+    # than was known.
     if not (found["late_requests"] or found["late_rows"]):
         assert found["equal"]
         assert found["digest"] == hashlib.sha256(written).hexdigest()

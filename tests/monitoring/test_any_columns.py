@@ -1,4 +1,6 @@
-"""The monitor takes rows of any recommender by its own columns: intake, archive and drift, also without a kind."""
+"""Tests of the monitor with any recommender's columns: intake, archive and drift, also without a
+kind.
+"""
 
 import re
 from dataclasses import replace
@@ -67,7 +69,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """One row a request, as validation counts them once they are archived."""
+    """Return the reference with one row a request, as validation counts archived rows."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {name: getattr(batch, name)[at : at + 1] for name in ("dense", "categorical", "scores")}
@@ -133,7 +135,7 @@ def test_cells_of_every_column_hold_each_row_once_and_changed_one_drifts(feature
     other = batch_of(Features(numeric=("a", "b", "c"), categorical=("d",)))
     assert not layout.fits(Predictions.of([other]))
     sketch = Sketch(layout)
-    for at in range(4000):  # one row a request: no two rows are alike by their user
+    for at in range(4000):  # one row a request: no two rows share a user
         rows = slice(at, at + 1)
         arrays = {name: getattr(changed, name)[rows] for name in ("dense", "categorical", "scores")}
         sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
@@ -149,7 +151,7 @@ LISTS = SHOPS[3]
 
 
 def lists_of(lengths, elements, *, seed):
-    """4,000 requests of four rows whose lists have these numbers of elements, each drawn from these."""
+    """Return 4,000 requests of four rows, whose lists have these lengths and elements."""
     random = np.random.default_rng(seed)
     for at in range(4_000):
         batch = batch_of(LISTS, seed=seed + at, request_id=f"r-{at}")
@@ -161,7 +163,7 @@ def lists_of(lengths, elements, *, seed):
 
 @cache
 def layout_of(lengths, elements):
-    """By the statistics that validation makes of such rows once they are archived."""
+    """Return the layout by validation's statistics of such archived rows."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 

@@ -1,4 +1,6 @@
-"""The running monitor where models are released more often than labels become final: what it judges and shows."""
+"""Tests of a running monitor if releases are more frequent than final labels: its evaluation and
+page.
+"""
 
 import re
 from dataclasses import replace
@@ -15,7 +17,7 @@ from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, pub
 from tests.support.releases import keep_model, passing_verdict, release
 
 EVERY = 20.0
-"""Seconds between two releases; labels wait a minute."""
+"""Seconds between two releases. Labels wait a minute."""
 CHANGED_AT = 90.0
 SECONDS = 260
 
@@ -31,7 +33,10 @@ def know(store, version: int, *, learned_until: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The banner at each second, and the monitor's bench; scores say nothing of clicks once the world has changed."""
+    """The banner at each second, and the monitor's bench.
+
+    After the drift, scores do not predict clicks.
+    """
     bench = Bench(tmp_path_factory.mktemp("frequent"), drift_grace_seconds=2.0, decide_seconds=2.0, window_rows=600)
     for version in range(1, int(SECONDS // EVERY) + 2):
         know(bench.settings.store, version, learned_until=START + (version - 1) * EVERY - WINDOW)

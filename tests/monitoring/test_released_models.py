@@ -1,4 +1,4 @@
-"""What is known of a released version, found through real manifests in a model store."""
+"""Tests of what is known of a released version, through real manifests in a model registry."""
 
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -19,7 +19,7 @@ def _is_required(field):
 
 
 def blank(manifest, **values):
-    """A manifest whose other fields say nothing."""
+    """Return a manifest with empty other fields."""
     unset = {f.name: BLANK.get(str(f.type), {}) for f in fields(manifest) if f.name not in values and _is_required(f)}
     return manifest(**unset, **values)
 

@@ -1,4 +1,4 @@
-"""Settings: promised defaults, flags, environment variables, refusals."""
+"""Tests of settings: documented defaults, flags, environment variables, refusals."""
 
 from pathlib import Path
 

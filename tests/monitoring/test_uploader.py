@@ -1,4 +1,6 @@
-"""The uploader, into a folder and into a bucket: whole files, proved before the local one goes, whatever breaks."""
+"""Tests of the uploader to a folder and a bucket: complete, verified before the local delete, for
+any fault.
+"""
 
 import base64
 import contextlib
@@ -49,7 +51,7 @@ def archive(tmp_path):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_lake(request, tmp_path):
-    """Opens the lake; every call is one more handle on it."""
+    """Opens the lake. Every call returns another handle on it."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a lake")
     request.getfixturevalue("cloud_storage")
@@ -58,13 +60,13 @@ def open_lake(request, tmp_path):
 
 @pytest.fixture
 def bucket(cloud_storage):
-    """The bucket's front, where faults are put."""
+    """The bucket's front, where faults are injected."""
     return cloud_storage
 
 
 @pytest.fixture(autouse=True)
 def signals():
-    """The handlers of this process as they were: `main` sets its own."""
+    """Restores this process's signal handlers, because `main` sets its own."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -77,7 +79,10 @@ def kept(archive) -> list[str]:
 
 
 def expect_moved(archive, lake, names=tuple(CONTENT)):
-    """Bucket manifest = volume manifest: names, sizes and bytes are those of the markers, and no file is left."""
+    """Assert that bucket and volume have the same manifest, by the markers' names, sizes and bytes.
+
+    No local file may be left.
+    """
     assert [each.name for each in lake.list()] == sorted(names)
     assert {name: lake.read(name).content for name in names} == {name: CONTENT[name] for name in names}
     markers = [json.loads(path.read_text()) for path in (archive / "uploaded").glob("*.json")]
@@ -98,7 +103,10 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
 
 
 def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
-    """By their names, which are drawn, newer rows could be read, and the watermark be set, before older ones."""
+    """File names are random.
+
+    By name, newer rows could be read, and the watermark set, before older ones.
+    """
     names = [f"day=2025-11-13/part-{letter}.parquet" for letter in "dacb"]
     (archive / NAME).unlink()
     (archive / OUTCOMES).unlink()
@@ -164,7 +172,7 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
 
 def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
-    """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
+    """The service's reported checksum is changed, as if it had corrupted the stored bytes."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),

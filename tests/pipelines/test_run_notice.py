@@ -1,4 +1,6 @@
-"""The exit handler tells people how a run ended, once, and never fails a run: real HTTP to a bad webhook."""
+"""Tests of the exit handler: it reports the end of a run once, and never fails a run with a bad
+webhook.
+"""
 
 from types import SimpleNamespace
 
@@ -33,7 +35,10 @@ NOTES = [
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     def end(*, url, trigger_id="") -> str:
-        """As the optional secret gives the address to the pod: it is no parameter, which everyone sees in the UI."""
+        """Run it with the address in the pod's environment, from the optional secret.
+
+        A parameter would be visible in the UI.
+        """
         monkeypatch.setenv(ADDRESS_VARIABLE, url)
         with noted(tmp_path, "run", "extraction"):
             pass

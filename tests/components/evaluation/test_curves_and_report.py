@@ -1,4 +1,6 @@
-"""Curves against scikit-learn, slices against a filter written out, and a report that needs nothing but itself."""
+"""Tests of curves against scikit-learn, of slices against an explicit filter, and of the
+self-contained report.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""Rows of a recommender with columns of its own: the step over its lake, and the ingestion of its files."""
+"""Tests of recommenders with other columns: the step over their lake, and the ingestion of their
+files.
+"""
 
 import csv
 import hashlib
@@ -49,7 +51,7 @@ def recommender(features=SHOP, **more):
 
 
 def shop_rows(n: int, *, features=SHOP, seed: int = 0, hours: float = 60.0) -> list[dict]:
-    """Rows in the raw schema's names, in the order of time, three to a request, with gaps."""
+    """Return rows with the raw schema's names in time order, three to a request, with gaps."""
     source = random.Random(seed)
     rows = []
     for i in range(n):
@@ -80,7 +82,7 @@ def extracted(lake, features, folder, **settings):
 
 
 def known(rows):
-    """Rows without the columns that say what served them."""
+    """Return the rows without the columns about the serving version."""
     return [{name: value for name, value in row.items() if name not in raw_rows.SERVED_BY} for row in rows]
 
 
@@ -107,7 +109,9 @@ def test_columns_are_chosen_by_recommenders_names():
 
 
 def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) -> str:
-    """The rows as a text with a header, in columns of the user's names and in another order, beside one of no use."""
+    """Format the rows as text with a header, with the user's column names in another order and an
+    unused column.
+    """
     raws = {names.event_time: raw_rows.EVENT_TIME, names.row: raw_rows.ROW, names.request_id: raw_rows.REQUEST_ID}
     columns = {"remark": None, **raws, **{name: name for name in reversed(SHOP.names)}, names.label: raw_rows.LABEL}
     columns = {name: raw for name, raw in columns.items() if name not in leave_out}
@@ -123,7 +127,7 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
 
 
 def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.0, **settings):
-    """The counts, and the rows of lake and replay file."""
+    """Ingest the file and return the counts, and the rows of lake and replay file."""
     counts = ingest(
         [path] if path.is_file() else sorted(path.iterdir()),
         recommender(features, data=names),
@@ -217,7 +221,7 @@ def test_without_request_each_row_is_one_and_missing_positions_are_set(tmp_path)
     assert len({row["request_id"] for row in in_lake}) == 300
     assert {row["row"] for row in in_lake} == {0}
     (tmp_path / "two").mkdir()
-    for number, part in enumerate((rows[:100], rows[100:])):  # the cut goes through a request
+    for number, part in enumerate((rows[:100], rows[100:])):  # the split falls within a request
         text = own_text(part, replace(names, request_id="impression"), leave_out=("row",))
         (tmp_path / "two" / f"{number}.csv").write_text(text)
     (tmp_path / "again").mkdir()
@@ -392,7 +396,7 @@ def hashed(text: str) -> int:
 
 
 def expected_categories() -> list[tuple]:
-    numbers = {"7": 7, "true": 1}  # a truth value is the number that other programs write
+    numbers = {"7": 7, "true": 1}  # a boolean is a number, as other programs write it
     items = [None if not each else numbers.get(each, hashed(each)) for each in ITEMS]
     return [
         (item, user if user is None or 0 <= user < 2**52 else hashed(str(user))) for item, user in zip(items, USERS)
@@ -500,7 +504,7 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(tmp_path
     table = table.drop_columns([column] if not is_list else []).append_column(column, own)
     pq.write_table(table, path := tmp_path / "part.parquet")
     expected = [1, 0]  # as other programs write them
-    for with_words in (True, False):  # a file of the raw schema becomes a lake's, and that is read
+    for with_words in (True, False):  # a file of the raw schema becomes a lake's file, which is then read
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
             (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(malformed)
         held = kept if with_words else pa.int64()

@@ -1,4 +1,4 @@
-"""The step as a command line and as a KFP component; the window that it resolves."""
+"""Tests of the step as a command line and as a KFP component, and of the window that it resolves."""
 
 import re
 

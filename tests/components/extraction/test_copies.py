@@ -1,4 +1,6 @@
-"""Rows that come more than once: the newest copy counts, whatever the order of files, and all others are counted."""
+"""Tests of repeated rows: the newest copy counts for any order of files, and the others are
+counted.
+"""
 
 import itertools
 import random

@@ -1,4 +1,6 @@
-"""Which event a row is: rows written again, files ingested again, ids that are no keys, and clocks that are ahead."""
+"""Tests of event identity: rewritten rows, files ingested again, ids that are no keys, and fast
+clocks.
+"""
 
 import json
 import random
@@ -101,14 +103,14 @@ def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
     found.append({**found[3], "price": 1000})
     done = run(tmp_path, write(tmp_path / "log.csv", found), data=KEYED)
     assert (done.rows, done.replaced) == (400, 1)
-    assert "1 rows are there again with other content: the last copy of each counts" in caplog.text
+    assert "1 rows occur again with other content: the last copy of each counts" in caplog.text
     assert [row["price"] for row in in_lake(tmp_path) if row["request_id"] == "q3"] == [1000]
 
 
 @pytest.mark.parametrize("data", [None, KEYED], ids=["no ids", "own ids"])
 def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     made = rows(400) if data is None else keyed(rows(400))
-    # A renamed file takes the place of what it left itself.
+    # A renamed file replaces what it wrote itself.
     steps = [("monday.csv", made[:200]), ("tuesday.csv", made), ("copy of tuesday.csv", made)]
     done = [run(tmp_path, write(tmp_path / name, part), data=data) for name, part in steps]
     assert [(each.rows, each.already_in_lake) for each in done] == [(200, 0), (200, 200), (200, 200)]

@@ -1,4 +1,6 @@
-"""What a lake's files hold otherwise than agreed reaches the manifest, for rows are cast on their way to the step's."""
+"""Tests that schema mismatches of a lake's files reach the manifest, because rows are cast to the
+step's types.
+"""
 
 from datetime import datetime, timezone
 
@@ -12,7 +14,7 @@ from evergreen.contracts.manifests import RawDataset
 
 @pytest.fixture
 def change_file(tmp_path):
-    """Rewrites one file of the lake; gives its path."""
+    """Rewrites one file of the lake and returns its path."""
 
     def change(what, *, day=1):
         path = tmp_path / "my lake" / f"day=2026-03-0{day}" / "part-0.parquet"

@@ -1,4 +1,4 @@
-"""The columns are the recommender's: any names, any number of each kind."""
+"""Tests that the columns are the recommender's: any names, any number of each kind."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,10 @@ from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, valu
 
 
 def table_of(features, n=400):
-    """Rows with some values missing; categories 0 to 8, of which 8 occurs once in each column."""
+    """Return rows with some missing values and categories 0 to 8.
+
+    The category 8 occurs once in each column.
+    """
     random = np.random.default_rng(3)
     categories = np.append(np.arange(n - 1) % 8, 8)
     return pa.table(
@@ -110,7 +113,7 @@ BUCKETED = {
     "no value": ("quantile_buckets(4)", 0),
     "left out": ("quantile_buckets(4)", 0),
 }
-"""The transform of each column, and how many boundaries its values have."""
+"""The transform of each column, and its number of boundaries."""
 
 
 def bucketed_values(count, seed):

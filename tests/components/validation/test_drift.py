@@ -1,4 +1,6 @@
-"""Which changes of a feature and of the click rate are reported: planted ones are, those of stationary windows not."""
+"""Tests of drift: planted changes of features and click rate are reported, stationary windows are
+not.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -45,7 +47,10 @@ def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(judged, 
 
 
 def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
-    """Rows of a request share five columns; at a rate of 20 % within the binomial bound of 1 in 1000."""
+    """Rows of a request share five columns.
+
+    At a rate of 20 % the count is within the binomial bound of 1 in 1000.
+    """
     rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
     pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
@@ -231,7 +236,10 @@ def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
 
 
 def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of):
-    """Each window has 150 requests of users drawn alike; those of one have 64 rows, those of the other 40 to 64."""
+    """Each window has 150 requests of similar users.
+
+    Requests have 64 rows in one window and 40 to 64 in the other.
+    """
     random = np.random.default_rng(0)
     found = []
     for number in range(8):
@@ -243,7 +251,7 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
             pair.append(window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids)))
         entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())}
         found.append(entries["C3"].p_value)
-    # Of 8 draws the least is below 0.001 in 1 of 125 cases.
+    # The smallest of 8 draws is below 0.001 in 1 of 125 cases.
     assert min(found) > 0.001
 
 
@@ -252,7 +260,10 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
 
 @pytest.fixture
 def clicked(judged):
-    """A window's summary whose clicks are these [n], in requests of `size` rows; its features play no part."""
+    """A window's summary with these clicks [n], in requests of `size` rows.
+
+    Its features do not matter.
+    """
     features = judged(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
 
     def make(clicks, size=1):
@@ -275,8 +286,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
-    # The likelihood ratio test of two shares, written out; half a row as good as an independent one goes to the other
-    # sample, for continuity.
+    # The likelihood ratio test of two shares. For continuity, half of an effective row moves to the
+    # other sample.
     both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
     deviance = 0.0
     for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
@@ -289,7 +300,7 @@ def test_rates_and_difference_are_those_of_rows(clicked):
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
-    """Rows of a request with one click rate for all, or with its own; 5 % of 120 windows, within 1 in 1000."""
+    """Rows share one click rate, or one per request. 5 % of 120 windows, within 1 in 1000."""
     random = np.random.default_rng(1)
 
     def window(requests):

@@ -1,4 +1,4 @@
-"""Actions of rules, and what people accept, over whole runs of the step."""
+"""Tests of the rules' actions, and of accepted values, over whole runs of the step."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_row
 
 @pytest.fixture
 def write_with_price(write_rows, raw_table):
-    """Writes rows of a lake that has a column `price`; gives the manifest's path."""
+    """Writes rows of a lake that has a column `price`, and returns the manifest's path."""
     price = {"column": "price", "arrow_type": "double", "expected": None, "file": "/lake/day=2026-03-01/a.parquet"}
 
     def write(name):

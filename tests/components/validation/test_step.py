@@ -136,7 +136,7 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
 
 def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
     def clicks(share):
-        # In no order: clicks in a row are taken for those of few requests.
+        # In random order, because a run of clicks is attributed to few requests.
         return pa.array(np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32))
 
     release_model(step(write_rows(judged(1000, label=clicks(0.3))))[1])
@@ -178,7 +178,7 @@ def test_second_attempt_replaces_first(step, write_rows, raw_table):
     assert (code, report.num_rows) == (0, 400)
     folder = local_path(report.statistics_uri).parent
     names = {"reference.npz", "report.html", "report.json", "schema.pbtxt", "statistics.pb", "windows.npz"}
-    names.add("validation_report.json")  # to which the rows that are handed on refer
+    names.add("validation_report.json")  # to which the rows that are passed on refer
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in folder.parent.iterdir()] == ["validation"]
 
@@ -239,7 +239,7 @@ def test_each_round_adds_its_window_to_those_of_its_champion(step, write_rows, r
     assert [w.rows for w in read_windows(local_path(first.windows_uri)).windows] == [300]
     release_model(first)
     second = step(write_rows(raw_table(200, seed=1), name="raw2"), run="r2")[1]
-    # The fixture's manifests all have one digest; a data set that is validated again counts once.
+    # The fixture's manifests share one digest. A dataset that is validated again counts once.
     assert [w.rows for w in read_windows(local_path(second.windows_uri)).windows] == [200]
     assert second.drift[0]["num_rows_before"] == 300
     assert second.label["num_rows_before"] == 300
@@ -302,7 +302,7 @@ def test_repeated_run_that_fails_leaves_no_report_of_try_before(step, write_rows
     manifest = write_rows(raw_table(500))
     step(manifest, champion="none")
     assert report_path(store, "r1", "validation").exists()
-    (tmp_path / "raw" / "train" / "part-0.parquet").write_bytes(b"damaged")
+    (tmp_path / "raw" / "train" / "part-0.parquet").write_bytes(b"corrupt")
     code, _ = step(manifest, champion="none")
     assert code == 2
     assert not report_path(store, "r1", "validation").exists()

@@ -1,4 +1,4 @@
-"""Names that could not be told apart are refused, and so are columns that mean something else than the parent's."""
+"""Tests of refused columns: ambiguous names, and columns whose meaning differs from the parent's."""
 
 import hashlib
 from dataclasses import replace

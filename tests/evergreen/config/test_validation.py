@@ -1,4 +1,6 @@
-"""The section `validation`: each threshold has a rule, and an action that means nothing is refused."""
+"""Tests of the section `validation`: each threshold has a rule, and a meaningless action is
+refused.
+"""
 
 import dataclasses
 
@@ -50,7 +52,7 @@ def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_action_of_rule_decides_what_its_finding_does(action):
-    rule = "domain"  # a rule that every action may be given
+    rule = "domain"  # a rule that allows every action
     rules = rules_of(actions={rule: action})
     findings = rules.find(rule, "I1", "I1 is odd")
     decisions = {"block": "block", "info": "pass", "off": "pass"}

@@ -1,4 +1,6 @@
-"""How far a log without an order is read: never past what is in hand, up to now when it has long been still."""
+"""Tests of the watermark of an unordered log: never beyond pending messages, and current after long
+silence.
+"""
 
 from evergreen.events.pubsub.subscriber import ReadMark
 
@@ -7,7 +9,7 @@ START = 1_700_000_000.0
 
 
 def mark_at(mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None):
-    """The mark `seconds` after START, on both clocks."""
+    """Return the watermark `seconds` after START, on both clocks."""
     oldest = None if oldest is None else START + oldest
     value = mark.value(now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest)
     return None if value is None else value - START

@@ -1,4 +1,6 @@
-"""A webhook's address of any sort: nothing is raised, since an error's text would hold the address."""
+"""Tests of webhook addresses of any form: nothing is raised, because an error's text would contain
+the address.
+"""
 
 import socket
 
@@ -9,7 +11,7 @@ from evergreen.notifications.webhook import NO_ADDRESS, post, post_to_file
 
 @pytest.fixture
 def listening():
-    """host:port that takes connections and never answers."""
+    """A host:port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

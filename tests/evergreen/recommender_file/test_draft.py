@@ -1,4 +1,4 @@
-"""`evergreen recommender init`: a click log's columns are guessed with a reason, and the draft is a sound file."""
+"""Tests of `evergreen recommender init`: columns are guessed with a reason, and the draft is valid."""
 
 import datetime
 import gzip

@@ -1,4 +1,4 @@
-"""`recommender.yaml`: what is read from it, what is written back, and the message of each kind of mistake."""
+"""Tests of `recommender.yaml`: reading, writing, and the message of each kind of mistake."""
 
 import re
 from dataclasses import fields
@@ -117,7 +117,7 @@ def test_as_many_columns_as_may_be_are_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Settings that allocate nothing."""
+"""Settings that allocate nothing, and therefore need no upper bound."""
 
 
 @pytest.mark.parametrize("kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__)

@@ -1,4 +1,4 @@
-"""Drafts of the kinds of files that people have: each made here, with what is right written beside it."""
+"""Tests of drafts from common kinds of files, each with its expected result."""
 
 import datetime
 import json
@@ -22,7 +22,10 @@ N = 240
 
 
 def clicks(**columns):
-    """Rows of made-up clicks: each column is a function of the row's number and of its random numbers."""
+    """Return rows of made-up clicks.
+
+    Each column is a function of the row's number and of its random numbers.
+    """
     generator = np.random.default_rng(11)
     rows = [
         {"n": n, "user": int(generator.integers(40)), "item": int(generator.integers(25)),
@@ -57,7 +60,7 @@ def line_of(text, name):
 
 
 def question_of(path, key):
-    """The question that a draft asks about a key; `check` refuses the draft because of it."""
+    """Return the draft's question about a key, because of which `check` refuses the draft."""
     text = draft(read_sample(path), name="shop", now=NOW)
     with pytest.raises(ContractError, match=rf"data\.{key} is FILL IN"):
         parse_recommender(text, source="draft")
@@ -88,7 +91,7 @@ def test_times_are_recognized_and_days_that_result_are_said(form, written, write
     path = write(clicks(**USERS, timestamp=lambda row: written(row["time"])))
     text, recommender = drafted(path)
     assert (recommender.data.event_time, recommender.data.time_format) == ("timestamp", form)
-    # 240 rows, 20 minutes apart, from 6:00 of the 3rd: until 13:40 of the 6th
+    # 240 rows, 20 minutes apart, from 6:00 on the 3rd to 13:40 on the 6th
     assert "2026-05-03 to 2026-05-06, 60 rows a day" in line_of(text, "event_time")
 
 
@@ -113,7 +116,7 @@ def test_column_named_like_times_that_holds_none_is_asked_about(name, written, s
 
 def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
-    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day of May, or a moment in July
+    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day in May, or a moment in July
     assert "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)" in asked
 
 

@@ -1,4 +1,4 @@
-"""What a draft and a trial say of columns and rows that only people can judge."""
+"""Tests of the messages of a draft and a trial about columns and rows that only people can assess."""
 
 import json
 import uuid

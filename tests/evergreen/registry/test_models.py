@@ -1,4 +1,6 @@
-"""The model store's references, the promotion journal, and the notes that explain a run."""
+"""Tests of the model registry's references, the promotion journal, and the notes that explain a
+run.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from tests.support.releases import keep_model, release
 
 
 def make_live(store, version, model_id):
-    """Stores a model and its release, and makes it live."""
+    """Store a model and its release, and make it live."""
     keep_model(store, model_id)
     release(store, version, model_id)
     append_promotion(store, promotion(store, version, model_id))
@@ -35,7 +37,10 @@ def promotion(store, version, model_id, action=promotion_journal.RELEASE):
 
 @pytest.fixture
 def store(tmp_path):
-    """A store whose live model is `second`, released after `first`; its path needs quoting in a URI."""
+    """A registry whose live model is `second`, released after `first`.
+
+    Its path needs quoting in a URI.
+    """
     store = tmp_path / "model store #1"
     make_live(store, 1, "first")
     make_live(store, 2, "second")

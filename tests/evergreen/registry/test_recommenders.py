@@ -1,4 +1,4 @@
-"""Accepted descriptions: which one a run is given, and that an accept is whole or nothing."""
+"""Tests of accepted descriptions: which one a run uses, and that an accept is atomic."""
 
 from dataclasses import replace
 from datetime import datetime, timezone

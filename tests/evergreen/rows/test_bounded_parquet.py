@@ -1,4 +1,6 @@
-"""Small files that would fill the memory, hang or overflow: refused or set aside, within bounded memory."""
+"""Tests of small files that would fill the memory, hang or overflow: refused or rejected in bounded
+memory.
+"""
 
 import os
 import subprocess
@@ -42,7 +44,9 @@ except ContractError as error:
 
 @pytest.fixture
 def lake(tmp_path, raw_table):
-    """Writes a day of rows of which some columns are replaced; tells what a process of 4 GiB reads of it."""
+    """Writes a day of rows with some columns replaced, and returns what a process with 4 GiB reads
+    of it.
+    """
 
     def read(n: int, changes: dict, **options) -> str:
         table = raw_table(n, start=START.timestamp(), seconds=80_000)

@@ -1,4 +1,4 @@
-"""Every line of a text file is a row, rejected, blank, a comment or a header: none is lost or counted twice."""
+"""Tests of text lines: each is a row, rejected, blank, a comment or a header, and counted once."""
 
 import codecs
 import csv
@@ -21,7 +21,7 @@ HEADER = b"label,user,title"
 
 
 def read(rows):
-    """The rows, each with its line; the rejected lines; and the counts."""
+    """Return the rows with their lines, the rejected lines, and the counts."""
     found, rejected, counts = [], [], LineCounts()
     for chunk in rows.chunks([name for name in rows.names if name]):
         found += zip(chunk.numbers.tolist(), map(tuple, (row.values() for row in chunk.rows.to_pylist())))
@@ -74,7 +74,7 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
 )
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
-    """Line breaks in a quoted field are the case in which a reading can be doubtful: those rows may be rejected."""
+    """A line break in a quoted field makes the reading ambiguous. Those rows may be rejected."""
     stream = io.StringIO(newline="")
     csv.writer(stream, quoting=quoting, lineterminator=ends).writerows(rows)
     content = stream.getvalue().encode()

@@ -1,4 +1,4 @@
-"""A reader meets the whole file or folder or none, whatever ends the writer."""
+"""Tests that a reader sees a complete file or folder or none, however the writer ends."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""A release that succeeds: what is served, recorded and kept once it is done, and how unusual requests are answered."""
+"""Tests of a successful release: what is served, recorded and stored, and how unusual requests are
+answered.
+"""
 
 import dataclasses
 import threading
@@ -38,7 +40,7 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
     told = []
 
     class Watched(FileTriton):
-        """Notes how the journal looked whenever a server was told to load something."""
+        """Records the journal whenever a server is told to load something."""
 
         def load(self, name):
             told.append([entry.action for entry in world.entries()])

@@ -1,4 +1,6 @@
-"""The model repository on storage that fails: damaged files, refused writes, full disks, kills at each step."""
+"""Tests of the model repository on failing storage: corrupt files, failed writes, full disks,
+kills.
+"""
 
 import os
 
@@ -42,7 +44,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names it: a fault to be seen, not one to be cleared away behind the servers' back.
+    # The configuration names it. The fault must be reported, not silently removed while servers use
+    # it.
     assert repository.taken_numbers() == [1]
 
 
@@ -51,7 +54,7 @@ def test_truncated_file_makes_version_none(repository, put_live):
     [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
     ids=["graph", "head", "rows", "directory"],
 )
-def test_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
+def test_corrupt_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
     with repository.locked():
         put_live(repository, 1)
         content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
@@ -66,7 +69,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     real = repository.objects
 
     class Bitrot:
-        """Storage that keeps one bit wrong, with no error of its own."""
+        """Storage that silently stores one bit wrong."""
 
         def __getattr__(self, name):
             return getattr(real, name)
@@ -84,7 +87,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     assert (repository.versions(), repository.read_config()) == ([], None)
 
 
-def test_damaged_record_makes_version_none(repository, put_live):
+def test_corrupt_record_makes_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         record = repository.objects.read("click_model/1/version.json").content
@@ -198,7 +201,9 @@ def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, 
 
 
 def break_off(server, make_version, step):
-    """Whether a release came to its end although the bucket refuses everything after `step` requests of it."""
+    """Return whether a release completed although the bucket refuses everything after `step`
+    requests.
+    """
     from evergreen.storage.bucket import BucketObjects
 
     server.reset()
@@ -217,7 +222,7 @@ def break_off(server, make_version, step):
         is_done = False
     server.front.faults.remove(fault)
     check_what_is_published(repository(NOW), ([1], [2]))
-    # The lease of the broken release may still lie there; it ends.
+    # The lease of the interrupted release may still exist. It expires.
     check_the_next_release(repository(NOW + 61.0), make_version)
     return is_done
 

@@ -1,4 +1,4 @@
-"""A verdict holds for the champion that it compared with: two runs at once, one wins and the other says so."""
+"""Tests of stale verdicts: of two runs at once one wins, and the other reports it."""
 
 import dataclasses
 
@@ -10,7 +10,9 @@ from evergreen.serving.release import StaleVerdict, release
 
 @pytest.fixture
 def judged(make_candidate):
-    """The candidate of `seed`, judged against `champion` as the run had asked for it by `reference`."""
+    """The candidate of `seed`, evaluated against `champion`, which the run had requested by
+    `reference`.
+    """
 
     def make(store, seed, champion, reference="current"):
         model, verdict, raw = make_candidate(store, seed)

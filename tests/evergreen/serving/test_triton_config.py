@@ -1,4 +1,4 @@
-"""config.pbtxt, read back with Triton's own message definition."""
+"""Tests of config.pbtxt, parsed with Triton's own message definition."""
 
 import dataclasses
 import json

@@ -1,4 +1,6 @@
-"""Two recommenders on one tritonserver, each with a store of its own: what happens to one leaves the other alone."""
+"""Tests of two recommenders on one tritonserver, each with its own registry: neither affects the
+other.
+"""
 
 import dataclasses
 
@@ -25,7 +27,7 @@ SHOP = "shop"
 
 
 class Place:
-    """One recommender: its store, and its part of the repository that it shares."""
+    """One recommender: its registry, and its part of the shared repository."""
 
     def __init__(self, settings, name, make_candidate):
         patience = dataclasses.replace(settings.patience, lock_seconds=0.0)
@@ -34,7 +36,7 @@ class Place:
         self.name, self._make = name, make_candidate
 
     def candidate(self, seed, *, recommender=None):
-        """A stored model of this recommender, or of the one of another name, with its verdict and rows."""
+        """Return a stored model of this or another recommender, with its verdict and rows."""
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
         model = dataclasses.replace(model, recommender=named)
@@ -45,7 +47,7 @@ class Place:
         return release(*self.candidate(seed, **how), settings=self.settings)
 
     def kept(self):
-        """Every file that it has in the repository and the store, byte for byte."""
+        """Return every file of it in the repository and the registry, byte for byte."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {names.model, names.candidate, names.canary, f"{self.name}.traffic.json", f".{self.name}.lock"}
         mine = [path for path in root.rglob("*") if path.relative_to(root).parts[0] in tops]

@@ -1,4 +1,4 @@
-"""The exam that a folder and a bucket both take: the same promises, by the same questions."""
+"""The conformance suite for folders and buckets."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""What a backtest says of policies, against judgements with known answers and the command over a real archive."""
+"""Tests of a backtest's summary, against decisions with known answers and over a real archive."""
 
 import json
 
@@ -21,7 +21,7 @@ SETTINGS_10 = make_settings(JudgingSettings, attribution_window_seconds=10.0, co
 
 
 def judged(actions: str) -> list[DecisionPoint]:
-    """A judgement every 50 s: `.` all is well, `!` retrain."""
+    """Return decisions every 50 s: `.` for no action, `!` for retrain."""
     made = []
     for number, sign in enumerate(actions):
         decision = Decision(
@@ -43,7 +43,10 @@ def judged(actions: str) -> list[DecisionPoint]:
 
 
 def test_fires_are_what_live_restraint_lets_through():
-    """Fires at 60 s; running to 90 s and resting to 190 s; fires at 210 s; the budget of two is spent then."""
+    """Fires at 60 s, runs to 90 s, rests to 190 s, and fires at 210 s.
+
+    Then the budget of two is used up.
+    """
     found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]
     assert found.held == 7

@@ -1,4 +1,4 @@
-"""An incident replays to the decisions that were recorded, anywhere, and says where it does not."""
+"""Tests that an incident replays to the recorded decisions, anywhere, and reports differences."""
 
 import json
 import shutil
@@ -51,7 +51,10 @@ def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_pa
 
 
 def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
-    """Two full files are kept: the first line left gives its memory, the lines after it are replayed."""
+    """Two full files remain.
+
+    The first remaining line gives its state, and later lines are replayed.
+    """
     shutil.copytree(ran.state, tmp_path / "state")
     left = ran.lines[len(ran.lines) // 3 :]
     for name, lines in (("decisions.jsonl.1", left[:10]), ("decisions.jsonl", left[10:])):
@@ -106,7 +109,10 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):
-    """Version 1 served, 2 was released, rolled back and brought back within one window; all have baselines."""
+    """Version 1 served, and 2 was released, rolled back and restored within one window.
+
+    All have baselines.
+    """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
     learned = {1: START - 900.0, 2: START - 30.0}
@@ -155,7 +161,7 @@ def test_rollback_and_return_in_one_window_replay_without_negative_age(rolled_ba
 
 
 def archive_up_to(ran, folder, until):
-    """The monitor's archive as it was before the rows after `until` had matured."""
+    """Create the monitor's archive as it was before the rows after `until` had matured."""
     for file in ran.archive.glob("day=*/*.parquet"):
         table = pq.read_table(file)
         kept = table.filter(pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6)))
@@ -166,7 +172,7 @@ def archive_up_to(ran, folder, until):
 
 
 def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
-    """The monitor knew that version 1 was live again; the rows that show it had not matured."""
+    """The monitor knew that version 1 was live again, but the rows that show it had not matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0

@@ -1,4 +1,6 @@
-"""Judgement is a function of records: any bites, orders and restarts give the same lines, byte for byte."""
+"""Tests that decisions depend only on records: any batches, orders and restarts give identical
+lines.
+"""
 
 import json
 from dataclasses import replace
@@ -33,14 +35,16 @@ def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Judge:
 
 
 def world(seed: int, num: int = 60):
-    """Requests over a minute and a half: a canary beside version 1, then version 2, then a rollback.
+    """Return requests over a minute and a half: a canary next to version 1, then version 2, then a
+    rollback.
 
-    Version 2 is rolled back for three seconds, less than a window, too.
+    Version 2 is also rolled back for three seconds, less than a window.
     """
     random = np.random.default_rng(seed)
     made = []
     for i in range(num):
-        # Whole seconds among them, so that many are at a decision point exactly, or at one time.
+        # They include whole seconds, so that many are exactly at a decision point, or at the same
+        # time.
         time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
         in_the_middle = START + 30 <= time < START + 60 and not START + 40 <= time < START + 43
         is_canary = bool(random.random() < 0.3) and not in_the_middle
@@ -61,7 +65,7 @@ def note(judge, request, *, is_canary=False):
 
 
 def note_all(judge, made):
-    """Notes these requests, each with whether a canary made it, at once."""
+    """Record these requests at once, each with whether a canary made it."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])
@@ -69,9 +73,10 @@ def note_all(judge, made):
 
 
 def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
-    """Lines of a judge that gets the records shuffled, in bites, and predictions up to the grace period late.
+    """Return the lines of a monitor that gets the shuffled records in batches.
 
-    Each is judged as soon as the watermark allows it.
+    Predictions are up to the grace period late. Each batch is evaluated as soon as the watermark
+    allows it.
     """
     random = np.random.default_rng(seed)
     arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
@@ -172,7 +177,9 @@ def reasons(points, policy):
 
 
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
-    """Version 2 serves since 23 then, though its rows from 20 on mature: "14720 matured rows ..., -1254 s"."""
+    """Version 2 serves from 23 on, but its rows from 20 on mature: "14720 matured rows ..., -1254
+    s".
+    """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Judge(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
     fed(
@@ -233,7 +240,7 @@ def test_version_that_served_between_two_decision_points_is_in_line():
 
 
 def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
-    """Its last rows may be from after a change of the world, which then speaks for neither version."""
+    """Its last rows may be from after a drift, and are then no evidence for either version."""
     seen = {}
 
     def look(evidence):
@@ -280,7 +287,10 @@ def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_prediction_after_its_point_changes_no_serving_version_or_time(is_restarted):
-    """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
+    """A disconnected client reports version 1 long after version 2 began to serve.
+
+    The start time must not change.
+    """
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)
     note(judge, *requests(1.0))

@@ -1,4 +1,6 @@
-"""Whose rows are evidence about the serving version: release, rollback, the way back, and what is not known."""
+"""Tests of which rows are evidence about the serving version: release, rollback, return, unknown
+cases.
+"""
 
 import json
 
@@ -21,14 +23,19 @@ SPAN = 10.0
 
 
 class Line:
-    """A policy that is shown one decision point after the other; its memory passes through sorted JSON each time."""
+    """A policy that gets successive decision points.
+
+    Its state passes through sorted JSON each time.
+    """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
         self.policy, self.memory, self.time = SequentialPolicy(SETTINGS), {}, 0.0
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
-        """Decides about the last version of `line` on 400 rows a point of each version in `aucs`, of that AUC."""
+        """Decide about the last version of `line` on 400 rows a point of each version in `aucs`,
+        with that AUC.
+        """
         for _ in range(points):
             self.time += SPAN
             rows = {version: draw(self.random, TRAFFIC, rows=400, auc=auc) for version, auc in sorted(aucs.items())}
@@ -185,7 +192,8 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # One bet with all that begins in its first round: the capital is its cash and the factors' mean, times that share.
+    # One bet with all that starts in its first round. The e-value is its cash plus that share times
+    # the mean of the factors.
     capital = Capital({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

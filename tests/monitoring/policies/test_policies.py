@@ -1,4 +1,4 @@
-"""The policies as tables of cases, and how they are combined."""
+"""Tests of the policies as tables of cases, and of their combination."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Evidence survives a release: the shipped judge under continuous retraining, in a world that changes or does not."""
+"""Tests that evidence survives a release: the shipped monitor under continuous retraining, with and
+without drift.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,8 @@ FALL = Releases(
     every=1800.0, seconds=4 * 3600.0, window=WINDOW, rows_per_second=4.0, changed_at=CHANGED_AT, gate_half_width=0.005
 )
 EDGE = PolicySettings(sequential_alpha=0.05, sequential_tolerance=0.0)
-"""At the edge of its claim: the gate measured exactly the AUC of the stream, so the bound is used up."""
+"""Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
+up."""
 
 
 def runs(points):
@@ -26,7 +29,9 @@ def runs(points):
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_fall_is_found_however_often_models_are_released(minutes):
-    """Before, 30 minutes gave 72 decision points in six hours and no alarm, 20 minutes no decision point at all."""
+    """Formerly 30 minutes gave 72 decision points in six hours and no alarm, and 20 minutes gave no
+    point at all.
+    """
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, "rows mature all the time"
@@ -48,7 +53,9 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
 
 
 def test_only_version_that_learned_rows_after_change_ends_evidence():
-    """The rows that older versions scored after that go on being bad: they say nothing about the new version."""
+    """Rows that older versions scored after that are still bad, but say nothing about the new
+    version.
+    """
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
@@ -103,7 +110,7 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
 
 
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
-    """Streams in which the policy asked for a run at its edge."""
+    """Return the number of streams in which the policy requested a run in the limiting case."""
     return sum(
         bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE))) for number in range(streams)
     )
@@ -114,7 +121,7 @@ NULL = replace(without_change(FALL), seconds=3 * 3600.0, gate_half_width=0.0, ro
 
 @pytest.mark.parametrize("windows", [0.2, 1.0, 5.0])
 def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
-    """`make benchmark-policies` counts 1,000 streams; all versions of a stream share one alpha."""
+    """`make benchmark-policies` counts 1,000 streams. All versions of a stream share one alpha."""
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, "P(more of 20 at 5 %) = 0.016"
 
 

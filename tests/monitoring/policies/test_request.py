@@ -1,4 +1,6 @@
-"""Incremental or full, as a table of cases, and through a monitor whose runs are refused."""
+"""Tests of incremental or full runs, as a table of cases, and with a monitor whose runs are
+refused.
+"""
 
 import pytest
 
@@ -44,7 +46,7 @@ def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
         b.trigger.end("refused")
         monitor.tick()
         b.clock.now += 24 * hour
-        monitor = b.start()  # the memory survives
+        monitor = b.start()  # the state survives
     assert [request.parent for request in b.trigger.requests] == ["current", "current", "none", "current"]
     full = b.trigger.requests[2]
     assert full.request_id.endswith("-v1-full")

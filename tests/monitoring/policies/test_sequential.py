@@ -1,4 +1,6 @@
-"""The sequential test on planted streams: false alarms at most alpha, and a fall is detected."""
+"""Tests of the sequential test on planted streams: at most alpha false alarms, and a drop is
+detected.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +16,8 @@ from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
 EDGE = PolicySettings(sequential_alpha=ALPHA, sequential_tolerance=0.0)
-"""At the edge of its claim: the gate measured exactly the AUC that the stream has, so the bound is used up."""
+"""Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
+up."""
 BAD = rows_of([1, 0, 0, 0] * 25, [0.0, 0.1, 0.2, 0.3] * 25)
 GATE = Baseline(auc=0.85, low=0.8, high=0.9)
 TRAFFIC = ClickTraffic(0.25, 250)
@@ -31,7 +34,9 @@ def test_of_stationary_streams_at_most_alpha_alarm():
 
 
 def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
-    """The gate sees 100 requests of 50 users, the monitor 5,000 of others; at the edge, where the bound is used up."""
+    """The gate sees 100 requests of 50 users, the monitor 5,000 of others, in the limiting case
+    with a used-up bound.
+    """
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
         random = np.random.default_rng((5, number))
@@ -66,7 +71,7 @@ def test_every_fall_is_detected():
 
 
 def test_long_service_before_fall_costs_little():
-    """A bet from the start alone would have lost its capital: it never detects the fall."""
+    """A bet only from the start would have lost its capital and would never detect the drop."""
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []
     for before in (5_000, 150_000):

@@ -1,4 +1,6 @@
-"""What a policy's confirmed drift leads to: a run, or a notification in its place, each with its own restraint."""
+"""Tests of the action after confirmed drift: a run or a notification, each with its own cooldown
+and rate limit.
+"""
 
 import dataclasses
 

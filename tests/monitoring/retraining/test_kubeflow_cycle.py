@@ -1,4 +1,6 @@
-"""From drift to the end of the one run on Kubeflow: the real monitor and kfp client, faults, two monitors."""
+"""Tests from drift to the end of the one run on Kubeflow: real monitor and kfp client, faults, two
+monitors.
+"""
 
 import pytest
 
@@ -10,7 +12,7 @@ CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 
 @pytest.fixture
 def start(kubeflow, tmp_path):
-    """`start(name)`: a bench whose monitor asks Kubeflow for runs."""
+    """`start(name)` returns a bench whose monitor requests runs from Kubeflow."""
     asked = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
     made = []
 
@@ -71,7 +73,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(kubeflow
 
 
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
-    """As where a second one is started before the first has ended."""
+    """For example when a second one is started before the first has ended."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ
         traffic(b, "bad", auc="bad")

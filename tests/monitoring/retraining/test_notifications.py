@@ -1,4 +1,6 @@
-"""Who is told of what: a monitor's incidents over real HTTP, to a server that fails, hangs and asks for patience."""
+"""Tests of notifications about a monitor's incidents over real HTTP, to a failing, hanging or
+rate-limiting server.
+"""
 
 import logging
 
@@ -32,14 +34,14 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """First lines, without the recommender that each begins with."""
+    """Return the first lines without the recommender at their start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
     assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
     return [text for _, _, text in lines]
 
 
 def turn(monitor, until, *, what="the messages"):
-    """Lets the loop look in until the messages are through; the clock of the monitor stands still."""
+    """Let the loop poll until the messages are delivered. The clock of the monitor stands still."""
 
     def look():
         monitor.acting.notifier.step(monitor._clock())
@@ -90,11 +92,13 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     ):
         notifier.on_event(Event(time=clock.now, kind=kind, text="as the test says", details=details))
     assert len(notifier.outbox) == 4
-    assert notifier.open == {}  # or "Still: run r released" would be told for ever
+    assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
 
 def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
-    """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
+    """The monitor was killed after the event that opened it, and before it recorded that a drift is
+    open.
+    """
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
     b.judge("bad", auc="bad")
@@ -161,14 +165,14 @@ def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, se
         b.clock.now += 300.0
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
-    monitor.tick()  # nothing came since: it ends in silence
+    monitor.tick()  # no event since: it ends silently
     turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]
     assert monitor.acting.notifier.open == {}
 
 
-# -- the outbox, under a clock of the test's own
+# -- the outbox, under a manual clock
 
 
 def deliver(outbox, clock, server, *, until, seconds=1.0):

@@ -1,4 +1,6 @@
-"""Late outcomes and conversions: each lies in one outcome file, whatever crashes; one in time is counted."""
+"""Tests of late outcomes and conversions: each is in one outcome file after any crash, and timely
+ones count.
+"""
 
 import pyarrow.parquet as pq
 import pytest
@@ -67,7 +69,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 @pytest.mark.parametrize("archived_between", [False, True])
 def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, archived_between):
-    """Of a row's late clicks the earliest is what says whether it was clicked within the window."""
+    """The earliest of a row's late clicks says whether it was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
     for name, time in (("after", START + 4 * WINDOW), ("in time", START + 3), ("again", START + 9)):
@@ -114,7 +116,11 @@ def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(starte
 
 
 def stream(b: Bench) -> set[tuple[str, int, str]]:
-    """Predictions, then their clicks, half of them late, a conversion and an unknown request; what must be archived."""
+    """Publish predictions, then clicks (half of them late), a conversion and an unknown request.
+
+    Returns:
+        The outcomes that must be archived.
+    """
     publish(b.log, *[prediction(f"r{i}", 3, time=START + i) for i in range(12)])
     b.tick(clicks("in time", [(f"r{i}", i % 3, START + i + 1) for i in range(0, 12, 2)]), at=START + 12 + WINDOW)
     publish(b.log, clicks("late", [(f"r{i}", i % 3, START + i + 1) for i in range(1, 12, 2)]))
@@ -129,7 +135,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     with pytest.raises(Killed):
         stream(b)
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
-    marker = marker_path(b.settings.archive, path.name)  # the uploader has it, and says so
+    marker = marker_path(b.settings.archive, path.name)  # the uploader has uploaded it, and reports it
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -138,7 +144,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     count = "SELECT count(*) FROM late_outcomes"
     assert b.store._connection.execute(count).fetchone() == (7,), "the windows hold the rows that they are of"
-    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as where newer rows fill the windows
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as if newer rows filled the windows
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []

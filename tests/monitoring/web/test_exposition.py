@@ -1,4 +1,4 @@
-"""Health and readiness: which silence is a fault."""
+"""Tests of health and readiness: which silence is a fault."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names of the metrics, and absence of what is undefined."""
+"""Tests of the metrics' names, and of the absence of undefined ones."""
 
 from dataclasses import replace
 
@@ -62,7 +62,10 @@ def test_what_log_cannot_tell_is_absent():
 
 
 def test_before_its_first_turn_monitor_shows_no_number_but_its_versions():
-    """A zero there is a counter that was reset, and when the true one comes back an alert sees it grow from nothing."""
+    """A zero would be a reset counter.
+
+    When the true value returns, an alert would see it grow from nothing.
+    """
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}
 
 

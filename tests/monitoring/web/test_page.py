@@ -1,4 +1,4 @@
-"""What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
+"""Tests of the status page's text as a browser parses it. test_page_in_browser tests its look."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, LAST_RU
 
 
 class Text(HTMLParser):
-    """The text of each element with a class or id that the tests ask for, and every tag and address."""
+    """The text of each element with a tested class or id, and every tag and address."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expe
 
 
 def banner(**changes) -> tuple[str, str]:
-    """State and text of the banner of a monitor at work, version 5 of which is served."""
+    """Return state and text of the banner of a running monitor that serves version 5."""
     exposition = Exposition()
     snapshot = Snapshot(time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800)
     exposition.show(replace(snapshot, **changes))

@@ -1,4 +1,4 @@
-"""Pages over real HTTP."""
+"""Tests of pages over real HTTP."""
 
 import json
 
