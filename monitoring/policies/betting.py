@@ -36,7 +36,7 @@ affect whether there is an alarm.
 independent and no round has more pairs than planned. A round with more pairs is scaled down, which
 moves the null slightly for dependent rows. The bound is not proven for users who return in other
 requests. The claim is then about the users who came, and the gate's interval by users allows for
-the difference. docs/monitor.md has simulated rates.
+the difference. docs/policies.md has simulated rates.
 """
 
 import base64
