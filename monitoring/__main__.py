@@ -21,7 +21,7 @@ from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.plain_text import configure_logging
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 
 if TYPE_CHECKING:
     from evergreen.events.event_log import Subscriber
@@ -36,12 +36,17 @@ MAX_RETRY_SECONDS = 30.0
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Run the monitor until it receives SIGTERM or SIGINT."""
-    parser = build_parser(InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0])
+    parser = build_parser(
+        InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0]
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = read_settings(
-        InstallationSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+        InstallationSettings,
+        parser.parse_args(argv),
+        environment=environment,
+        prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
     # State and archive contain what users looked at.
@@ -73,9 +78,13 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
     exposition = Exposition()
 
     def page() -> str:
-        return status_page(exposition, read_history(settings.state, settings.store), now=time.time())
+        return status_page(
+            exposition, read_history(settings.state, settings.store), now=time.time()
+        )
 
-    server = MonitorServer(exposition, settings.http, page=page, report=lambda path: read_report(settings.store, path))
+    server = MonitorServer(
+        exposition, settings.http, page=page, report=lambda path: read_report(settings.store, path)
+    )
     with closing(server):
         try:
             with closing(Store(settings.state / STORE_FILE)) as store:
@@ -87,7 +96,12 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
 
 
 def _run_loop(
-    settings: InstallationSettings, store: "Store", *, exposition: "Exposition", stop: threading.Event, umask: int
+    settings: InstallationSettings,
+    store: "Store",
+    *,
+    exposition: "Exposition",
+    stop: threading.Event,
+    umask: int,
 ) -> None:
     """Run iterations of the loop until `stop` is set, then drain the log and the archive.
 
@@ -98,7 +112,7 @@ def _run_loop(
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor
-    from monitoring.retraining.acting import make_trigger
+    from monitoring.retraining.actions import make_trigger
 
     subscriber: Subscriber | None = None
     monitor: Monitor | None = None
@@ -109,23 +123,26 @@ def _run_loop(
             try:
                 subscriber = subscriber or opened.enter_context(closing(open_subscriber(log)))
                 if monitor is None:
-                    trigger = make_trigger(settings.acting, state=settings.state, store=settings.store, umask=umask)
-                    judged = with_rules(settings)
-                    write_judging(settings.state, judged.judging)
+                    trigger = make_trigger(
+                        settings.actions, state=settings.state, store=settings.store, umask=umask
+                    )
+                    complete = with_rules(settings)
+                    write_rules(settings.state, complete.judging)
                     monitor = Monitor(
-                        judged,
+                        complete,
                         subscriber=subscriber,
                         store=store,
                         trigger=trigger,
-                        recommender=logged_recommender(settings.store) or accepted(settings.store, CURRENT),
+                        recommender=logged_recommender(settings.store)
+                        or accepted(settings.store, CURRENT),
                         exposition=exposition,
                     )
                 monitor.tick()
                 pause = tick_seconds
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
-                exposition.note_failed_turn(str(error))
-                logger.warning("turn cut short, next in %g s: %s", pause, error)
+                exposition.record_failed_iteration(str(error))
+                logger.warning("iteration failed, next in %g s: %s", pause, error)
             stop.wait(pause)
         if monitor is not None:
             monitor.stop()

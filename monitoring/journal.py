@@ -26,10 +26,10 @@ TIMELINE_FILE = "timeline.jsonl"
 EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 MAX_FILE_BYTES = 64 * 2**20
-"""Size of a full file, in bytes. It has room for about two days of a timeline with a point of 400
-bytes every second. It has room for ten days of decisions every 10 s, at 750 bytes each with the
-threshold policy. Other policies write more. The previous file stays beside the current one, so that
-an incident of that length can be recorded."""
+"""Size of a full file, in bytes. A timeline of that size covers about two days, with a point of 400
+bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
+threshold policy writes them. Other policies write longer lines. The previous file stays beside the
+current one, so that an incident of that length can be recorded."""
 
 MAX_WAITING_LINES = 5_000
 """Maximum number of lines that wait in memory while they cannot be written, about 5 MB. Older lines
@@ -56,9 +56,15 @@ class Event:
 class Journal:
     """Journal files of one state folder."""
 
-    def __init__(self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES
+    ) -> None:
         """Open the files in `state` for appending. `clock` returns seconds since the epoch."""
-        self._timeline, self._events, self._clock = state / TIMELINE_FILE, state / EVENTS_FILE, clock
+        self._timeline, self._events, self._clock = (
+            state / TIMELINE_FILE,
+            state / EVENTS_FILE,
+            clock,
+        )
         self._decisions = state / DECISIONS_FILE
         self._decided_until = _last_time(self._decisions)
         self._max_file_bytes = max_file_bytes
@@ -110,12 +116,18 @@ class Journal:
             try:
                 self._append_line(path, line)
             except OSError as error:
-                self.problem = f"{len(self._waiting)} lines of events and numbers cannot be written: {error}"
+                self.problem = (
+                    f"{len(self._waiting)} lines of events and numbers cannot be written: {error}"
+                )
                 return
             self._waiting.popleft()
         if self._num_dropped:
             number, self._num_dropped = self._num_dropped, 0
-            self.emit("lines_lost", f"{number} lines were lost while they could not be written", lines=number)
+            self.emit(
+                "lines_lost",
+                f"{number} lines were lost while they could not be written",
+                lines=number,
+            )
 
     def _add(self, path: Path, line: str) -> None:
         self._waiting.append((path, line))

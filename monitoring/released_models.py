@@ -2,8 +2,8 @@
 
 A version leads to its release, the release to its model, and the model to its last verdict,
 manifest and training profile. A file that cannot be read is logged and counts as missing, so that
-neither decisions nor the archive stop. `monitoring.policies.judging` remembers baselines, so that a
-later verdict on the same model changes no decision.
+neither decisions nor the archive stop. `monitoring.policies.evaluation` remembers baselines, so
+that a later verdict on the same model changes no decision.
 """
 
 import logging
@@ -31,7 +31,7 @@ class ReleasedModels:
             if (release := self._release(version)) is None:
                 return None
         except (ContractError, OSError) as error:
-            logger.warning("no baseline of version %d: %s", version, error)
+            logger.warning("the baseline of version %d is unknown: %s", version, error)
             return None
         gate = self._gate(release) or ModelQuality()
         is_measured = None not in (gate.auc, gate.auc_low, gate.auc_high)
@@ -40,7 +40,7 @@ class ReleasedModels:
             low=gate.auc_low if is_measured else None,
             high=gate.auc_high if is_measured else None,
             previous_version=release.previous_version,
-            learned_until=self._learned_until(release),
+            trained_until=self._learned_until(release),
         )
 
     def _gate(self, release: Release) -> ModelQuality | None:
@@ -49,7 +49,7 @@ class ReleasedModels:
         try:
             return Verdict.read(path).candidate if path.exists() else None
         except (ContractError, OSError) as error:
-            logger.warning("no baseline of version %d: %s", release.version, error)
+            logger.warning("the baseline of version %d is unknown: %s", release.version, error)
             return None
 
     def _learned_until(self, release: Release) -> float | None:
@@ -58,7 +58,9 @@ class ReleasedModels:
         try:
             return moment_of(Model.read(path).last_learned_time).timestamp()
         except (ContractError, OSError, ValueError) as error:
-            logger.warning("what model version %d has learned is not known: %s", release.version, error)
+            logger.warning(
+                "the training rows of model version %d are unknown: %s", release.version, error
+            )
             return None
 
     def versions(self) -> frozenset[int]:
@@ -78,9 +80,13 @@ class ReleasedModels:
             if (release := self._release(version)) is None:
                 return None
             path = model_folder(self._store, release.model_id) / Model.REFERENCE
-            return read_reference(path, scores=scores_path(self._store, release.model_id)) if path.exists() else None
+            return (
+                read_reference(path, scores=scores_path(self._store, release.model_id))
+                if path.exists()
+                else None
+            )
         except (ContractError, OSError) as error:
-            logger.warning("no drift is measured of model version %d: %s", version, error)
+            logger.warning("drift of model version %d is not measured: %s", version, error)
             return None
 
     def _release(self, version: int) -> Release | None:

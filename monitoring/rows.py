@@ -48,7 +48,7 @@ class LateOutcome(NamedTuple):
 
 
 class Unarchived(NamedTuple):
-    """A part of matured requests of one UTC day, or a late outcome, without a file."""
+    """A part of matured requests of one UTC day, or a late outcome, that is in no archive file."""
 
     number: int
     time: float

@@ -15,7 +15,7 @@ from evergreen.events.urls import redacted
 from evergreen.registry.recommenders import accepted, read_accepted
 from evergreen.runtime.errors import TemporaryError, expect
 from evergreen.runtime.plain_text import FORMATS, TEXT
-from monitoring.retraining.acting import ActingSettings
+from monitoring.retraining.actions import ActionSettings
 from monitoring.web.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
@@ -58,7 +58,7 @@ class InstallationSettings:
     `kafka://<host>:<port>/<topic>`. `{0-3}` in the URL means four partitions."""
     partition: int = 0
     """Partition of the log that is read. Only the monitor of partition 0 decides and triggers runs,
-    from its own partition. The others join, archive and export metrics."""
+    from its own partition. Monitors of other partitions join, archive and export metrics."""
     state: Path
     """Folder of the monitor's state, timeline and events. It survives restarts. One monitor at a
     time uses it."""
@@ -69,7 +69,7 @@ class InstallationSettings:
     log_format: str = TEXT
     """Format of log lines on standard error: `text` for people, `json` for a log collector."""
     records: RecordSettings = RecordSettings()
-    acting: ActingSettings = ActingSettings()
+    actions: ActionSettings = ActionSettings()
     http: HttpSettings = HttpSettings()
 
     def __post_init__(self) -> None:
@@ -94,6 +94,9 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
         ContractError: A setting in its section `monitor` is invalid.
     """
     if not read_accepted(installation.store):
-        raise TemporaryError(f"store {installation.store} holds no recommender yet, by which the monitor decides")
+        raise TemporaryError(
+            f"store {installation.store} has no recommender yet, expected an accepted one with "
+            "the monitor's rules"
+        )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))

@@ -39,7 +39,10 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
 MAX_PAUSE_SECONDS = 300.0
 """Maximum pause between two passes while the lake is unreachable."""
-PATTERNS = tuple(f"{partition.format(day='*')}/part-*.parquet" for partition in (DAY_PARTITION, OUTCOME_PARTITION))
+PATTERNS = tuple(
+    f"{partition.format(day='*')}/part-*.parquet"
+    for partition in (DAY_PARTITION, OUTCOME_PARTITION)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,8 @@ class UploaderSettings:
     """Destination of sealed files: a folder, or gs://bucket/prefix. Files go to `day=YYYY-MM-DD/`
     in it."""
     interval_seconds: float = 5.0
-    """Pause between two passes over the archive, in seconds. It grows to 5 minutes while the lake
-    is unreachable."""
+    """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
+    lake is unreachable."""
     once: bool = False
     """Move the sealed files once and exit, for example in a CronJob. Otherwise run until
     SIGTERM."""
@@ -68,7 +71,9 @@ class UploaderSettings:
         try:
             folder = local_path(self.lake_uri)
         except ContractError as error:
-            raise ContractError(f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix") from error
+            raise ContractError(
+                f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix"
+            ) from error
         if self.archive.resolve() == folder.resolve():
             raise ContractError(f"lake is {self.lake}, expected another folder than the archive")
 
@@ -118,16 +123,16 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files that exist in the lake with other bytes, with the message. They stay in the archive
-        and are not tried again."""
+        """Files that exist in the lake with other bytes, with the message. These files stay in the
+        archive and are not tried again."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
 
         Rows come before outcomes, older days before newer ones, and earlier sealed files before
         later ones. A pipeline run that reads the lake meanwhile continues after the newest row that
-        it found. It trains on older rows that arrive later only within `late_days` days. Files that
-        failed in an earlier pass come last, so that one bad file does not block the others.
+        it found. The run trains on older rows that arrive later only within `late_days` days. Files
+        that failed in an earlier pass come last, so that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
@@ -139,17 +144,21 @@ class Uploader:
         moved: list[str] = []
         differing: list[Differs] = []
         unreadable: list[str] = []
-        found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
+        found = [
+            p.relative_to(self._archive).as_posix()
+            for pattern in PATTERNS
+            for p in self._archive.glob(pattern)
+        ]
         for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):
             try:
                 if self._move(name):
                     moved.append(name)
             except Differs as error:
-                logger.error("%s is refused and kept: %s", name, error)
+                logger.error("%s is not moved and stays in the archive: %s", name, error)
                 self.refused[name] = str(error)
                 differing.append(error)
             except _Unreadable as error:
-                logger.error("%s is kept, and the others are moved: %s", name, error)
+                logger.error("%s stays in the archive, and the others are moved: %s", name, error)
                 self._failed.add(name)
                 unreadable.append(str(error))
                 continue
@@ -158,14 +167,16 @@ class Uploader:
                 raise TemporaryError(f"{name} was not moved: {error}") from error
             except PermanentError as error:
                 raise PermanentError(
-                    f"{name} was not moved, it and what is sealed after it is kept: {error}"
+                    f"{name} was not moved; it and the files sealed after it stay: {error}"
                 ) from error
             self._failed.discard(name)
         if differing:
             raise differing[0]
         if unreadable:
             first = "; ".join(unreadable[:3])
-            raise TemporaryError(f"{len(unreadable)} files were not moved, all others were: {first}")
+            raise TemporaryError(
+                f"{len(unreadable)} files were not moved, all others were: {first}"
+            )
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
@@ -233,12 +244,17 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Run the uploader until SIGTERM or SIGINT, or once."""
-    parser = build_parser(UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0])
+    parser = build_parser(
+        UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0]
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = read_settings(
-        UploaderSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+        UploaderSettings,
+        parser.parse_args(argv),
+        environment=environment,
+        prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
     uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
@@ -248,7 +264,12 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     with suppress(Differs):  # reported below with all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
-        raise Refused("; ".join(f"{name} is kept: {reason}" for name, reason in uploader.refused.items()))
+        raise Refused(
+            "; ".join(
+                f"{name} stays in the archive: {reason}"
+                for name, reason in uploader.refused.items()
+            )
+        )
     return ExitCode.DONE
 
 

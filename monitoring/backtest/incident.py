@@ -9,12 +9,12 @@ An incident is a time span of records with the monitor's decisions, in one folde
   other file
 
 The folder is written under a temporary name and renamed, so it is complete when it exists. The
-decisions are computed by `monitoring.backtest.judging`.
+decisions are computed by `monitoring.backtest.backtest`.
 
 A decision depends on predictions up to nearly one attribution window after its point, because they
 show which version served. The archive contains them once they matured. An incident that is recorded
-earlier is incomplete. Its manifest contains the time up to which it is complete, and a replay
-reports it if a later decision differs.
+earlier is incomplete. The manifest contains the time up to which the incident is complete, and the
+replay names decisions after that time that cannot be compared.
 """
 
 import argparse
@@ -49,11 +49,17 @@ from evergreen.statistics.reference import TrainingReference, read_reference
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
-from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
+from monitoring.backtest.backtest import (
+    Span,
+    evaluate_requests,
+    parse_time,
+    read_days,
+    read_requests,
+)
 from monitoring.journal import DECISIONS_FILE
-from monitoring.policies.judging import serving_ahead
+from monitoring.policies.evaluation import serving_ahead
 from monitoring.policies.policy import Baseline
-from monitoring.state.judging_file import read_judging
+from monitoring.state.rules_file import read_rules
 
 MANIFEST = "incident.json"
 RECORDS = "records"
@@ -72,15 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    text = "copy a span of records and what was decided over it into a folder"
+    text = "copy a time span of records and its decisions into a folder"
     recorded = commands.add_parser("record", help=text, prog="evergreen incident record")
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
-    add("--store", required=True, help="model store")
-    add("--start", type=parse_time, default=0.0, help="ISO 8601 or seconds (default: before the first decision)")
+    add("--store", required=True, help="model registry")
+    add(
+        "--start",
+        type=parse_time,
+        default=0.0,
+        help="ISO 8601 or seconds (default: before the first decision)",
+    )
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
-    add("--out", type=Path, required=True, help="folder to make")
+    add("--out", type=Path, required=True, help="folder to create")
     recorded.set_defaults(call=_record)
     replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
     replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
@@ -100,18 +111,24 @@ def _record(arguments: argparse.Namespace) -> int:
     )
     print(f"{recorded.points} decision points recorded in {arguments.out}")
     if recorded.open_points:
-        print(f"{_open_text(recorded.open_points, recorded.complete_until)}; {_again_text(recorded.needs_until)}")
+        print(
+            f"{_open_text(recorded.open_points, recorded.complete_until)}; "
+            f"{_again_text(recorded.needs_until)}"
+        )
     return ExitCode.DONE
 
 
 def _open_text(points: int, complete_until: float) -> str:
     """Name the decisions of an incident that cannot be replayed for certain, and the reason."""
-    which = f"the last {points} of them, after {_format_time(complete_until)}, cannot be replayed for certain"
-    return f"{which}: the rows that tell which version served at them had not matured"
+    which = (
+        f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
+        "replayed for certain"
+    )
+    return f"{which}: the rows that show which version served then had not matured"
 
 
 def _again_text(needs_until: float) -> str:
-    return f"record it again once the archive holds rows from after {_format_time(needs_until)}"
+    return f"record it again once the archive has rows from after {_format_time(needs_until)}"
 
 
 def _format_time(time: float) -> str:
@@ -186,11 +203,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path} cannot be read: {error}; expected the folder of a recorded incident") from error
+        raise ContractError(
+            f"{path} cannot be read: {error}; expected the folder of a recorded incident"
+        ) from error
     for name, expected in manifest["sha256"].items():
         file = folder / name
         if not file.is_file() or sha256_file(file) != expected:
-            raise ContractError(f"{file} is missing or is not the file that was recorded, expected sha256 {expected}")
+            raise ContractError(
+                f"{file} is missing or is not the file that was recorded, expected sha256 "
+                f"{expected}"
+            )
     return manifest
 
 
@@ -208,12 +230,18 @@ def replay(incident: Path) -> Replayed:
 
     def reference(version: int) -> TrainingReference | None:
         folder = incident / STATISTICS / str(version)
-        return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
+        return (
+            read_reference(folder / REFERENCE, scores=folder / SCORES)
+            if (folder / REFERENCE).exists()
+            else None
+        )
 
     features = (
-        read_mapping(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
+        read_mapping(Features, manifest["features"], path="features")
+        if (incident / STATISTICS).exists()
+        else None
     )
-    judgements = judge_requests(
+    points = evaluate_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
         make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
@@ -221,9 +249,15 @@ def replay(incident: Path) -> Replayed:
         features=features,
         memory=manifest["memory"],
     )
-    lines = tuple(each.line() for each in judgements if manifest["start"] < each.time <= manifest["end"])
+    lines = tuple(
+        each.line() for each in points if manifest["start"] < each.time <= manifest["end"]
+    )
     recorded = tuple((incident / DECISIONS).read_text().splitlines())
-    return Replayed(lines=lines, recorded=recorded, complete_until=manifest.get("complete_until", manifest["end"]))
+    return Replayed(
+        lines=lines,
+        recorded=recorded,
+        complete_until=manifest.get("complete_until", manifest["end"]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,12 +273,18 @@ class Recorded:
 
 
 def record(
-    out: Path, *, state: Path, archive: Objects, store: Path, start: float = 0.0, end: float | None = None
+    out: Path,
+    *,
+    state: Path,
+    archive: Objects,
+    store: Path,
+    start: float = 0.0,
+    end: float | None = None,
 ) -> Recorded:
     """Write the incident of the decision points in (start, end] to the folder `out`.
 
     Args:
-        out: Folder to create. It must not exist.
+        out: Folder to create, which must not exist.
         state: State folder of the monitor.
         archive: Archive or lake with the rows of the span.
         store: Model registry.
@@ -255,12 +295,14 @@ def record(
     Raises:
         ContractError: `out` exists, the span has no decision, or the archive has no row of it.
     """
-    settings = read_judging(state)
+    settings = read_rules(state)
     if out.exists():
-        raise ContractError(f"{out} exists, expected the name of a folder to make")
+        raise ContractError(f"{out} exists, expected the name of a folder to create")
     before, lines = _decisions(state, start, math.inf if end is None else end)
     if not lines:
-        raise ContractError(f"{state} holds no decision between {start} and {'now' if end is None else end}")
+        raise ContractError(
+            f"{state} has no decision between {start} and {'now' if end is None else end}"
+        )
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
     aside = out.with_name(f".{out.name}.aside")
@@ -276,7 +318,7 @@ def record(
         aside / RECORDS,
         features=features,
         window_rows=settings.judge.window_rows,
-        judged=None if memory is None else memory["judged"] / 1e6,
+        decided=None if memory is None else memory["decided"] / 1e6,
         until=until,
     )
     ahead = serving_ahead(settings.judge)
@@ -357,27 +399,27 @@ def _copy_rows(
     *,
     features: Features | None,
     window_rows: int,
-    judged: float | None,
+    decided: float | None,
     until: float,
 ) -> set[int]:
     """Copy whole days up to `until` that fill every version's window, and return the versions.
 
-    The windows are filled at the event time `judged`.
+    The windows are filled at the event time `decided`.
     """
     window: Counter[int] = Counter()
     needed: set[int] = set()
     for day, table in read_days(archive, Span(end=until), features=features, newest_first=True):
         versions = table[raw_rows.MODEL_VERSION].to_numpy()
         times = table[raw_rows.EVENT_TIME].cast("int64").to_numpy()
-        window.update(versions[times <= (judged or 0.0) * 1e6].tolist())
+        window.update(versions[times <= (decided or 0.0) * 1e6].tolist())
         needed |= set(versions.tolist())
         target = folder / raw_rows.DAY_PARTITION.format(day=day)
         target.mkdir()
         write_parquet(table, target / "part.parquet")
-        if judged is not None and all(window[version] >= window_rows for version in needed):
+        if decided is not None and all(window[version] >= window_rows for version in needed):
             break
     if not needed:
-        raise ContractError(f"{archive.uri} holds no served row before {until}")
+        raise ContractError(f"{archive.uri} has no served row before {until}")
     return needed
 
 

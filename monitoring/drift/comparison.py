@@ -21,8 +21,8 @@ class DriftReport:
     """Comparison of one closed bucket of one version."""
 
     bucket_start: float
-    """Event time in seconds since the epoch. More than one bucket before the end if small buckets
-    were joined."""
+    """Event time in seconds since the epoch. If small buckets were merged, the start of the first
+    one."""
     bucket_end: float
     version: int
     rows: int
@@ -59,9 +59,14 @@ class DriftReport:
         parts = []
         if self.drifted:
             more = f" and {len(self.drifted) - 3} more" if len(self.drifted) > 3 else ""
-            parts.append("drift: " + ", ".join(_describe_drift(column) for column in self.drifted[:3]) + more)
+            parts.append(
+                "drift: " + ", ".join(_describe_drift(column) for column in self.drifted[:3]) + more
+            )
         if self.outlying:
-            rates = ", ".join(f"{c.feature} {c.outliers_before:.2%} -> {c.outliers_now:.2%}" for c in self.outlying)
+            rates = ", ".join(
+                f"{c.feature} {c.outliers_before:.2%} -> {c.outliers_now:.2%}"
+                for c in self.outlying
+            )
             parts.append(f"outliers: {rates}")
         return f"{'; '.join(parts) or 'no drift'} {where}"
 

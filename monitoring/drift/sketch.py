@@ -50,7 +50,8 @@ class Layout:
 
         Args:
             reference: Training profile.
-            rows: Columns of the batches, matched by name. None means those of the training rows.
+            rows: Columns of the batches, matched by name. None means the columns of the training
+                rows.
         """
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
@@ -64,7 +65,9 @@ class Layout:
         self.columns = (*self._dense, *self._categorical, *([SCORE] if reference.scores else []))
         """The compared columns: d numeric columns and lengths of lists, c categorical columns and
         lists, then the score."""
-        self.plain = np.array([i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64)
+        self.plain = np.array(
+            [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
+        )
         """Indexes of the columns with one value per row, shape [k]. These are all columns except
         lists."""
         self._places = compared.places
@@ -110,7 +113,10 @@ class Layout:
         return self._columns.rows(dense, categorical)
 
     def cells(
-        self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
+        self,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        scores: NDArray[np.float32],
     ) -> NDArray[np.int32]:
         """Return the cell of each value of the `plain` columns, shape [n, k].
 
@@ -118,7 +124,8 @@ class Layout:
         """
         num_dense = len(self._dense)
         lengths = [
-            (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1) for start, stop, _ in self._places.lists
+            (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1)
+            for start, stop, _ in self._places.lists
         ]
         dense = np.column_stack([dense, *lengths]) if lengths else dense
         found = np.empty((len(scores), len(self.plain)), np.int32)
@@ -131,7 +138,9 @@ class Layout:
             found[:, -1] = self.starts[-2] + bucket_of(self.reference.scores.edges, scores)
         return found
 
-    def element_cells(self, categorical: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
+    def element_cells(
+        self, categorical: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
         """Yield each list's column index, the cells of its elements, and elements per row [n].
 
         The cells of all rows are concatenated.
@@ -164,7 +173,9 @@ def _values(column: ColumnProfile) -> Ints:
 
 
 def _digest(reference: TrainingReference) -> str:
-    listed = [column.values for column in reference.profile.columns.values() if column.values is not None]
+    listed = [
+        column.values for column in reference.profile.columns.values() if column.values is not None
+    ]
     parts = [DENSE_EDGES, *listed, *([SCORE_EDGES] if reference.scores else [])]
     found = hashlib.sha256(repr((FORMAT_VERSION, reference.compared)).encode())
     for part in parts:
@@ -190,13 +201,17 @@ class Sketch:
         self._pending_rows = 0
         num_columns = len(layout.columns)
         self._arrays = {
-            "cells": np.zeros((int(layout.starts[-1]), 3), np.int64),  # same columns as `ColumnProfile.sums`
-            "present": np.zeros((num_columns, 3), np.int64),  # rows, sum of squared rows per request, requests
+            "cells": np.zeros(
+                (int(layout.starts[-1]), 3), np.int64
+            ),  # same columns as `ColumnProfile.sums`
+            "present": np.zeros(
+                (num_columns, 3), np.int64
+            ),  # rows, sum of squared rows per request, requests
             "missing": np.zeros((num_columns, 3), np.int64),
         }
 
     def add(self, predictions: Predictions) -> None:
-        """Add the rows of requests. They are counted after `PENDING_ROWS` rows at the latest."""
+        """Add the rows of requests. Rows are counted once `PENDING_ROWS` of them wait."""
         self.rows += predictions.num_rows
         self.requests += len(predictions)
         self.squares += int((predictions.sizes**2).sum())
@@ -206,7 +221,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout, which is not used afterwards."""
+        """Add another bucket of the same layout. Do not use the other bucket afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests
@@ -236,7 +251,9 @@ class Sketch:
                 present_requests=requests,
                 missing=RowTotal(*self._arrays["missing"][i].tolist()),
             )
-        return TableProfile(rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns)
+        return TableProfile(
+            rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns
+        )
 
     # -- saved state
 
@@ -287,15 +304,21 @@ class Sketch:
         present = cells != _NO_CELL
         with_value = np.zeros((len(sizes), len(self.layout.columns)), np.int64)
         with_value[:, plain] = np.add.reduceat(present, starts, axis=0, dtype=np.int64)
-        self._arrays["missing"][plain] += request_totals(sizes[:, None] - with_value[:, plain], sizes[:, None])
+        self._arrays["missing"][plain] += request_totals(
+            sizes[:, None] - with_value[:, plain], sizes[:, None]
+        )
         found, requests = [cells[present]], [np.broadcast_to(of_row[:, None], cells.shape)[present]]
         for column, elements, num_elements in self.layout.element_cells(categorical):
             with_value[:, column] = np.add.reduceat(num_elements, starts)
             found.append(elements)
             requests.append(np.repeat(of_row, num_elements))
         self._arrays["present"] += np.stack(
-            [with_value.sum(axis=0), (with_value**2).sum(axis=0), (with_value > 0).sum(axis=0)], axis=1
+            [with_value.sum(axis=0), (with_value**2).sum(axis=0), (with_value > 0).sum(axis=0)],
+            axis=1,
         )
         self._arrays["cells"] += cell_sums(
-            np.concatenate(found), np.concatenate(requests), totals=with_value, column_of=self.layout.column_of
+            np.concatenate(found),
+            np.concatenate(requests),
+            totals=with_value,
+            column_of=self.layout.column_of,
         )

@@ -1,7 +1,7 @@
 """Sort predictions into buckets by event time and version, and report on closed buckets.
 
 Input is accepted predictions, each once, in any order. Output is one `DriftReport` per closed
-bucket, which does not depend on the order of its records. `monitoring.drift.comparison` computes
+bucket. A report does not depend on the order of the records. `monitoring.drift.comparison` computes
 the numbers.
 
 A bucket closes when its caller states that no more records of it can come. That is the watermark
@@ -10,12 +10,13 @@ later, from a client with a slow clock, is skipped and counted. A bucket with fe
 `drift_min_rows` rows is merged into the next one of its version.
 
 At most `MAX_OPEN` buckets are open, the earliest ones. If more are needed, for example after a long
-stop of the monitor, later buckets are deferred. Their rows are counted when `close` gets there and
-the caller passes them to `resume`.
+stop of the monitor, later buckets are deferred. Deferred rows are counted once `close` reaches
+their bucket and the caller passes them to `resume`.
 
-The saved state contains every open bucket. The caller stores it with the number of the last stored
-prediction, and after a restart observes the predictions stored since. Then nothing is lost, except
-for predictions whose rows were deleted meanwhile, which are missing in this measurement only.
+The saved state contains every open bucket. The caller stores this state with the number of the last
+stored prediction. After a restart the caller observes the predictions that were stored later. Then
+nothing is lost, except for predictions whose rows were deleted meanwhile. Those are missing in the
+drift reports only.
 """
 
 from collections import Counter
@@ -65,13 +66,12 @@ class DriftWatch:
         """Sketches by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
-        """For each version the number of the first bucket, and a sketch that was too small to
-        compare."""
+        """For each version a sketch that was too small to compare, with the number of its first
+        bucket."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
-        self._put_off: int | None = None
-        """First deferred bucket number. Its rows and those of later buckets are not counted for
-        now."""
+        self._deferred_from: int | None = None
+        """First deferred bucket number. Rows from this bucket on are not counted for now."""
         self.passed_over: Counter[str] = Counter()
         """Rows in no report, by reason: `late`, `no_reference` (no reference with the same columns)
         or `too_many_versions`."""
@@ -83,7 +83,7 @@ class DriftWatch:
         for version, of_version in predictions.by_version():
             numbers = self._numbers(of_version)
             for number in np.unique(numbers).tolist():
-                if self._put_off is not None and number >= self._put_off:
+                if self._deferred_from is not None and number >= self._deferred_from:
                     break
                 rows = of_version.select(numbers == number)
                 sketch = self._open.get((number, version)) or self._opened(number, version, rows)
@@ -123,25 +123,25 @@ class DriftWatch:
         if farthest == min(self._open)[0]:  # too many versions in one bucket
             self.passed_over["too_many_versions"] += num_rows
             return False
-        self._put_off = farthest
+        self._deferred_from = farthest
         self._open = {key: sketch for key, sketch in self._open.items() if key[0] < farthest}
         return number < farthest
 
-    def put_off_since(self, up_to: float) -> float | None:
+    def deferred_since(self, up_to: float) -> float | None:
         """Return the event time from which rows are deferred, if `close(up_to)` reaches it.
 
         Returns None otherwise.
         """
-        since = None if self._put_off is None else self._put_off * self._length / 1e6
+        since = None if self._deferred_from is None else self._deferred_from * self._length / 1e6
         return since if since is not None and since <= up_to else None
 
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
         """Add the deferred rows, and report on their buckets that end by `up_to`.
 
-        `predictions` are all known ones since `put_off_since(up_to)`, and may include earlier ones.
-        If there are too many buckets, the later ones are deferred again.
+        `predictions` are all known ones since `deferred_since(up_to)`, and may include earlier
+        ones. If there are too many buckets, the later ones are deferred again.
         """
-        first, self._put_off = self._put_off, None
+        first, self._deferred_from = self._deferred_from, None
         for each in predictions:
             self.observe(each.select(self._numbers(each) >= (first or 0)))
         return self.close(up_to)
@@ -151,15 +151,18 @@ class DriftWatch:
 
         If rows are deferred, it stops where they begin.
         """
-        if self._length and self._put_off is not None:
-            up_to = min(up_to, self._put_off * self._length / 1e6)
+        if self._length and self._deferred_from is not None:
+            up_to = min(up_to, self._deferred_from * self._length / 1e6)
         before = self._closed_up_to
         if not self._length or (before is not None and 0 <= before - up_to <= CLOCK_AHEAD_SECONDS):
             return []
         self._closed_up_to = up_to
         self._unknown = {key for key in self._unknown if self._end(key[0]) > up_to}
         due = sorted(key for key in self._open if self._end(key[0]) <= up_to)
-        reports = [self._close_one(number, version, self._open.pop((number, version))) for number, version in due]
+        reports = [
+            self._close_one(number, version, self._open.pop((number, version)))
+            for number, version in due
+        ]
         return [report for report in reports if report is not None]
 
     def _close_one(self, number: int, version: int, sketch: Sketch) -> DriftReport | None:
@@ -203,10 +206,15 @@ class DriftWatch:
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
             "closed_up_to": self._closed_up_to,
-            "put_off": self._put_off,
+            "deferred_from": self._deferred_from,
             "passed_over": dict(self.passed_over),
-            "open": [_kept(number, version, sketch) for (number, version), sketch in self._open.items()],
-            "carried": [_kept(number, version, sketch) for version, (number, sketch) in self._carried.items()],
+            "open": [
+                _kept(number, version, sketch) for (number, version), sketch in self._open.items()
+            ],
+            "carried": [
+                _kept(number, version, sketch)
+                for version, (number, sketch) in self._carried.items()
+            ],
         }
 
     def restore(self, memory: dict[str, Any]) -> None:
@@ -218,21 +226,26 @@ class DriftWatch:
         self._closed_up_to = memory["closed_up_to"]
         if memory["bucket_seconds"] != self._settings.drift_bucket_seconds:
             return
-        self._put_off = memory["put_off"]
-        for kept in memory["open"]:
-            if sketch := self._restored(kept):
-                self._open[kept["number"], kept["version"]] = sketch
-        for kept in memory["carried"]:
-            if sketch := self._restored(kept):
-                self._carried[kept["version"]] = (kept["number"], sketch)
+        self._deferred_from = memory["deferred_from"]
+        for saved in memory["open"]:
+            if sketch := self._restored(saved):
+                self._open[saved["number"], saved["version"]] = sketch
+        for saved in memory["carried"]:
+            if sketch := self._restored(saved):
+                self._carried[saved["version"]] = (saved["number"], sketch)
 
-    def _restored(self, kept: dict[str, Any]) -> Sketch | None:
-        layout = self._layout(kept["version"])
-        if layout is None or layout.digest != kept["layout"]:
-            self.passed_over["no_reference"] += kept["sketch"]["rows"]
+    def _restored(self, saved: dict[str, Any]) -> Sketch | None:
+        layout = self._layout(saved["version"])
+        if layout is None or layout.digest != saved["layout"]:
+            self.passed_over["no_reference"] += saved["sketch"]["rows"]
             return None
-        return Sketch.restore(layout, kept["sketch"])
+        return Sketch.restore(layout, saved["sketch"])
 
 
 def _kept(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
-    return {"number": number, "version": version, "layout": sketch.layout.digest, "sketch": sketch.memory()}
+    return {
+        "number": number,
+        "version": version,
+        "layout": sketch.layout.digest,
+        "sketch": sketch.memory(),
+    }

@@ -1,4 +1,4 @@
 """KPIs of matured rows and estimates for open rows, per model version.
 
-The modules compute only. They use no file, clock or network.
+The modules of this package compute only. No module uses a file, a clock or the network.
 """

@@ -1,8 +1,8 @@
 """AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
 Input is scores and ages of the open rows, which of them are clicked already, and the click delays
-of matured rows. Output is the AUC that the rows will have once matured. `window` has the numbers of
-matured rows.
+of matured rows. Output is the AUC that the open rows will have once their labels are final.
+`window` has the numbers of matured rows.
 
 **Bounds.** A click that has arrived stays. Any other open row may still become a click or not. The
 bounds are the minimum and maximum over all these labelings, so the matured value always lies
@@ -13,10 +13,11 @@ smallest U the m lowest. One cumulative sum gives both for every m.
 **Estimate.** F(a) is the share of clicks that come within age a. It is estimated by the empirical
 distribution of the click delays of matured rows, which are not censored. A row of age a without a
 click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with empirical delays
-instead of an exponential). p is the score times a correction: clicks that arrived divided by clicks
-expected by now, which is the sum of F(a) score, in the row's part of the score range. The arrived
-clicks thus correct the model, so that a change in the data shows as soon as clicks arrive. At the
-end F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
+instead of an exponential). Here p is the row's score times a correction. The correction is the
+number of arrived clicks divided by the number expected by now, among rows with similar scores. The
+expected number is the sum of F(a) times the score. So arrived clicks correct the model, and a
+change in the data shows as soon as clicks arrive. At the end F is 1, the probabilities are 0 or 1,
+and the estimate is the matured value.
 
 **Assumptions.** Delays depend neither on the score nor on the time. `ages` count up to a time until
 which every click was read, which is the log's watermark and not the clock. Otherwise clicks in
@@ -32,7 +33,7 @@ from evergreen.runtime.errors import ContractError
 
 MIN_DELAYS = 20
 """Minimum number of click delays for an estimate. With fewer there are only bounds."""
-KEPT_DELAYS = 10_000
+MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older ones may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
 """Arrived clicks that a part of the score range needs for a correction of its own, and the maximum
@@ -48,15 +49,15 @@ class ClickDelays:
     array([0.        , 0.33333333, 1.        ])
     """
 
-    def __init__(self, kept: int = KEPT_DELAYS) -> None:
-        self._kept, self._newest = kept, np.zeros(0)
+    def __init__(self, capacity: int = MAX_DELAYS) -> None:
+        self._capacity, self._newest = capacity, np.zeros(0)
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def update(self, delays: NDArray[np.floating]) -> None:
         """Add delays in seconds from prediction to click, shape [n]. NaN means no click."""
-        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._kept :]
+        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._capacity :]
 
     def share_within(self, ages: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return F, the share [n] of delays that are at most `ages` [n]. NaN without delays."""
@@ -74,7 +75,7 @@ class OpenEstimate:
     open_clicks: int
     """Number of clicks that have arrived."""
     final_at: float | None
-    """Time when the last label becomes final, in the time of the ages. None without rows."""
+    """Time when the last label becomes final, in seconds since the epoch. None without rows."""
     auc: float | None = None
     """The estimate. None with fewer than `MIN_DELAYS` known delays, or if every labeling has one
     class."""
@@ -111,9 +112,11 @@ def estimate_open(
         ContractError: Shapes differ, or a score is not a probability.
     """
     if not scores.shape == ages.shape == clicked.shape or scores.ndim != 1:
-        raise ContractError(f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}")
+        raise ContractError(
+            f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}"
+        )
     if not ((scores >= 0) & (scores <= 1)).all():
-        raise ContractError("open rows hold a score outside [0, 1]")
+        raise ContractError("open rows have a score outside [0, 1], expected a probability")
     if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)
@@ -188,7 +191,9 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     return min(1.0, max(0.0, float((p * others_below).sum()) / pairs))
 
 
-def _below(weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+def _below(
+    weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return for each row the weight of lower scores plus half the weight of equal ones.
 
     The rows are ordered by score. `firsts` and `sizes` give the runs of equal scores.
@@ -211,17 +216,19 @@ def _click_probabilities(
     score = scores.astype(np.float64)
     p = np.minimum(score * _correction(score, arrived, clicked), 1.0)
     # If p and F are both 1, a click would have come. The row is a non-click.
-    still = np.divide(p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1)
+    still = np.divide(
+        p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1
+    )
     return np.where(clicked, 1.0, np.where(may_click, still, 0.0))
 
 
 def _correction(
     score: NDArray[np.float64], arrived: NDArray[np.float64], clicked: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return for each row arrived over expected clicks among rows with similar scores, shape [n].
+    """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
 
-    Both numbers are increased by one click at the ratio of all rows, so that nothing is corrected
-    without clicks.
+    Both numbers are increased by one click at the ratio of all rows. So without clicks the
+    correction is 1.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)
@@ -232,7 +239,9 @@ def _correction(
     # Divide the rows into parts with equal numbers of expected clicks. Equal scores are in the same
     # part, for any order of rows.
     before = np.concatenate([[0.0], np.cumsum(expected[order])])
-    of_run = np.minimum((before[firsts] * parts / max(before[-1], 1e-12)).astype(np.int64), parts - 1)
+    of_run = np.minimum(
+        (before[firsts] * parts / max(before[-1], 1e-12)).astype(np.int64), parts - 1
+    )
     part = np.empty(len(score), np.int64)
     part[order] = np.repeat(of_run, np.diff(firsts, append=len(score)))
     clicks, expected_clicks = np.bincount(part, clicked, parts), np.bincount(part, expected, parts)

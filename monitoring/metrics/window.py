@@ -43,7 +43,12 @@ class RowWindow:
         Rows of one user form a group across requests. Rows of an unknown user form a group within
         their request.
         """
-        unknown = MISSING_CATEGORY - 1 - self._num_requests - np.repeat(np.arange(len(requests)), requests.sizes)
+        unknown = (
+            MISSING_CATEGORY
+            - 1
+            - self._num_requests
+            - np.repeat(np.arange(len(requests)), requests.sizes)
+        )
         groups = np.where(requests.users == MISSING_CATEGORY, unknown, requests.users)
         self.labels = np.concatenate([self.labels, requests.labels])[-self._capacity :]
         self.scores = np.concatenate([self.scores, requests.scores])[-self._capacity :]
@@ -98,7 +103,9 @@ class VersionWindows:
             self._windows[version] = window
             window.update(of_version)
             if self._keep_lists and (of_version.positions != NO_POSITION).any():
-                self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(_ranked_lists(of_version))
+                self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(
+                    _ranked_lists(of_version)
+                )
             if len(self._windows) > MAX_VERSIONS:
                 forgotten = next(iter(self._windows))
                 del self._windows[forgotten]
@@ -111,7 +118,9 @@ def _ranked_lists(requests: MaturedRequests) -> Iterator[RankedList]:
         positions = requests.positions[start : start + size]
         if positions[0] != NO_POSITION:
             clicked = positions[requests.labels[start : start + size] == 1]
-            yield RankedList(metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K))
+            yield RankedList(
+                metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +169,9 @@ def measure(version: int, window: RowWindow) -> Kpis:
     labels, scores = window.labels, window.scores
     estimate = metrics.auc_estimate(labels, scores, groups=window.groups)
     is_known = window.groups > MISSING_CATEGORY
-    within_users = metrics.user_quality(labels[is_known], scores[is_known], users=window.groups[is_known])
+    within_users = metrics.user_quality(
+        labels[is_known], scores[is_known], users=window.groups[is_known]
+    )
     return Kpis(
         version=version,
         rows=len(labels),

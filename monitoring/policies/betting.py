@@ -1,6 +1,6 @@
 """E-process against "the AUC is at least theta", the proof behind the policy `sequential`.
 
-Input is matured rows in order. Output is the e-value, and since when it has grown.
+Input is matured rows in order. Output is the e-value and the time since when it has grown.
 `monitoring.policies.policies` makes decisions of it. An e-process can be read as the capital of a
 gambler who bets against the claim.
 
@@ -19,14 +19,15 @@ the factors is a nonnegative supermartingale (betting on a bounded mean: Waudby-
 the largest lambda. A mixture of supermartingales is a supermartingale, so the capital is an
 e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's inequality (1939), P(the capital
 ever reaches 1 / alpha) <= alpha, over all time and at every look. Late starts detect a drift after
-long service: the capital of the first rounds is lost by then, but a start at round t lost only
-log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect it
-sooner. They bound the mean time between false alarms, not the probability that one ever happens.
+long service. By then the capital of the first rounds is lost, but a start at round t costs only a
+factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and
+Rinaldo (2024) detect a drift sooner. They bound the mean time between false alarms, not the
+probability that one ever happens.
 
-**Several versions.** Each version has its own rounds and theta, and all share one capital in turn.
-The next lambda follows from theta and is chosen before the round's rows. So the product over the
-rounds of all versions is a supermartingale if each version's AUC is at least its theta. One
-inequality covers all versions together.
+**Several versions.** Each version has its own rounds and theta, and all versions bet with one
+capital in turn. The next lambda follows from theta and is chosen before the round's rows. So the
+product over the rounds of all versions is a supermartingale if each version's AUC is at least its
+theta. One inequality covers all versions together.
 
 **Start of the change.** It is estimated as in Page's CUSUM test (1954). A `Trail` per fraction
 multiplies the same factors and restarts at 1 when the product falls below 1. The estimate does not
@@ -35,8 +36,8 @@ affect whether there is an alarm.
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
 independent and no round has more pairs than planned. A round with more pairs is scaled down, which
 moves the null slightly for dependent rows. The bound is not proven for users who return in other
-requests. The claim is then about the users who came, and the gate's interval by users allows for
-the difference. docs/policies.md has simulated rates.
+requests. In that case the claim is about the observed users, and the gate's interval by
+user allows for the difference. docs/policies.md has simulated rates.
 """
 
 import base64
@@ -57,7 +58,7 @@ ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. A click is then compared with several
 non-clicks, and the largest possible loss of a round, which limits lambda, stays small."""
 FIRST_CLICKS = 10
-"""Clicks that are only counted, to choose the size of the first round."""
+"""Number of clicks that are only counted, to choose the size of the first round."""
 REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
 MAX_REQUESTS = 20_000
@@ -145,8 +146,8 @@ class Rounds:
             self._sums = self._sums / 2.0
 
 
-class Capital:
-    """E-value of bets on successive rounds."""
+class EValue:
+    """E-value of the bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
         """Continue from what `memory()` returned. Start anew if it is empty."""
@@ -165,7 +166,9 @@ class Capital:
         """The e-value, 1 before the first round."""
         return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
 
-    def bet(self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float) -> bool:
+    def bet(
+        self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float
+    ) -> bool:
         """Multiply the capital round by round until it reaches `enough`.
 
         Args:
@@ -182,7 +185,9 @@ class Capital:
             self.rounds += 1
             self.clicks += int(of_round)
             start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
-            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)]
+            self._shares = [
+                (s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)
+            ]
             if self.value >= enough:
                 return True
         return False
@@ -197,27 +202,27 @@ class EProcess:
         Start anew if it is empty or has another `theta`, which is in (0, 1).
         """
         self._rounds = Rounds(theta, memory)
-        self._capital = Capital(memory if memory.get("theta") == theta else {})
+        self._e_value = EValue(memory if memory.get("theta") == theta else {})
         self.theta = theta
 
     def memory(self) -> dict[str, Any]:
         """Return the state for a successor, a JSON object."""
-        return {**self._rounds.memory(), **self._capital.memory()}
+        return {**self._rounds.memory(), **self._e_value.memory()}
 
     @property
     def rounds(self) -> int:
         """Number of rounds with at least one pair."""
-        return self._capital.rounds
+        return self._e_value.rounds
 
     @property
     def clicks(self) -> int:
         """Number of clicks in these rounds."""
-        return self._capital.clicks
+        return self._e_value.clicks
 
     @property
     def value(self) -> float:
         """The e-value, 1 before the first round."""
-        return self._capital.value
+        return self._e_value.value
 
     def update(self, rows: MaturedRows, enough: float) -> bool:
         """Bet on every round that `rows` complete, and return whether the e-value reached `enough`.
@@ -225,7 +230,7 @@ class EProcess:
         No further bet follows once it has.
         """
         payoffs, clicks = self._rounds.play(rows)
-        return self._capital.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+        return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
 
 
 _LARGEST = 1e300
@@ -238,7 +243,7 @@ class Trail:
 
     value: float = 1.0
     since: float | None = None
-    """Event time after which these rows came, in seconds. None while no product is above 1."""
+    """Event time after which these rows came, in seconds. None if the product is 1."""
     shown_at: float | None = None
     """Event time of the rows that first made the product large enough, or None."""
 
@@ -310,7 +315,11 @@ def cross_wins(
 
 
 def _count_wins(
-    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], *, num_keys: int
+    labels: NDArray[np.uint8],
+    scores: NDArray[np.float32],
+    keys: NDArray[np.int64],
+    *,
+    num_keys: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Count per key the pairs of a click and a non-click, and those that the click wins.
 
@@ -358,5 +367,7 @@ def _unpack_rows(packed: Mapping[str, Any]) -> MaturedRows:
     scores = np.frombuffer(base64.b64decode(packed["scores"]), "<f4").astype(np.float32)
     labels = np.zeros(len(scores), np.uint8)
     labels[packed["clicks"]] = 1
-    sizes = np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    sizes = (
+        np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    )
     return MaturedRows(labels=labels, scores=scores, groups=np.repeat(np.arange(len(sizes)), sizes))

@@ -2,7 +2,8 @@
 
 Evidence comes from records and event times only, so that a backtest over the archive gives a policy
 the same evidence as the running monitor. `monitoring.policies.policies` has the policies,
-`monitoring.policies.judging` collects the evidence, and `monitoring.retraining` acts on decisions.
+`monitoring.policies.evaluation` collects the evidence, and `monitoring.retraining` acts on
+decisions.
 """
 
 import json
@@ -23,7 +24,7 @@ T = TypeVar("T")
 class MaturedRows:
     """Rows of one model version that matured since the last decision point.
 
-    They are ordered by (time, request id, row).
+    The rows are ordered by (time, request id, row).
     """
 
     labels: NDArray[np.uint8]
@@ -35,7 +36,9 @@ class MaturedRows:
     user."""
 
 
-NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
+NO_ROWS = MaturedRows(
+    labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +46,14 @@ class Baseline:
     """The registry's information on a version: the gate's measurement and the training end."""
 
     auc: float | None = None
-    """AUC over the holdout rows. None if the gate measured none, and then `low` and `high` are None
-    too."""
+    """AUC over the holdout rows. If the gate measured no AUC, `auc`, `low` and `high` are None."""
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
     """The version that it replaced, or None for the first."""
-    learned_until: float | None = None
+    trained_until: float | None = None
     """Event time of the model's newest training row, in seconds since the epoch. None if
     unknown."""
 
@@ -99,7 +101,7 @@ class Evidence:
     row's version."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
-    line: tuple[int, ...]
+    lineage: tuple[int, ...]
     """The serving version and its predecessors, ascending, without versions that were rolled back.
     Rows of those are not evidence about other versions."""
     matured_total: int
@@ -123,13 +125,13 @@ class Evidence:
         """Baseline of the serving version."""
         return self.baselines.get(self.version)
 
-    def learned_until(self, version: int | None = None) -> float | None:
+    def trained_until(self, version: int | None = None) -> float | None:
         """Return the time of a version's newest training row, or None if unknown.
 
         `version` is the serving one by default.
         """
         known = self.baselines.get(self.version if version is None else version)
-        return known.learned_until if known else None
+        return known.trained_until if known else None
 
     def window_numbers(self) -> dict[str, float | None]:
         """Return the window's numbers that every decision reports.
@@ -158,7 +160,8 @@ def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> 
         of_versions: Values by version number, as the keys of a JSON object.
         needed: Versions that stay in any case.
 
-    >>> without_oldest({str(version): version for version in range(1, 10)}, needed=[1]).keys() >= {"1", "3", "9"}
+    >>> known = {str(version): version for version in range(1, 10)}
+    >>> without_oldest(known, needed=[1]).keys() >= {"1", "3", "9"}
     True
     """
     surplus = max(len(of_versions) - MAX_VERSIONS, 0)
@@ -179,7 +182,11 @@ def named(versions: Collection[int]) -> str:
             runs[-1].append(version)
         else:
             runs.append([version])
-    parts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    parts = [
+        text
+        for run in runs
+        for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
     text = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     return f"version{'s' if len(versions) > 1 else ''} {text}"
 
@@ -194,7 +201,7 @@ class Action(str, Enum):
     BREACH = "breach"
     """A drift is suspected but not confirmed."""
     HELD = "held"
-    """A drift is confirmed, but `policies.restraint` forbids a run now. No policy returns this."""
+    """A drift is confirmed, but `policies.rate_limit` forbids a run now. No policy returns this."""
     RETRAIN = "retrain"
     """A drift is confirmed. By default a run of the pipeline follows."""
     ROLLBACK = "rollback"
@@ -210,8 +217,8 @@ class Decision:
     action: Action
     reason: str
     numbers: Mapping[str, float | None]
-    """Contains at least `version` and `policies.restraint.OBSERVED_NUMBERS`. A number that does not
-    exist is None."""
+    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. A number that does
+    not exist is None."""
 
     def document(self) -> dict[str, Any]:
         """Return the decision as a JSON object."""
@@ -277,8 +284,8 @@ class DecisionPoint:
 def combine(decisions: tuple[Decision, ...]) -> Decision:
     """Return the first ROLLBACK, else the first RETRAIN, else the first BREACH, else the first.
 
-    >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={"version": 1})
-    >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={"version": 1})
+    >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={})
+    >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={})
     >>> combine((one, two)).policy
     'b'
     """

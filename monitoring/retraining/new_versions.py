@@ -92,14 +92,19 @@ class NewVersions:
         `rows_of` returns the number of usable rows that a version scored, at least over the last
         days.
         """
-        self._settings, self._store, self._documents, self._journal = settings, store, documents, journal
+        self._settings, self._store, self._documents, self._journal = (
+            settings,
+            store,
+            documents,
+            journal,
+        )
         self._rows_of = rows_of
         self._unusable = UnusableRows(**(documents.read_document(UNUSABLE) or {}))
         self._is_new = self._unusable.rows > 0
         """Whether rows without a usable score arrived since the last test."""
         self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
         self._written: Findings | None = None
-        self._told: int | None = None
+        self._reported_bad: int | None = None
         """The bad version that was last reported to people."""
         self._looked_at: float | None = None
 
@@ -108,7 +113,10 @@ class NewVersions:
         try:
             bakes = baking(self._store)
         except (ContractError, OSError) as error:
-            logger.warning("rows without a score are judged by nobody: the promotion journal: %s", error)
+            logger.warning(
+                "rows without a score are not counted, the promotion journal cannot be read: %s",
+                error,
+            )
             return
         of_version = [each for each in found if bakes is not None and each.version == bakes.version]
         if not of_version:
@@ -126,16 +134,25 @@ class NewVersions:
         version, rows = numbers["version"], numbers["rows_baked"]
         assert version is not None
         assert rows is not None
-        known = {name: numbers[name] for name in ("auc", "auc_low", "auc_high", "threshold", "evidence")}
-        self._leave(int(version), state_of(decision), decision.reason, rows=int(rows), numbers=known, now=now)
+        known = {
+            name: numbers[name] for name in ("auc", "auc_low", "auc_high", "threshold", "evidence")
+        }
+        self._write(
+            int(version),
+            state_of(decision),
+            decision.reason,
+            rows=int(rows),
+            numbers=known,
+            now=now,
+        )
 
     def step(self, now: float) -> bool:
-        """Test new scores, and return whether a version was rolled back since the last call.
+        """Test the new unusable scores, and return whether a version was rolled back since.
 
         A registry that cannot be read is tried again later.
         """
         if self._is_new:
-            self._judge_scores(now)
+            self._evaluate_scores(now)
         # After a clock was set back, read too early rather than never.
         if self._looked_at is not None and abs(now - self._looked_at) < LOOK_SECONDS:
             return False
@@ -147,34 +164,56 @@ class NewVersions:
             return False
         if live is None or live.blocked_model_id is None or live.time == self._reported:
             return False
-        text = f"version {live.previous_version} was taken back, {live.version} is live again: {live.reason}"
-        self._journal.emit("taken_back", text, version=live.previous_version, live_version=live.version)
+        text = (
+            f"version {live.previous_version} was taken back, {live.version} is live again: "
+            f"{live.reason}"
+        )
+        self._journal.emit(
+            "taken_back", text, version=live.previous_version, live_version=live.version
+        )
         self._documents.write_documents({TAKEN_BACK: {"line": live.time}})
         self._reported = live.time
         return True
 
-    def _judge_scores(self, now: float) -> None:
+    def _evaluate_scores(self, now: float) -> None:
         self._is_new = False
         found = self._unusable
         if not found.is_enough:
             return
-        rows, allowed = found.rows + self._rows_of(found.version), self._settings.max_unusable_scores
+        rows, allowed = (
+            found.rows + self._rows_of(found.version),
+            self._settings.max_unusable_scores,
+        )
         if sequential_binomial(found.rows, rows, allowed) < self._settings.bake_alpha / NUM_TESTS:
-            text = f"{found.rows} of {rows} rows have a score that is no probability, expected at most {allowed:.2%}"
+            text = (
+                f"{found.rows} of {rows} rows have a score that is no probability, expected "
+                f"at most {allowed:.2%}"
+            )
             numbers = {
                 "unusable_rows": float(found.rows),
                 "scored_rows": float(rows),
                 UNUSABLE_REQUESTS: float(len(found.requests)),
             }
             reason = f"{text}: model version {found.version}"
-            self._leave(found.version, BAD, reason, rows=rows, numbers=numbers, now=now)
+            self._write(found.version, BAD, reason, rows=rows, numbers=numbers, now=now)
 
-    def _leave(
-        self, version: int, state: str, reason: str, *, rows: int, numbers: Mapping[str, float | None], now: float
+    def _write(
+        self,
+        version: int,
+        state: str,
+        reason: str,
+        *,
+        rows: int,
+        numbers: Mapping[str, float | None],
+        now: float,
     ) -> None:
         """Write findings if they changed. A version that was found bad stays bad."""
         before = self._written
-        if before is not None and before.version == version and (before.state, before.reason) == (state, reason):
+        if (
+            before is not None
+            and before.version == version
+            and (before.state, before.reason) == (state, reason)
+        ):
             return
         try:
             bakes = baking(self._store)
@@ -184,16 +223,23 @@ class NewVersions:
             if before is None or before.state != BAD:
                 found_at = datetime.fromtimestamp(now, timezone.utc).isoformat()
                 found = Findings(
-                    version=version, state=state, reason=reason, found_at=found_at, rows=rows, numbers=dict(numbers)
+                    version=version,
+                    state=state,
+                    reason=reason,
+                    found_at=found_at,
+                    rows=rows,
+                    numbers=dict(numbers),
                 )
-                if state == BAD and self._told != version:
-                    # Emit the event before the findings are written, since nobody would emit it
-                    # later. A crash in between repeats it.
+                if state == BAD and self._reported_bad != version:
+                    # Emit the event before writing the findings, because after that nobody would
+                    # emit it. A crash between the two steps repeats the event.
                     self._journal.emit("bad_release", reason, version=version, **numbers)
-                    self._told = version
+                    self._reported_bad = version
                 write_findings(self._store, found)
                 before = found
             self._written = before
         except (ContractError, OSError) as error:
             # The next decision point tries again.
-            logger.warning("findings on version %d cannot be left in %s: %s", version, self._store, error)
+            logger.warning(
+                "findings on version %d cannot be written to %s: %s", version, self._store, error
+            )

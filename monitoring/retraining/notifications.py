@@ -54,7 +54,9 @@ class NotificationSettings:
     def __post_init__(self) -> None:
         expect(self, "above 0", lambda value: value > 0, "remind_seconds")
         if "://" in self.webhook_file:
-            raise ContractError("webhook_file is an address, expected the name of a file that holds it")
+            raise ContractError(
+                "webhook_file is an address, expected the name of a file that holds it"
+            )
 
 
 class _Rule(NamedTuple):
@@ -71,15 +73,33 @@ _RULES = {
     "requested": _Rule(DRIFT, "Retraining requested", "a run was started", is_of_run=True),
     "overdue": _Rule(DRIFT, "A retraining run takes long", is_of_run=True),
     "released": _Rule(DRIFT, "A new version was released", "released", is_of_run=True),
-    "canary": _Rule(DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True),
-    "judged": _Rule(DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True),
-    "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
-    "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
-    "bad_release": _Rule(RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True),
-    "taken_back": _Rule(RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True),
+    "canary": _Rule(
+        DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True
+    ),
+    "judged": _Rule(
+        DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True
+    ),
+    "refused": _Rule(
+        DRIFT, "The new model was refused", "the live version stays live", is_of_run=True
+    ),
+    "failed": _Rule(
+        DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True
+    ),
+    "bad_release": _Rule(
+        RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True
+    ),
+    "taken_back": _Rule(
+        RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True
+    ),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
-    "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),
-    "set_apart": _Rule("set_apart", "Rows could not be archived", "kept in the state folder, tried at the next start"),
+    "dead_letter": _Rule(
+        DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"
+    ),
+    "set_apart": _Rule(
+        "set_apart",
+        "Rows could not be archived",
+        "kept in the state folder, tried at the next start",
+    ),
 }
 """Rules by kind of event. The end of a run is found by its outcome."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
@@ -124,8 +144,11 @@ class Notifier:
         self.outbox = outbox
         self._settings = settings
         self._clock = clock
-        kept = documents.read_document(INCIDENTS) or {}
-        self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
+        saved = documents.read_document(INCIDENTS) or {}
+        self.open = {
+            name: OpenIncident(**{**values, "sent": tuple(values["sent"])})
+            for name, values in saved.items()
+        }
         """The open incidents by name: `drift`, `log`, `dead_letter`, `release` or `set_apart`."""
 
     def on_event(self, event: Event) -> None:
@@ -170,7 +193,9 @@ class Notifier:
             numbers=numbers,
         )
         if key not in known.sent:
-            self._send(f"{rule.title}: {event.text}", incident, numbers=numbers, now=now, done=rule.done)
+            self._send(
+                f"{rule.title}: {event.text}", incident, numbers=numbers, now=now, done=rule.done
+            )
             incident = dataclasses.replace(incident, sent_at=now)
         if is_open or not rule.is_of_run:
             self._store({**self.open, rule.incident: incident})
@@ -182,7 +207,13 @@ class Notifier:
             self.close_silently(name)
 
     def _send(
-        self, text: str, incident: OpenIncident, *, numbers: Mapping[str, Any], now: float, done: str = ""
+        self,
+        text: str,
+        incident: OpenIncident,
+        *,
+        numbers: Mapping[str, Any],
+        now: float,
+        done: str = "",
     ) -> None:
         if self.outbox is not None:
             amounts = {**numbers, "messages": incident.amount} if incident.amount else numbers
@@ -191,7 +222,9 @@ class Notifier:
             self.outbox.put(payload, now=now)
 
     def _store(self, incidents: dict[str, OpenIncident]) -> None:
-        documents = {INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}}
+        documents = {
+            INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}
+        }
         self._documents.write_documents(documents)
         self.open = incidents
 
@@ -212,12 +245,12 @@ class Outbox:
     def __init__(self, documents: Database, send: Callable[[bytes], Answer]) -> None:
         """Continue with the messages that a predecessor could not deliver.
 
-        `send` is called on another thread. It must return and not raise.
+        `send` is called on another thread, and must return without raising.
         """
         self._documents = documents
         self._send = send
-        kept = documents.read_document(OUTBOX) or {"messages": []}
-        self._messages = [WaitingMessage(**each) for each in kept["messages"]]
+        saved = documents.read_document(OUTBOX) or {"messages": []}
+        self._messages = [WaitingMessage(**each) for each in saved["messages"]]
         self._attempt: _Attempt | None = None
         self._logged_reason = ""
 
@@ -258,7 +291,9 @@ class Outbox:
             return
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(first.tries, 30), MAX_PAUSE_SECONDS)
         pause = max(pause, answer.retry_after or 0.0)
-        self._store([dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {})
+        self._store(
+            [dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {}
+        )
 
     def _store(self, messages: list[WaitingMessage], counts: dict[str, float]) -> None:
         document = {"messages": [dataclasses.asdict(each) for each in messages]}
@@ -272,7 +307,9 @@ class _Attempt:
     def __init__(self, message: WaitingMessage, send: Callable[[bytes], Answer]) -> None:
         self.message = message
         self.answer: Answer | None = None
-        threading.Thread(target=self._send_message, args=(send,), name="webhook", daemon=True).start()
+        threading.Thread(
+            target=self._send_message, args=(send,), name="webhook", daemon=True
+        ).start()
 
     def _send_message(self, send: Callable[[bytes], Answer]) -> None:
         try:

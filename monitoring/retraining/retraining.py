@@ -1,8 +1,8 @@
-"""Take a retrain request from the decision to the end of its run, across restarts.
+"""Advance a retrain request from the decision to the end of its run, across restarts.
 
 The phases are: decided, archive flushed, uploading, submitting, running, ended. There is at most
 one run at any time. Every transition is stored before the next one begins, and each step can be
-repeated. The request is named by its data (`monitoring.policies.restraint`), so that triggers
+repeated. The request is named by its data (`monitoring.policies.rate_limit`), so that triggers
 recognize it.
 """
 
@@ -15,9 +15,9 @@ from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.journal import Journal
-from monitoring.policies import restraint
+from monitoring.policies import rate_limit
 from monitoring.policies.policy import Decision
-from monitoring.policies.restraint import RunMemory, choose_parent, make_request
+from monitoring.policies.rate_limit import RunMemory, choose_parent, make_request
 from monitoring.retraining.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.retraining.triggers import RUNNING as RUN_IS_ACTIVE
 from monitoring.state.database import Database, read_memory
@@ -31,7 +31,7 @@ UPLOADING = "uploading"
 SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
-RESTRAINT = "restraint"
+RATE_LIMITS = "rate_limits"
 """Names of the documents."""
 RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
@@ -39,7 +39,8 @@ UNKNOWN_SECONDS = 60.0
 """Seconds for which a submitted run may be unknown to its trigger before it counts as failed. The
 trigger's list of runs may lag."""
 OVERDUE_SECONDS = 6 * 3600.0
-"""Seconds after which an active run is reported once. It is followed to its end anyway."""
+"""Seconds after which an active run is reported once. The monitor still follows the run to its
+end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +89,11 @@ class Retraining:
         self._archive = archive
         self._trigger = trigger
         self._journal = journal
-        self._restraint, self._recipe = restraint, recipe
+        self._limits, self._recipe = restraint, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress = read_memory(documents, PROGRESS, RunProgress)
-        self.memory = read_memory(documents, RESTRAINT, RunMemory)
+        self.memory = read_memory(documents, RATE_LIMITS, RunMemory)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Create a request from a confirmed decision, for rows up to the event time `data_until`.
@@ -104,10 +105,14 @@ class Retraining:
         parent, why = choose_parent(self.memory, self._recipe)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
-            "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
+            "decision",
+            request.reason,
+            request_id=request.request_id,
+            policy=decision.policy,
+            **decision.numbers,
         )
         progress = RunProgress(phase=DECIDED, request=asdict(request), decided_at=now)
-        self._store(progress, memory=restraint.requested(self.memory, now=now))
+        self._store(progress, memory=rate_limit.requested(self.memory, now=now))
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
@@ -125,9 +130,11 @@ class Retraining:
         elif self.progress.phase == RUNNING and is_time:
             self._follow_run(self._trigger, now)
 
-    def rest_after(self, outcome: str, now: float) -> None:
+    def begin_cooldown(self, outcome: str, now: float) -> None:
         """Begin the cooldown after an outcome of another program, such as a rollback."""
-        self._store(self.progress, memory=restraint.ended(self.memory, outcome, self._restraint, now=now))
+        self._store(
+            self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
+        )
 
     def _request(self) -> RetrainRequest:
         assert self.progress.request is not None
@@ -136,7 +143,12 @@ class Retraining:
     def _flush_archive(self, now: float) -> None:
         files = self._archive.flush()
         rows = sum(num_rows for _, num_rows in files)
-        self._journal.emit("archived", f"flushed {rows} rows for the run", rows=rows, files=[name for name, _ in files])
+        self._journal.emit(
+            "archived",
+            f"flushed {rows} rows for the run",
+            rows=rows,
+            files=[name for name, _ in files],
+        )
         awaited = tuple(self._archive.waiting_for_upload()) if self._upload_wait_seconds > 0 else ()
         self._enter(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
 
@@ -149,7 +161,10 @@ class Retraining:
                 self._journal.emit("uploaded", "every sealed file is in the lake", seconds=seconds)
             self._enter(SUBMITTING)
         elif now >= self.progress.upload_deadline:
-            reason = f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
+            reason = (
+                f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, "
+                f"first {waiting[0]}"
+            )
             self._end(RunState(FAILED, reason), now)
 
     def _submit(self, trigger: Trigger, now: float) -> None:
@@ -166,8 +181,12 @@ class Retraining:
         if answer == BUSY:
             self._retry_later("busy", "another run is active", now)
             return
-        self._journal.emit("requested", request.reason, request_id=request.request_id, answer=answer)
-        self._journal.emit("run_started", f"run {request.request_id} {answer}", request_id=request.request_id)
+        self._journal.emit(
+            "requested", request.reason, request_id=request.request_id, answer=answer
+        )
+        self._journal.emit(
+            "run_started", f"run {request.request_id} {answer}", request_id=request.request_id
+        )
         self._enter(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0, obstacle="")
         self._checkpoint("retraining.running")
 
@@ -199,9 +218,13 @@ class Retraining:
         if is_overdue and not progress.is_overdue:
             seconds = now - progress.started_at
             text = f"run {progress.request_id} has been active for {seconds / 3600:.1f} h"
-            self._journal.emit("overdue", text, request_id=progress.request_id, seconds=round(seconds, 3))
+            self._journal.emit(
+                "overdue", text, request_id=progress.request_id, seconds=round(seconds, 3)
+            )
         next_try_at = now + self._poll_seconds if self._poll_seconds else progress.next_try_at
-        changed = replace(progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at)
+        changed = replace(
+            progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at
+        )
         if changed != progress:
             self._store(changed)
 
@@ -213,7 +236,9 @@ class Retraining:
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = restraint.ended(self.memory, run.state, self._restraint, now=now, parent=request.parent)
+        memory = rate_limit.ended(
+            self.memory, run.state, self._limits, now=now, parent=request.parent
+        )
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
@@ -230,10 +255,16 @@ class Retraining:
         self._store(replace(self.progress, phase=phase, **changes), counts)
 
     def _store(
-        self, progress: RunProgress, counts: dict[str, float] | None = None, *, memory: RunMemory | None = None
+        self,
+        progress: RunProgress,
+        counts: dict[str, float] | None = None,
+        *,
+        memory: RunMemory | None = None,
     ) -> None:
         memory = memory or self.memory
-        self._documents.write_documents({PROGRESS: asdict(progress), RESTRAINT: asdict(memory)}, counts)
+        self._documents.write_documents(
+            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
+        )
         # Assign these last: after a failed write the step was not made, and the next iteration
         # makes it.
         self.progress = progress

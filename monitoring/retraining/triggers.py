@@ -35,7 +35,13 @@ from evergreen.registry import runs
 from evergreen.registry.runs import RunOutcome, find_outcome, run_title, store_name
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, PermanentError
-from evergreen.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion, describe_end
+from evergreen.runtime.kubeflow import (
+    ACTIVE_STATES,
+    EXPERIMENT,
+    KubeflowServer,
+    PipelineVersion,
+    describe_end,
+)
 
 STARTED = "started"
 BUSY = "busy"
@@ -140,7 +146,9 @@ class LocalTrigger:
         with self._held_lock() as lock:
             if lock is None and self._lock.read_text() == request_id:
                 return RunState(RUNNING)
-        return self._end_of(request_id) or RunState(UNKNOWN, "the run's process is gone and left no outcome")
+        return self._end_of(request_id) or RunState(
+            UNKNOWN, "the run's process is gone and left no outcome"
+        )
 
     def _end_of(self, name: str) -> RunState | None:
         """Return how the run ended, or None if it never ran or left no result."""
@@ -231,11 +239,15 @@ class KubeflowSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict):
-            raise ContractError(f"pipeline_arguments is {self.pipeline_arguments!r}, expected a JSON object")
+            raise ContractError(
+                f"pipeline_arguments is {self.pipeline_arguments!r}, expected a JSON object"
+            )
         if unknown := sorted(given.keys() - set(RUN_PARAMETERS)):
             raise ContractError(
-                f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, some of "
-                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when the pipeline is compiled"
+                f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, "
+                "some of "
+                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when "
+                "the pipeline is compiled"
             )
 
     def expect_complete(self) -> None:
@@ -245,9 +257,13 @@ class KubeflowSettings:
             ContractError: The server or the pipeline is not given.
         """
         if not self.kubeflow_host:
-            raise ContractError("kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger")
+            raise ContractError(
+                "kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger"
+            )
         if not self.pipeline_name:
-            raise ContractError("pipeline_name is empty, expected an uploaded pipeline for the kubeflow trigger")
+            raise ContractError(
+                "pipeline_name is empty, expected an uploaded pipeline for the kubeflow trigger"
+            )
 
 
 class KubeflowTrigger:
@@ -270,7 +286,9 @@ class KubeflowTrigger:
         self._arguments = json.loads(settings.pipeline_arguments)
         self._settings, self._store = settings, store
         self._server = KubeflowServer(
-            settings.kubeflow_host, namespace=settings.kubeflow_namespace, timeout_seconds=timeout_seconds
+            settings.kubeflow_host,
+            namespace=settings.kubeflow_namespace,
+            timeout_seconds=timeout_seconds,
         )
 
     def submit(self, request: RetrainRequest) -> str:
@@ -294,7 +312,9 @@ class KubeflowTrigger:
                 service_account=self._settings.kubeflow_service_account,
             )
             of = version.name or version.version_id
-            logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, of)
+            logger.info(
+                "run %s started as %s, of pipeline version %s", request.request_id, run_id, of
+            )
             return self._resolve_race(experiment_id, title, run_id)
 
     def state(self, request_id: str) -> RunState:
@@ -306,7 +326,11 @@ class KubeflowTrigger:
         name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
             experiment_id = self._server.find_experiment(name)
-            runs = self._server.find_runs(experiment_id, name=run_title(request_id)) if experiment_id else []
+            runs = (
+                self._server.find_runs(experiment_id, name=run_title(request_id))
+                if experiment_id
+                else []
+            )
         if not runs:
             missing = "run of this name" if experiment_id else f"experiment {name} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
@@ -316,11 +340,19 @@ class KubeflowTrigger:
                 self._end_later_run(other.run_id, first=run.run_id)
         if _is_active(run):
             # `reason` is only for people, who must resume a paused run.
-            return RunState(RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else "")
+            return RunState(
+                RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else ""
+            )
         outcome = self._find_outcome(store_name(run.display_name, "", run.run_id))
         if outcome is not None:
-            ended = f"{describe_end(run)}; " if run.state == "CANCELED" and outcome.state == FAILED else ""
-            return RunState(outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version)
+            ended = (
+                f"{describe_end(run)}; "
+                if run.state == "CANCELED" and outcome.state == FAILED
+                else ""
+            )
+            return RunState(
+                outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version
+            )
         if run.state == "SUCCEEDED":
             return RunState(RELEASED, f"run {run.run_id} is {run.state}")
         return RunState(FAILED, describe_end(run))
@@ -328,7 +360,10 @@ class KubeflowTrigger:
     def _description(self, request: RetrainRequest) -> str:
         """Describe the request's reason, origin and recommender. Kubeflow's runs have no labels."""
         recommender = self._arguments.get("recommender", CURRENT)
-        return f"{request.reason}; asked by the monitor as {request.request_id}; recommender {recommender}"
+        return (
+            f"{request.reason}; asked by the monitor as {request.request_id}; recommender "
+            f"{recommender}"
+        )
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
         """Return the result of a new run, if others were created at the same time.
@@ -365,7 +400,9 @@ class KubeflowTrigger:
         name, version_id = self._settings.pipeline_name, self._settings.pipeline_version_id
         pipeline_id = self._server.find_pipeline(name)
         if pipeline_id is None:
-            raise PermanentError(f"pipeline {name} is not on the server, expected it to be uploaded")
+            raise PermanentError(
+                f"pipeline {name} is not on the server, expected it to be uploaded"
+            )
         if version_id:
             return PipelineVersion(pipeline_id, version_id)
         newest = self._server.newest_version(pipeline_id)
@@ -390,9 +427,9 @@ def _creation_order(run: Any) -> tuple[str, str]:
 def _deciding_run(runs: list[Any]) -> Any:
     """Return the run that determines the request's state, of several with its name.
 
-    That is a successful run, else the first active one, else one that is being cancelled, else the
-    newest. Several runs exist if a dead run was repeated, if two monitors created it at the same
-    time, or if the server created one after its client had given up.
+    A successful run comes first, then the first active one, then one that is being cancelled, then
+    the newest. Several runs exist if a dead run was repeated, if two monitors created it at the
+    same time, or if the server created one after its client had given up.
     """
     if at_work := [run for run in runs if _is_at_work(run)]:
         first = min(at_work, key=_creation_order)

@@ -22,7 +22,11 @@ class AdmittedVersions:
     """Accepted model versions."""
 
     def __init__(
-        self, released: Callable[[], Collection[int]], clock: Callable[[], float], *, memory: dict[str, Any] | None
+        self,
+        released: Callable[[], Collection[int]],
+        clock: Callable[[], float],
+        *,
+        memory: dict[str, Any] | None,
     ) -> None:
         """Continue from the predecessor's saved state, or start empty.
 
@@ -39,9 +43,9 @@ class AdmittedVersions:
         """Versions that need no further check."""
 
     def begin_batch(self) -> None:
-        """Read the journal again at the next unknown version.
+        """Read the promotion journal again at the next unknown version.
 
-        It names a release before it serves.
+        The journal names a release before the release serves.
         """
         self._known = None
 
@@ -61,7 +65,8 @@ class AdmittedVersions:
                 self._drop_old()
             if len(self._others) >= MAX_OTHERS:
                 raise ContractError(
-                    f"model version {version} is unknown to the model store, and so are {MAX_OTHERS} others that were "
+                    f"model version {version} is unknown to the model registry, and so are "
+                    f"{MAX_OTHERS} others that were "
                     "logged within a day; expected a released version"
                 )
             self._others[version] = self._clock()

@@ -59,7 +59,9 @@ _OF_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticErr
 OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 
-def build_row_table(requests: Predictions, labels: NDArray[np.uint8], features: Features) -> pa.Table:
+def build_row_table(
+    requests: Predictions, labels: NDArray[np.uint8], features: Features
+) -> pa.Table:
     """Convert requests to a table in the raw schema, in the given order.
 
     Missing features are null. An optional column group of `contracts.raw_rows` is present if any
@@ -111,7 +113,9 @@ def _list_column(places: NDArray[np.int64]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, places[held], mask=pa.array(~held.any(axis=1)))
 
 
-def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]) -> pa.Table:
+def build_outcome_table(
+    outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]
+) -> pa.Table:
     """Convert outcomes to a table in the contract's schema, in the given order.
 
     Args:
@@ -122,11 +126,18 @@ def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str
         raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],
         raw_rows.ROW: [each.outcome.row for each in outcomes],
         raw_rows.EVENT: [each.outcome.event for each in outcomes],
-        raw_rows.OUTCOME_TIME: np.array([microseconds(each.outcome.time) for each in outcomes], np.int64),
+        raw_rows.OUTCOME_TIME: np.array(
+            [microseconds(each.outcome.time) for each in outcomes], np.int64
+        ),
         raw_rows.STORED_AT: np.array([microseconds(each.stored_at) for each in outcomes], np.int64),
-        raw_rows.WINDOW_SECONDS: np.array([windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64),
+        raw_rows.WINDOW_SECONDS: np.array(
+            [windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64
+        ),
     }
-    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in OUTCOME_SCHEMA], schema=OUTCOME_SCHEMA)
+    return pa.table(
+        [pa.array(columns[field.name]).cast(field.type) for field in OUTCOME_SCHEMA],
+        schema=OUTCOME_SCHEMA,
+    )
 
 
 def utc_day(time: float) -> str:
@@ -187,7 +198,8 @@ class Archive:
             roll_rows: Rows of a full file. Files with wide rows have fewer.
             roll_seconds: Maximum wait of a row or outcome for its file, in seconds.
             keep_rows: Newest archived rows of each version that stay in the state for the windows.
-                Rows without a decision yet (after `judged_until` in the document `judge`) stay too.
+                Rows without a decision yet (after `decided_until` in the document `evaluator`) stay
+                too.
             windows: Window of each event in seconds, stored beside late outcomes.
             on_set_apart: Called with the name of a file that cannot be written, its number of rows,
                 and the reason.
@@ -199,7 +211,9 @@ class Archive:
         self._folder = folder
         self._store = store
         self._features = features
-        row_bytes = bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
+        row_bytes = (
+            bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
+        )
         self._roll_rows = max(min(roll_rows, FILE_BYTES // row_bytes), 1)
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
@@ -215,7 +229,7 @@ class Archive:
         # A newer version of the program may be able to write these files.
         for name in store.files("set apart"):
             if not name.startswith(f"{AHEAD_FOLDER}/"):
-                store.take_back(name)
+                store.retry_file(name)
         self._finish_intended()
 
     def roll(self, now: float) -> list[ArchivedPart]:
@@ -227,10 +241,15 @@ class Archive:
         self._finish_intended()
         store, written = self._store, list[ArchivedPart]()
         while store.num_unarchived_rows >= self._roll_rows:
-            written += self._write_files(store.oldest_unarchived(self._roll_rows), raw_rows.DAY_PARTITION)
+            written += self._write_files(
+                store.oldest_unarchived(self._roll_rows), raw_rows.DAY_PARTITION
+            )
         if self._is_overdue(store.oldest_unarchived_at(), now):
             written += self._write_all_rows()
-        if self._is_overdue(store.oldest_late_at(), now) or store.num_late(self._roll_rows) >= self._roll_rows:
+        if (
+            self._is_overdue(store.oldest_late_at(), now)
+            or store.num_late(self._roll_rows) >= self._roll_rows
+        ):
             written += self._write_all_outcomes()
         return written
 
@@ -258,7 +277,9 @@ class Archive:
         return min(times, default=None)
 
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
-        return oldest is not None and not 0 <= now - oldest < self._roll_seconds  # negative: clock was set back
+        return (
+            oldest is not None and not 0 <= now - oldest < self._roll_seconds
+        )  # negative: clock was set back
 
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []
@@ -314,9 +335,9 @@ class Archive:
             except _OF_ROWS as error:
                 return self._divide(name, error)
             self._checkpoint(f"{_kind_of(name)}.synced")
-        judge = self._store.read_document("judge")
-        judged_until = -inf if judge is None else judge.get("judged_until", -inf)
-        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
+        evaluator = self._store.read_document("evaluator")
+        decided_until = -inf if evaluator is None else evaluator.get("decided_until", -inf)
+        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=decided_until)
         self._checkpoint(f"{_kind_of(name)}.sealed")
         logger.info("sealed %s", name)
         return [ArchivedPart(name, num_rows)]
@@ -332,11 +353,16 @@ class Archive:
             numbers = self._store.numbers_of_file(name)
         if len(numbers) > 1:
             middle = len(numbers) // 2
-            parts = {f"{half}{uuid4().hex}.parquet": part for part in (numbers[:middle], numbers[middle:])}
+            parts = {
+                f"{half}{uuid4().hex}.parquet": part
+                for part in (numbers[:middle], numbers[middle:])
+            }
             self._store.split_file(name, parts)
             self._checkpoint(f"{_kind_of(name)}.divided")
             return [written for part in parts for written in self._finish_file(part)]
-        self._on_set_apart(name, self._store.set_apart(name), f"{type(error).__name__}: {error}"[:200])
+        self._on_set_apart(
+            name, self._store.set_apart(name), f"{type(error).__name__}: {error}"[:200]
+        )
         return []
 
     def _write_whole(self, name: str) -> None:
@@ -369,7 +395,10 @@ def _log_set_apart(name: str, number: int, reason: str) -> None:
 def set_apart_text(name: str, number: int, reason: str) -> str:
     """Format the message about an archive file that cannot be written."""
     kind = "late outcomes" if holds_outcomes(name) else "rows"
-    return f"{number} {kind} of {name} cannot be archived and are set apart in the state folder: {reason}"
+    return (
+        f"{number} {kind} of {name} cannot be archived and are set apart in the state folder: "
+        f"{reason}"
+    )
 
 
 def _kind_of(name: str) -> str:

@@ -40,33 +40,36 @@ pages, and requests of 64 rows take 28 % more processor time."""
 
 _TABLES = """
 CREATE TABLE predictions (
-    request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL,
-    stored_at REAL NOT NULL, canary INTEGER NOT NULL);
+    request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL,
+    num_rows INTEGER NOT NULL, stored_at REAL NOT NULL, canary INTEGER NOT NULL);
 CREATE TABLE blocks (
-    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL, waiting_from REAL,
-    newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL, requests BLOB NOT NULL);
+    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL,
+    waiting_from REAL, newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL,
+    requests BLOB NOT NULL);
 CREATE INDEX waiting ON blocks (waiting_from) WHERE waiting_from IS NOT NULL;
 CREATE TABLE block_rows (last INTEGER PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE matured (
-    last INTEGER PRIMARY KEY, num_requests INTEGER NOT NULL, num_rows INTEGER NOT NULL, time REAL NOT NULL,
-    newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL, requests BLOB NOT NULL, file TEXT);
+    last INTEGER PRIMARY KEY, num_requests INTEGER NOT NULL, num_rows INTEGER NOT NULL,
+    time REAL NOT NULL, newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL,
+    requests BLOB NOT NULL, file TEXT);
 CREATE INDEX unarchived ON matured (last) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file) WHERE file IS NOT NULL;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE clicks (
-    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL, number INTEGER,
-    PRIMARY KEY (request_id, row));
+    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
+    number INTEGER, PRIMARY KEY (request_id, row));
 CREATE INDEX clicked ON clicks (number);
 CREATE TABLE late_outcomes (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL, event TEXT NOT NULL,
-    time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
+    number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL,
+    event TEXT NOT NULL, time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
     UNIQUE (request_id, row, event));
 CREATE INDEX unarchived_outcomes ON late_outcomes (number) WHERE file IS NULL;
 CREATE INDEX outcomes_in ON late_outcomes (file) WHERE file IS NOT NULL;
 CREATE TABLE files (
     name TEXT PRIMARY KEY,
-    state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded', 'set apart')));
+    state TEXT NOT NULL DEFAULT 'intended'
+        CHECK (state IN ('intended', 'sealed', 'uploaded', 'set apart')));
 CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
@@ -91,14 +94,20 @@ class CorruptBlock(ContractError):
     """A block of the state whose bytes changed on disk."""
 
     def __init__(self, number: int, num_bytes: int) -> None:
-        super().__init__(f"block {number} of the state, {num_bytes} bytes, does not match its checksum")
+        super().__init__(
+            f"block {number} of the state, {num_bytes} bytes, does not match its checksum"
+        )
         self.number = number
 
 
 def pack(requests: Requests) -> bytes:
     """Serialize the arrays, preceded by their checksum (CRC-32)."""
-    arrays = {each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"}
-    content = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    arrays = {
+        each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"
+    }
+    content = {
+        name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()
+    }
     packed = msgspec.msgpack.encode((requests.ids.tolist(), content))
     return crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") + packed
 
@@ -120,7 +129,10 @@ def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
     ids, arrays = msgspec.msgpack.decode(packed)
     return kind(
         ids=np.array(ids, object),
-        **{name: np.frombuffer(array, dtype).reshape(shape) for name, (dtype, shape, array) in arrays.items()},
+        **{
+            name: np.frombuffer(array, dtype).reshape(shape)
+            for name, (dtype, shape, array) in arrays.items()
+        },
     )
 
 
@@ -155,13 +167,17 @@ class Database:
 
     def _open(self) -> None:
         with self._database_errors():
-            self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._prepare_tables()
-                self.counters: dict[str, float] = dict(self._connection.execute("SELECT name, value FROM counters"))
+                self.counters: dict[str, float] = dict(
+                    self._connection.execute("SELECT name, value FROM counters")
+                )
                 """Counters since the state folder was created."""
             except BaseException:
                 self._connection.close()
@@ -172,8 +188,12 @@ class Database:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found == VERSION:
             return
-        if found or self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
-            raise PermanentError(f"state {self._path.parent} has version {found}, expected {VERSION}")
+        if found or self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (
+            0,
+        ):
+            raise PermanentError(
+                f"state {self._path.parent} has version {found}, expected {VERSION}"
+            )
         self._connection.execute("BEGIN IMMEDIATE")
         # Execute one statement at a time, because `executescript` commits the transaction first.
         for statement in _TABLES.split(";\n"):
@@ -188,10 +208,14 @@ class Database:
 
     def read_document(self, name: str) -> dict[str, Any] | None:
         """Return the JSON object stored under `name`, or None."""
-        row = self._connection.execute("SELECT content FROM documents WHERE name = ?", (name,)).fetchone()
+        row = self._connection.execute(
+            "SELECT content FROM documents WHERE name = ?", (name,)
+        ).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
-    def write_documents(self, documents: dict[str, dict[str, Any]], counts: dict[str, float] | None = None) -> None:
+    def write_documents(
+        self, documents: dict[str, dict[str, Any]], counts: dict[str, float] | None = None
+    ) -> None:
         """Store JSON objects, all or none, and add to counters in the same transaction.
 
         Raises:
@@ -201,7 +225,9 @@ class Database:
             self._write_documents(connection, documents)
 
     @staticmethod
-    def _write_documents(connection: sqlite3.Connection, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write_documents(
+        connection: sqlite3.Connection, documents: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         connection.executemany(
             "INSERT OR REPLACE INTO documents VALUES (?, ?)",
             [(name, json.dumps(document)) for name, document in documents.items()],
@@ -239,17 +265,18 @@ class Database:
     def _add_counts(self, connection: sqlite3.Connection, counts: dict[str, float]) -> None:
         for name, number in counts.items():
             self.counters[name] = self.counters.get(name, 0) + number
-            connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, self.counters[name]))
+            connection.execute(
+                "INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, self.counters[name])
+            )
 
     def _select_by_id(self, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of `query` for these ids, 500 ids at a time.
-
-        `{ids}` is their placeholder.
-        """
+        """Yield the rows of `query`, whose placeholder `{ids}` is filled with 500 ids at a time."""
         every = list(ids)
         for start in range(0, len(every), 500):
             chunk = every[start : start + 500]
-            yield from self._connection.execute(query.format(ids=", ".join("?" * len(chunk))), chunk)
+            yield from self._connection.execute(
+                query.format(ids=", ".join("?" * len(chunk))), chunk
+            )
 
 
 def _make_private(path: Path) -> None:
@@ -269,8 +296,10 @@ def read_memory(documents: Database, name: str, kind: type[M]) -> M:
 
     `dataclasses.asdict` gave the stored fields.
     """
-    kept = documents.read_document(name) or {}
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()})
+    saved = documents.read_document(name) or {}
+    return kind(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    )
 
 
 OUTCOME_FOLDER = OUTCOME_PARTITION.split("/")[0]
@@ -280,8 +309,10 @@ DAY_MICROS = 86_400_000_000
 def holds_outcomes(name: str) -> bool:
     """Return whether the archive file `name` contains late outcomes instead of matured rows.
 
-    >>> holds_outcomes("outcomes/day=2025-11-13/part-1.parquet"), holds_outcomes("day=2025-11-13/part-1.parquet")
-    (True, False)
+    >>> holds_outcomes("outcomes/day=2025-11-13/part-1.parquet")
+    True
+    >>> holds_outcomes("day=2025-11-13/part-1.parquet")
+    False
     """
     return name.startswith(f"{OUTCOME_FOLDER}/")
 
@@ -301,11 +332,13 @@ class FileTables(Database):
         return int(self.counters.get("matured", 0) - ended)
 
     def oldest_unarchived_at(self) -> float | None:
-        """Return when the oldest matured row without a file matured, or None if all have files."""
-        return self._first_number("SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1")
+        """Return when the oldest row that is in no archive file matured, or None."""
+        return self._first_number(
+            "SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1"
+        )
 
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
-        """Return parts of matured requests without a file, oldest first.
+        """Return the oldest parts of matured requests that are in no archive file.
 
         Returns at least one part if there is any, and then as many as fit into `max_rows`.
         """
@@ -320,18 +353,20 @@ class FileTables(Database):
         return chosen
 
     def num_late(self, at_most: int) -> int:
-        """Count late outcomes without a file, up to `at_most`."""
+        """Count late outcomes that are in no archive file, up to `at_most`."""
         query = "SELECT count(*) FROM (SELECT 1 FROM late_outcomes WHERE file IS NULL LIMIT ?)"
         return int(self._connection.execute(query, (at_most,)).fetchone()[0])
 
     def oldest_late_at(self) -> float | None:
-        """Return when the oldest late outcome without a file was stored, or None."""
-        return self._first_number("SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1")
+        """Return when the oldest late outcome that is in no archive file was stored, or None."""
+        return self._first_number(
+            "SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1"
+        )
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
-        """Return up to `max_rows` late outcomes without a file, oldest first."""
-        # A prediction more than a day in the future had a wrong clock. Its outcomes must not create
-        # a file for that day.
+        """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
+        # A prediction more than a day in the future had a wrong clock. The outcomes of such a
+        # prediction must not create a file for that day.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
@@ -384,23 +419,44 @@ class FileTables(Database):
             connection.execute("DELETE FROM matured WHERE last = ?", (number,))
             for start, stop in ((0, half), (half, len(part))):
                 last = number - len(part) + stop
-                self._insert_part(connection, part.between(start, stop), last, matured_at=matured_at, file=file)
+                self._insert_part(
+                    connection, part.between(start, stop), last, matured_at=matured_at, file=file
+                )
         return True
 
     @staticmethod
     def _insert_part(
-        connection: sqlite3.Connection, part: MaturedRequests, last: int, *, matured_at: float, file: str | None
+        connection: sqlite3.Connection,
+        part: MaturedRequests,
+        last: int,
+        *,
+        matured_at: float,
+        file: str | None,
     ) -> None:
-        """Store a part of matured requests. `last` is the position of its last request."""
+        """Store a part of matured requests.
+
+        `last` is the position of its last request in the order of maturing.
+        """
         versions = {version: of.num_rows for version, of in reversed(list(part.by_version()))}
         times = (float(part.times[0]), float(part.times.max()))
         connection.execute(
             "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (last, len(part), part.num_rows, *times, matured_at, json.dumps(versions), pack(part), file),
+            (
+                last,
+                len(part),
+                part.num_rows,
+                *times,
+                matured_at,
+                json.dumps(versions),
+                pack(part),
+                file,
+            ),
         )
 
     def set_apart(self, name: str) -> int:
-        """Set an intended file apart, because it cannot be written. Its contents stay in the state.
+        """Set an intended file apart, because it cannot be written.
+
+        The rows of the file stay in the state.
 
         Returns:
             The number of rows or late outcomes.
@@ -408,7 +464,7 @@ class FileTables(Database):
         with self._transaction({}) as connection:
             return self._move_apart(connection, name, 1)
 
-    def take_back(self, name: str) -> None:
+    def retry_file(self, name: str) -> None:
         """Return a file that was set apart to the intended files."""
         with self._transaction({}) as connection:
             self._move_apart(connection, name, -1)
@@ -439,16 +495,20 @@ class FileTables(Database):
         return Predictions.joined(found).select(in_order), matured.labels
 
     def _matured_of_file(self, name: str) -> MaturedRequests:
-        parts = self._connection.execute("SELECT requests, last FROM matured WHERE file = ? ORDER BY last", (name,))
+        parts = self._connection.execute(
+            "SELECT requests, last FROM matured WHERE file = ? ORDER BY last", (name,)
+        )
         return MaturedRequests.joined([unpack(MaturedRequests, *part) for part in parts])
 
     def _block_rows(self, last: int) -> Predictions:
         """Return the rows of a block that is not archived."""
-        (content,) = self._connection.execute("SELECT content FROM block_rows WHERE last = ?", (last,)).fetchone()
+        (content,) = self._connection.execute(
+            "SELECT content FROM block_rows WHERE last = ?", (last,)
+        ).fetchone()
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the last number of each block with some of these predictions, and their numbers."""
+        """Yield each block with some of these predictions: its last number, and theirs."""
         ordered = np.sort(numbers)
         while len(ordered):
             query = "SELECT last FROM blocks WHERE last >= ? ORDER BY last LIMIT 1"
@@ -460,7 +520,9 @@ class FileTables(Database):
     def outcomes_of_file(self, name: str) -> list[ArchiveOutcome]:
         """Return the late outcomes assigned to the file `name`."""
         columns = "request_id, row, event, time, predicted_at, stored_at"
-        found = self._connection.execute(f"SELECT {columns} FROM late_outcomes WHERE file = ? ORDER BY number", (name,))
+        found = self._connection.execute(
+            f"SELECT {columns} FROM late_outcomes WHERE file = ? ORDER BY number", (name,)
+        )
         return [ArchiveOutcome(LateOutcome(*outcome), stored_at) for *outcome, stored_at in found]
 
     def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
@@ -484,21 +546,28 @@ class FileTables(Database):
             (num_rows,) = connection.execute(count, (name,)).fetchone()
             if not holds_outcomes(name):
                 for last, numbers in self._by_block(self._matured_of_file(name).numbers):
-                    count_down = "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? RETURNING unarchived"
+                    count_down = (
+                        "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? "
+                        "RETURNING unarchived"
+                    )
                     if connection.execute(count_down, (len(numbers), last)).fetchone() == (0,):
                         connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
-                self._let_old_matured_go(connection, keep_rows, keep_after)
+                self._delete_old_matured(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
         return int(num_rows)
 
-    def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
+    def _delete_old_matured(
+        self, connection: sqlite3.Connection, keep_rows: int, keep_after: float
+    ) -> None:
         """Delete archived requests beyond the newest rows of each of the newest versions.
 
         Their ids stay. A part is deleted or stays as a whole. At most `MAX_VERSIONS * keep_rows`
         rows stay, so that a rare version does not keep the rows of all others.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-        query = f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
+        query = (
+            f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
+        )
         seen: dict[str, int] = {}
         num_newer = 0
         for last, versions, may_go in connection.execute(query, (keep_after,)).fetchall():
@@ -510,19 +579,23 @@ class FileTables(Database):
             is_needed &= num_newer < MAX_VERSIONS * keep_rows
             num_newer += sum(rows_of.values())
             if may_go and not is_needed:
-                self._let_go(connection, last)
+                self._delete_part(connection, last)
 
-    def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
+    def _delete_part(self, connection: sqlite3.Connection, last: int) -> None:
         """Delete a part of matured requests, and the blocks that no request needs any more."""
-        (packed,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING requests", (last,)).fetchone()
+        (packed,) = connection.execute(
+            "DELETE FROM matured WHERE last = ? RETURNING requests", (last,)
+        ).fetchone()
         try:
             numbers = unpack(MaturedRequests, packed, last).numbers
         except CorruptBlock as error:
             # The part is archived, so no row is lost. The counts of its blocks stay too high.
-            logger.error("archived rows are let go: %s", error)
+            logger.error("archived rows are deleted: %s", error)
             return
         for block, of_block in self._by_block(numbers):
-            connection.execute("UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block))
+            connection.execute(
+                "UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block)
+            )
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
     def files(self, state: str) -> list[str]:
@@ -536,7 +609,9 @@ class FileTables(Database):
     def mark_uploaded(self, names: Iterable[str]) -> None:
         """Mark files as moved by the uploader."""
         with self._transaction({}) as connection:
-            connection.executemany("UPDATE files SET state = 'uploaded' WHERE name = ?", [(n,) for n in names])
+            connection.executemany(
+                "UPDATE files SET state = 'uploaded' WHERE name = ?", [(n,) for n in names]
+            )
 
     def _first_number(self, query: str) -> float | None:
         row = self._connection.execute(query).fetchone()

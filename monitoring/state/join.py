@@ -31,11 +31,13 @@ record is larger."""
 class UnscoredRows(ContractError):
     """A prediction with rows whose score is not a probability.
 
-    It is counted and becomes a dead letter.
+    Such a prediction is counted and becomes a dead letter.
     """
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:
-        super().__init__(f"{rows} rows of request {request_id} have no score by model version {version}")
+        super().__init__(
+            f"{rows} rows of request {request_id} have no score by model version {version}"
+        )
         self.request_id, self.version, self.rows = request_id, version, rows
 
 
@@ -75,7 +77,11 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
     rules.versions.begin_batch()
     plain, rest = form.decode_plain(
-        payloads, recommender=rules.recommender, since=since, before=last, versions=rules.versions.now
+        payloads,
+        recommender=rules.recommender,
+        since=since,
+        before=last,
+        versions=rules.versions.now,
     )
     batches: list[PredictionBatch] = []
     places: list[int] = []
@@ -108,13 +114,18 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
 
 
 def _expect_usable(record: Record, rules: IntakeRules, *, now: float) -> None:
-    times = [record.time] if isinstance(record, PredictionBatch) else [record.time, *record.times.tolist()]
+    times = (
+        [record.time]
+        if isinstance(record, PredictionBatch)
+        else [record.time, *record.times.tolist()]
+    )
     if (newest := max(times)) > now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
     if (oldest := min(times)) < now - rules.max_age_seconds:
         days = rules.max_age_seconds / 86_400.0
         raise ContractError(
-            f"time is {oldest}, {(now - oldest) / 86_400.0:.1f} days ago, expected at most {days:g} days "
+            f"time is {oldest}, {(now - oldest) / 86_400.0:.1f} days ago, expected at most "
+            f"{days:g} days "
             "(max_age_seconds)"
         )
     if isinstance(record, PredictionBatch):
@@ -158,4 +169,6 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
         else:
             late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
             num_unmatched += not has_row
-    return Attribution(waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched)
+    return Attribution(
+        waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched
+    )

@@ -34,12 +34,19 @@ from numpy.typing import NDArray
 
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.raw_rows import microseconds
-from evergreen.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions, R
+from evergreen.contracts.records import (
+    CLICK,
+    CONVERSION,
+    MAX_ID_CHARACTERS,
+    OutcomeBatch,
+    Predictions,
+    R,
+)
 from evergreen.contracts.serving import ColumnMap
 from evergreen.runtime.errors import ContractError
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 from monitoring.state.database import DAY_MICROS, CorruptBlock, FileTables, add_to, pack, unpack
-from monitoring.state.repeated import KnownRequest, ToldApart, batch_key, tell_apart
+from monitoring.state.redelivery import Classified, KnownRequest, batch_key, classify
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +75,12 @@ once."""
 MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered one is counted once."""
 AHEAD_FOLDER = "ahead"
-"""Folder in the file names of rows with times far in the future. These files are never written."""
+"""Folder in the file names for rows with times far in the future. These files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
-_IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
+_IS_HELD = (
+    "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
+    "BY last LIMIT 1)"
+)
 """Condition on a prediction: its block still exists. NULL if no later block exists."""
 
 
@@ -142,13 +152,15 @@ class Store(FileTables):
     ) -> "AddedPredictions":
         order = predictions.order(predictions.times)
         added, reused = predictions.select(order), np.empty(0, np.int64)
-        first = self.prediction_mark() + 1
+        first = self.prediction_cursor() + 1
         connection.execute("SAVEPOINT ids")
         try:
             _insert_ids(connection, added, first, now=now)
-        except sqlite3.IntegrityError:  # some ids are known: rare, and checking first would take as long as inserting
+        except (
+            sqlite3.IntegrityError
+        ):  # some ids are known: rare, and checking first would take as long as inserting
             connection.execute("ROLLBACK TO ids")
-            apart = self._tell_apart(added)
+            apart = self._classify(added)
             added, reused = added.select(apart.new), order[apart.reused]
             add_to(counts, "duplicate", len(apart.redelivered))
             _insert_ids(connection, added, first, now=now)
@@ -164,21 +176,28 @@ class Store(FileTables):
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # A block spans at most one minute. Otherwise one request from a clock that is ahead would
         # keep all rows of its block.
-        for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
-            _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
+        for start, stop in chunks(
+            added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
+        ):
+            _insert_block(
+                connection, added.between(start, stop), first + start, user_place=self.user_place
+            )
         return AddedPredictions(added, reused)
 
-    def _tell_apart(self, predictions: Predictions) -> ToldApart:
+    def _classify(self, predictions: Predictions) -> Classified:
         """Classify predictions as new, redelivered, or other requests with a known id."""
         query = (
             "SELECT request_id, rowid, time, model_version, num_rows, canary FROM predictions"
             " WHERE request_id IN ({ids})"
         )
-        known = {name: KnownRequest(*rest) for name, *rest in self._select_by_id(query, {*predictions.ids.tolist()})}
-        return tell_apart(predictions, known, self._block_of)
+        known = {
+            name: KnownRequest(*rest)
+            for name, *rest in self._select_by_id(query, {*predictions.ids.tolist()})
+        }
+        return classify(predictions, known, self._block_of)
 
     def _block_of(self, number: int) -> tuple[int, Predictions] | None:
-        """Return the block of a prediction and the number of its first one.
+        """Return the block of a prediction and the number of the block's first prediction.
 
         Returns None if the block is archived.
         """
@@ -190,19 +209,28 @@ class Store(FileTables):
         return None if row is None else (int(row[0]), unpack(Predictions, row[1]))
 
     def _add_outcomes(
-        self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
+        self,
+        connection: sqlite3.Connection,
+        outcome: OutcomeBatch,
+        counts: dict[str, float],
+        *,
+        now: float,
     ) -> None:
         """Store clicks on open requests as clicks, and all other outcomes as late outcomes."""
         is_click = outcome.event == CLICK
         add_to(counts, "outcome" if is_click else "conversion", len(outcome))
-        block = "SELECT matured_to FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1"
+        block = (
+            "SELECT matured_to FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1"
+        )
         query = (
             f"SELECT request_id, time, rowid, rowid <= coalesce(({block}), rowid) FROM predictions"
             " WHERE request_id IN ({ids})"
         )
         known = {name: rest for name, *rest in self._select_by_id(query, {*outcome.request_ids})}
         waiting, late = [], []
-        for request_id, row, time in zip(outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()):
+        for request_id, row, time in zip(
+            outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()
+        ):
             predicted_at, number, is_matured = known.get(request_id, (None, None, False))
             if is_click and not is_matured:
                 waiting.append((request_id, row, time, now, number))
@@ -211,10 +239,11 @@ class Store(FileTables):
         if is_click:
             add_to(counts, "late_outcome", len(late))
         connection.executemany(
-            "INSERT INTO clicks VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)",
+            "INSERT INTO clicks VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = "
+            "min(time, excluded.time)",
             waiting,
         )
-        self._keep_late(connection, late, now)
+        self._store_late(connection, late, now)
 
     def arrange_columns(self, columns: dict[str, list[str]], arranged: ColumnMap) -> None:
         """Rewrite the rows that are not archived to new columns, one block at a time.
@@ -228,16 +257,20 @@ class Store(FileTables):
                 try:
                     block = self._block_rows(last)
                 except CorruptBlock as error:
-                    logger.error("left as it is: %s", error)
+                    logger.error("block is not rewritten: %s", error)
                     continue
                 dense, categorical = arranged.rows(block.dense, block.categorical)
                 content = pack(replace(block, dense=dense, categorical=categorical))
-                connection.execute("UPDATE block_rows SET content = ? WHERE last = ?", (content, last))
+                connection.execute(
+                    "UPDATE block_rows SET content = ? WHERE last = ?", (content, last)
+                )
             self._write_documents(connection, {"features": columns})
 
     # -- from open to matured
 
-    def waiting(self, predicted_before: float, limit: int, max_rows: int = 1_000_000) -> Waiting | None:
+    def waiting(
+        self, predicted_before: float, limit: int, max_rows: int = 1_000_000
+    ) -> Waiting | None:
         """Return the oldest due predictions without final labels, by time and id, or None.
 
         Args:
@@ -253,11 +286,15 @@ class Store(FileTables):
         num_new, until = np.zeros(2, np.int64), np.inf
         columns = "first, matured_to, waiting_from, requests"
         query = f"SELECT {columns} FROM blocks WHERE waiting_from <= ? ORDER BY waiting_from"
-        for first, matured_to, waiting_from, packed in self._connection.execute(query, (predicted_before,)):
+        for first, matured_to, waiting_from, packed in self._connection.execute(
+            query, (predicted_before,)
+        ):
             if waiting_from > until:
                 break
             block = self._waiting_block(first, packed)
-            due = block.between(matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right")))
+            due = block.between(
+                matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right"))
+            )
             found.append(due)
             num_new += len(due), due.num_rows
             if (num_new >= (limit, max_rows)).any():
@@ -266,7 +303,7 @@ class Store(FileTables):
         return _first_of(found, limit, max_rows) if found else None
 
     def _waiting_block(self, first: int, packed: bytes) -> Waiting:
-        """Return a block without its features, and rebuild it from its rows if it is corrupt."""
+        """Return a block without its features. A corrupt block is rebuilt from its rows."""
         try:
             return unpack(Waiting, packed, first)
         except CorruptBlock as error:
@@ -276,11 +313,11 @@ class Store(FileTables):
                 raise
             last, content = found
             rows = unpack(Predictions, content, first)
-            logger.warning("%s; made again of its rows", error)
+            logger.warning("%s; rebuilt from its rows", error)
             return _waiting_of(rows, last - len(rows) + 1, self.user_place)
 
     def give_up(self, block: int) -> int:
-        """Stop waiting for the labels of a corrupt block. Its remains stay in the file.
+        """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
 
         Args:
             block: Number of its first prediction, from `CorruptBlock.number`.
@@ -302,12 +339,15 @@ class Store(FileTables):
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
         """Return the newest predictions without final labels, at most `max_rows` rows, or None."""
         found: list[Waiting] = []
-        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL ORDER BY newest DESC"
+        query = (
+            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL "
+            "ORDER BY newest DESC"
+        )
         for first, matured_to, packed in self._connection.execute(query):
             try:
                 block = self._waiting_block(first, packed)
             except CorruptBlock:
-                continue  # `waiting` raises it when the block is due, and its caller gives the block up
+                continue  # `waiting` raises it when the block is due
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -323,7 +363,10 @@ class Store(FileTables):
 
     def waiting_ahead(self, after: float) -> Waiting | None:
         """Return a block of predictions after this time without final labels, or None."""
-        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY waiting_from LIMIT 1"
+        query = (
+            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY "
+            "waiting_from LIMIT 1"
+        )
         if (found := self._connection.execute(query, (after,)).fetchone()) is None:
             return None
         first, matured_to, packed = found
@@ -342,7 +385,9 @@ class Store(FileTables):
         row = self._connection.execute(query, (until,)).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 
-    def predictions_after(self, time: float | None) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
+    def predictions_after(
+        self, time: float | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
         """Return times, model versions and canary flags of stored predictions after `time`.
 
         None returns all stored predictions.
@@ -357,20 +402,27 @@ class Store(FileTables):
         query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
-    def prediction_mark(self) -> int:
+    def prediction_cursor(self) -> int:
         """Return the number of the prediction stored last, or 0. Numbers only increase."""
-        return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])
+        return int(
+            self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[
+                0
+            ]
+        )
 
-    def stored_after(self, mark: int) -> Iterator[Predictions]:
-        """Yield the unarchived predictions stored after the one numbered `mark`, in this order."""
+    def stored_after(self, cursor: int) -> Iterator[Predictions]:
+        """Yield the unarchived predictions stored after number `cursor`, in this order."""
         query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
-        return _sound(Predictions, self._connection.execute(query, (mark,)))
+        return _valid(Predictions, self._connection.execute(query, (cursor,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
         """Yield unarchived blocks that contain a prediction at `time` or later."""
-        query = "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
+        query = (
+            "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? "
+            "ORDER BY last"
+        )
         # Stored times are not rounded, and a bucket begins at a whole microsecond.
-        return _sound(Predictions, self._connection.execute(query, (time - 1e-6,)))
+        return _valid(Predictions, self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
         self,
@@ -393,7 +445,7 @@ class Store(FileTables):
                 day and is the smallest unit of an archive file.
             apart: Whether the requests are set apart for good and never archived.
         """
-        place = self.matured_mark()
+        place = self.matured_cursor()
         add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", requests.num_rows)
         add_to(counts, "matured_click", int(requests.labels.sum()))
@@ -405,35 +457,49 @@ class Store(FileTables):
             for last, of_block in self._by_block(requests.numbers):
                 matured_from, matured_to = int(of_block[0]), int(of_block[-1])
                 if matured_to == last:
-                    is_over = "UPDATE blocks SET matured_to = last, waiting_from = NULL, requests = x'' WHERE last = ?"
+                    is_over = (
+                        "UPDATE blocks SET matured_to = last, waiting_from = NULL, "
+                        "requests = x'' WHERE last = ?"
+                    )
                     connection.execute(is_over, (last,))
                 else:
                     query = (
-                        "UPDATE blocks SET matured_to = ?, waiting_from = (SELECT time FROM predictions"
+                        "UPDATE blocks SET matured_to = ?, waiting_from = (SELECT time FROM "
+                        "predictions"
                         " WHERE rowid = ?) WHERE last = ?"
                     )
                     connection.execute(query, (matured_to, matured_to + 1, last))
-                connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
-            for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
-                self._insert_part(connection, requests.between(start, stop), place + stop, matured_at=now, file=file)
-            self._keep_late(connection, late, now)
+                connection.execute(
+                    "DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to)
+                )
+            for start, stop in chunks(requests.sizes, part_rows, requests.micros // DAY_MICROS):
+                self._insert_part(
+                    connection,
+                    requests.between(start, stop),
+                    place + stop,
+                    matured_at=now,
+                    file=file,
+                )
+            self._store_late(connection, late, now)
 
-    def matured_mark(self) -> int:
+    def matured_cursor(self) -> int:
         """Return the position of the request that matured last, counted from 1, or 0."""
         return int(self.counters.get("matured_request", 0))
 
-    def num_matured_after(self, mark: int) -> int:
-        """Return how many of `newest_rows` matured after the request at position `mark`."""
-        query = f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
-        found = self._connection.execute(query, (mark, mark))
+    def num_matured_after(self, cursor: int) -> int:
+        """Return how many of `newest_rows` matured after the request at position `cursor`."""
+        query = (
+            f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
+        )
+        found = self._connection.execute(query, (cursor, cursor))
         return sum(number for last, number in found if last not in self._corrupt)
 
     @property
     def num_pending_rows(self) -> int:
         """Number of rows without a final label.
 
-        It comes from counters, because a sum over the open rows would read all of them at each
-        tick.
+        The number comes from counters, because a sum over the open rows would read all of them at
+        each tick.
         """
         ended = self.counters.get("matured", 0) + self.counters.get("given_up", 0)
         return int(self.counters.get("predicted", 0) - ended)
@@ -441,7 +507,7 @@ class Store(FileTables):
     def newest_rows(self) -> MaturedRequests | None:
         """Return the stored matured requests, oldest first, without those that are set apart.
 
-        They fill the window of the serving version.
+        These requests fill the window of the serving version.
         """
         query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
         found = []
@@ -449,7 +515,7 @@ class Store(FileTables):
             try:
                 found.append(unpack(MaturedRequests, packed, last))
             except CorruptBlock as error:
-                logger.error("the windows lack rows: %s", error)
+                logger.error("rows are missing in the windows: %s", error)
                 self._corrupt.add(last)
         return MaturedRequests.joined(found) if found else None
 
@@ -461,7 +527,9 @@ class Store(FileTables):
         with self._transaction({}) as connection:
             connection.execute("CREATE INDEX IF NOT EXISTS predicted ON predictions (time)")
 
-    def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
+    def conversion_rates(
+        self, predicted_before: float, *, window_seconds: float
+    ) -> dict[int, float]:
         """Return converted rows per row for each model version.
 
         The rate covers the newest `RATED_REQUESTS` requests up to `predicted_before`, whose
@@ -472,14 +540,22 @@ class Store(FileTables):
             "SELECT count(*) FROM late_outcomes o WHERE o.request_id = p.request_id AND o.event = ?"
             " AND o.row BETWEEN 0 AND p.num_rows - 1 AND round(1e6 * (o.time - p.time)) <= ?"
         )
-        query = f"SELECT model_version, sum(({converted})), sum(num_rows) FROM ({newest}) p GROUP BY model_version"
+        query = (
+            f"SELECT model_version, sum(({converted})), sum(num_rows) FROM ({newest}) p "
+            "GROUP BY model_version"
+        )
         values = (CONVERSION, microseconds(window_seconds), predicted_before, RATED_REQUESTS)
-        return {version: count / rows for version, count, rows in self._connection.execute(query, values)}
+        return {
+            version: count / rows
+            for version, count, rows in self._connection.execute(query, values)
+        }
 
     # -- late outcomes and events
 
     @staticmethod
-    def _keep_late(connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> None:
+    def _store_late(
+        connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float
+    ) -> None:
         """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
 
         An outcome that is earlier than the stored one goes into a new file, even if the stored one
@@ -500,14 +576,18 @@ class Store(FileTables):
                 if (requests.users == category).any():
                     users = np.where(requests.users == category, MISSING_CATEGORY, requests.users)
                     left = pack(replace(requests, users=users))
-                    connection.execute("UPDATE matured SET requests = ? WHERE last = ?", (left, last))
+                    connection.execute(
+                        "UPDATE matured SET requests = ? WHERE last = ?", (left, last)
+                    )
 
-    def forget(self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf) -> None:
+    def forget(
+        self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf
+    ) -> None:
         """Delete what was stored before a time and is no longer needed.
 
-        These are ids of requests without stored rows, ids of outcome batches and dead letters, and
-        outcomes in sealed files whose requests have no stored rows. Clicks on requests that stayed
-        unknown become late outcomes.
+        Deleted are ids of requests without stored rows, ids of outcome batches and dead letters,
+        and outcomes in sealed files whose requests have no stored rows. Clicks on requests that
+        stayed unknown become late outcomes.
 
         Args:
             before: Delete what was stored before this time, in seconds since the epoch.
@@ -519,14 +599,16 @@ class Store(FileTables):
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             connection.execute(
-                f"DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND coalesce({_IS_HELD}, 0) = 0"
+                "DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND "
+                f"coalesce({_IS_HELD}, 0) = 0"
                 # The newest stays, because its number would be assigned again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
             )
             connection.execute("DELETE FROM outcome_batches WHERE stored_at < ?", (before,))
             connection.execute(
-                "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) FROM dead_letters) - ?",
+                "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) "
+                "FROM dead_letters) - ?",
                 (before, MAX_DEAD_LETTERS),
             )
             connection.execute(
@@ -534,7 +616,8 @@ class Store(FileTables):
                 " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
                 # The conversion rate counts a request while its rows are stored, so its outcomes
                 # stay equally long.
-                " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = late_outcomes.request_id"
+                " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
+                "late_outcomes.request_id"
                 f" AND {_IS_HELD})",
                 (before,),
             )
@@ -566,7 +649,10 @@ def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, no
 
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
     """Count the stored matured rows of the user of this category, in a state opened by anyone."""
-    held = (unpack(MaturedRequests, packed) for (packed,) in memory.execute("SELECT requests FROM matured"))
+    held = (
+        unpack(MaturedRequests, packed)
+        for (packed,) in memory.execute("SELECT requests FROM matured")
+    )
     return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
 
 
@@ -574,8 +660,8 @@ def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
     """Count unarchived requests that have the user at one of the `places` of these columns."""
-    kept = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
-    found, arranged = 0, ColumnMap(json.loads(kept[0]) if kept else columns, columns)
+    saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
+    found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
         block = unpack(Predictions, content)
         _, categorical = arranged.rows(block.dense, block.categorical)
@@ -587,7 +673,9 @@ def waiting_requests_of(
 def _short_id(message_id: str) -> str:
     """Return a message id, or its hash if another program published a long one."""
     return (
-        message_id if len(message_id) <= MAX_ID_CHARACTERS else sha256(message_id.encode(errors="replace")).hexdigest()
+        message_id
+        if len(message_id) <= MAX_ID_CHARACTERS
+        else sha256(message_id.encode(errors="replace")).hexdigest()
     )
 
 
@@ -600,9 +688,12 @@ def _records_errors() -> Iterator[None]:
         raise ContractError(f"record cannot be stored: {error!r}") from error
 
 
-def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first: int, *, now: float) -> None:
+def _insert_ids(
+    connection: sqlite3.Connection, predictions: Predictions, first: int, *, now: float
+) -> None:
     connection.executemany(
-        "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary)"
+        "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, "
+        "canary)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
         zip(
             range(first, first + len(predictions)),
@@ -618,26 +709,33 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
 
 def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
     """Return the columns that maturing needs. `first` is the number of the first prediction."""
-    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
+    users = (
+        np.full(block.num_rows, MISSING_CATEGORY)
+        if user_place is None
+        else block.categorical[:, user_place]
+    )
     return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
 
 
-def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
+def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
     """Yield the stored requests, and log and skip corrupt blocks."""
     for content, number in found:
         try:
             yield unpack(kind, content, number)
         except CorruptBlock as error:
-            logger.error("passed over: %s", error)
+            logger.error("skipped: %s", error)
 
 
-def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
+def _insert_block(
+    connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None
+) -> None:
     """Store the rows, and separately the columns that maturing reads."""
     waiting = _waiting_of(block, first, user_place)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(
-        "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (last, first, first - 1, *times, num, num, pack(waiting))
+        "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (last, first, first - 1, *times, num, num, pack(waiting)),
     )
     connection.execute("INSERT INTO block_rows VALUES (?, ?)", (last, pack(block)))
 
@@ -659,18 +757,27 @@ def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
     return 32 + 4 * num_numeric + 8 * num_categorical
 
 
-def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def chunks(
+    sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]
+) -> Iterator[tuple[int, int]]:
     """Yield start and stop of chunks whose sizes add up to at most `at_most`.
 
     A larger element is a chunk of its own. A chunk has one of the ascending `periods`.
 
-    >>> list(cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
+    >>> list(chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
     ends, start = np.cumsum(sizes), 0
     while start < len(sizes):
         stop = int(np.searchsorted(ends, ends[start] - sizes[start] + at_most, "right"))
-        yield start, (stop := min(max(stop, start + 1), int(np.searchsorted(periods, periods[start], "right"))))
+        yield (
+            start,
+            (
+                stop := min(
+                    max(stop, start + 1), int(np.searchsorted(periods, periods[start], "right"))
+                )
+            ),
+        )
         start = stop
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from monitoring.metrics.open_labels import OpenEstimate
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
@@ -58,7 +58,7 @@ class Snapshot:
     """Event time of the last decision point."""
     decision: str | None = None
     """Combined decision after rate limits, with its reason."""
-    acting: ActingStatus | None = None
+    actions: ActionStatus | None = None
     """None before the first iteration."""
     store_status: StoreStatus | None = None
     """Status of the registry, the archive and the disks, at most a minute old. None before the
@@ -79,7 +79,9 @@ class Snapshot:
 class Exposition:
     """The newest snapshot and the loop's heartbeat."""
 
-    def __init__(self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Start healthy and without a snapshot. `clock` returns monotonic seconds."""
         self._stall_seconds, self._clock = stall_seconds, clock
         self._last_beat = clock()
@@ -97,7 +99,7 @@ class Exposition:
         """Record that the loop is alive within an iteration."""
         self._last_beat = self._clock()
 
-    def note_failed_turn(self, reason: str) -> None:
+    def record_failed_iteration(self, reason: str) -> None:
         """Record that the loop is alive, but its iteration failed."""
         self._last_beat, self._failed_turn = self._clock(), reason
 
@@ -120,9 +122,9 @@ class Exposition:
         if reason := self.unhealthy():
             return reason
         if self._failed_turn is not None:
-            return f"the last turn was cut short: {self._failed_turn}"
+            return f"the last iteration failed: {self._failed_turn}"
         if self.snapshot.time is None:
-            return "no turn of the loop has ended yet"
+            return "no iteration of the loop has ended yet"
         if self.snapshot.log_problem is not None:
             return f"the log cannot deliver: {self.snapshot.log_problem}"
         return None

@@ -62,7 +62,11 @@ def read_report(store: Path, path: str) -> bytes | None:
         return None
     try:
         found = report_path(store, run, step)
-        return _read_regular_file(found) if found.parent.resolve() == store.resolve() / "runs" / run else None
+        return (
+            _read_regular_file(found)
+            if found.parent.resolve() == store.resolve() / "runs" / run
+            else None
+        )
     except (ContractError, OSError):
         return None
 
@@ -121,10 +125,14 @@ class MonitorServer:
         try:
             self._server = ThreadingHTTPServer((self.host, settings.http_port), Handler)
         except OSError as error:
-            raise PermanentError(f"http_port {settings.http_port} on {self.host} cannot be used: {error}") from error
+            raise PermanentError(
+                f"http_port {settings.http_port} on {self.host} cannot be used: {error}"
+            ) from error
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
+        ).start()
         logger.info("listening on http://%s:%d", self.host, self.port)
 
     def write_address(self, state: Path) -> None:
@@ -151,7 +159,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer one page."""
         path = urlsplit(self.path).path
         if path == "/metrics":
-            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", metrics_page(self.shown.snapshot))
+            self._answer(
+                200, "text/plain; version=0.0.4; charset=utf-8", metrics_page(self.shown.snapshot)
+            )
         elif path == "/status":
             self._answer(200, "application/json", self.shown.status())
         elif path == "/healthz":
@@ -180,6 +190,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             # The page needs only its own style, so no script runs, whatever names the records
             # contain.
-            self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+            self.send_header(
+                "Content-Security-Policy",
+                "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+            )
             self.end_headers()
             self.wfile.write(body)

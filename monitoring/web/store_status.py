@@ -1,9 +1,9 @@
 """Status of the model registry, the archive and the disks, for the pages.
 
-It is read once a minute: the promotion journal, notes and outcomes of runs, files that wait for the
-uploader, and disk space. The registry may be on a network share, so a read costs one listing, the
-journal, and the outcome of each new run. Runs are counted in the monitor's state, so the counts
-survive a restart and the removal of old runs.
+The status is read once a minute. It consists of the promotion journal, notes and outcomes of runs,
+files that wait for the uploader, and disk space. The registry may be on a network share, so a read
+costs one listing, the journal, and the outcome of each new run. Runs are counted in the monitor's
+state, so the counts survive a restart and the removal of old runs.
 
 The disks are those of the state, the archive, the registry, and of the lake, work folders and model
 repository beside the registry if they share a parent folder. A lake or repository in a bucket has
@@ -34,7 +34,7 @@ BESIDE_STORE = ("lake", "work", "repository")
 RUNS = "runs_counted"
 """Document with the counted runs."""
 REPEAT_SECONDS = 86_400.0
-"""Seconds after its end for which a run's outcome is read again, because a run repeated under its
+"""Seconds after its end for which a run's outcome is read again. A run that is repeated under its
 name counts again."""
 RELEASED = "released"
 CANARY = "canary"
@@ -44,7 +44,16 @@ GATE_INCONCLUSIVE = "gate_inconclusive"
 BLOCKED_BY_DATA = "blocked_by_data"
 REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
 FAILED = "failed"
-VERDICTS = (RELEASED, CANARY, JUDGED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
+VERDICTS = (
+    RELEASED,
+    CANARY,
+    JUDGED,
+    GATE_FAILED,
+    GATE_INCONCLUSIVE,
+    BLOCKED_BY_DATA,
+    REFUSED_AT_DEPLOYMENT,
+    FAILED,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +122,13 @@ class StoreWatcher:
     """Reads the registry, the archive and the disks at intervals."""
 
     def __init__(
-        self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool, folders: Mapping[str, Path]
+        self,
+        store: Path,
+        documents: Database,
+        archive: "Archive",
+        *,
+        has_uploader: bool,
+        folders: Mapping[str, Path],
     ) -> None:
         """Prepare without reading.
 
@@ -126,7 +141,11 @@ class StoreWatcher:
         """
         self._store = store
         self._archive = archive
-        self._folders = {**folders, "store": store, **{name: store.parent / name for name in BESIDE_STORE}}
+        self._folders = {
+            **folders,
+            "store": store,
+            **{name: store.parent / name for name in BESIDE_STORE},
+        }
         self._has_uploader = has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
@@ -145,20 +164,25 @@ class StoreWatcher:
             try:
                 self._newest = self._read(now)
             except (TemporaryError, OSError) as error:
-                logger.warning("the state of the store could not be determined: %s", error)
+                logger.warning("the status of the registry could not be read: %s", error)
         return self._newest
 
     def _read(self, now: float) -> StoreStatus:
         waiting = self._archive.waiting_for_upload() if self._has_uploader else None
         others: dict[str, Any] = {"disks": _read_disks(self._folders)}
         if waiting is not None:
-            others |= {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
+            others |= {
+                "unuploaded_files": len(waiting),
+                "oldest_unuploaded": self._archive.first_written(waiting),
+            }
         try:
-            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **others)
+            return StoreStatus(
+                promotions=_read_promotions(self._store), runs=self._runs.count(now), **others
+            )
         except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             if self._newest is None or self._newest.store_problem != problem:
-                logger.warning("the model store cannot be read: %s", problem)
+                logger.warning("the model registry cannot be read: %s", problem)
             return StoreStatus(store_problem=problem, **others)
 
 
@@ -168,12 +192,12 @@ class RunCounter:
     def __init__(self, store: Path, documents: Database) -> None:
         """Continue with the runs that a predecessor counted in `documents`."""
         self._store, self._documents = store, documents
-        kept = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
-        self._ended: dict[str, str] = kept["ended"]
+        saved = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
+        self._ended: dict[str, str] = saved["ended"]
         """`ended_at` of each counted run that is still in the registry."""
-        last = kept["last"]
+        last = saved["last"]
         self._counts = RunCounts(
-            gate_refusals=kept["gate_refusals"],
+            gate_refusals=saved["gate_refusals"],
             last_run=LastRun(**{**last, "reports": tuple(last["reports"])}) if last else None,
         )
 
@@ -182,7 +206,9 @@ class RunCounter:
         folder = self._store / "runs"
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}
-        settled = {name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS}
+        settled = {
+            name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS
+        }
         outcomes = (runs.find_outcome(self._store, name) for name in names - settled)
         new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
         counted: Counter[str] = Counter()
@@ -197,7 +223,11 @@ class RunCounter:
             ended[outcome.run] = outcome.ended_at
             last = _last_run(self._store, outcome)
         if new or ended != self._ended:
-            document = {"ended": ended, "gate_refusals": refusals, "last": vars(last) if last else None}
+            document = {
+                "ended": ended,
+                "gate_refusals": refusals,
+                "last": vars(last) if last else None,
+            }
             self._documents.write_documents({RUNS: document}, dict(counted))
             self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
         return self._counts
@@ -233,7 +263,11 @@ def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
     if outcome.step == "evaluation":
         notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")
-        return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
+        return (
+            GATE_INCONCLUSIVE
+            if note and note.facts.get("decision") == "inconclusive"
+            else GATE_FAILED
+        )
     return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
 
 

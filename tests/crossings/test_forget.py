@@ -40,7 +40,7 @@ from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage, put
@@ -135,7 +135,7 @@ def run_monitor(folder: Path) -> None:
             Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
             bench.start(SHOP)
     bench.monitor.stop()
-    write_judging(bench.settings.state, bench.settings.judging)
+    write_rules(bench.settings.state, bench.settings.judging)
     bench.kill()
     bench.log.close()
     for name in ("archive", "state"):

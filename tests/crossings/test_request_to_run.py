@@ -21,7 +21,7 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.errors import ContractError, PermanentError
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.restraint import OBSERVED_NUMBERS
+from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from monitoring.retraining.retraining import Retraining
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
 from monitoring.state.store import Store

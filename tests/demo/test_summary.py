@@ -112,7 +112,10 @@ def doubts(summary=GOOD, timeline=CLEAR):
 @pytest.mark.parametrize(
     ("path", "value", "timeline", "words"),
     [
-        ("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]], "auc 0.780 (95 % 0.770..0.790) is based on 7999 rows"),
+        (
+            *("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]]),
+            "auc 0.780 (95 % 0.770..0.790) is based on 7999 rows",
+        ),
         ("created_at", "", [CLEAR[0], window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
         ("trigger.reason", None, CLEAR, "the rows ran out before the drift began"),
         ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),

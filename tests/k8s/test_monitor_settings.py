@@ -54,7 +54,7 @@ def uploader(manifests, monitor) -> UploaderSettings:
 
 def test_pod_is_what_two_processes_need(monitor, settings, uploader):
     spec = monitor["spec"]["template"]["spec"]
-    assert settings.acting.trigger == "kubeflow"
+    assert settings.actions.trigger == "kubeflow"
     assert uploader.archive == settings.archive
     assert settings.log_format == uploader.log_format == "json"
     # A variable set in a container would override the ConfigMap's.
@@ -88,7 +88,7 @@ def runs_namespace(settings) -> str:
     """Return the namespace of the pipeline's pods: Kubeflow's, or the profile if it has several
     users.
     """
-    return settings.acting.kubeflow.kubeflow_namespace or "kubeflow"
+    return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 
 def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
@@ -140,9 +140,9 @@ def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
 
 
 def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, settings):
-    assert settings.acting.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
-    assert settings.acting.kubeflow.pipeline_name == PIPELINE_NAME
-    account = find(manifests, "ServiceAccount", settings.acting.kubeflow.kubeflow_service_account)
+    assert settings.actions.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    assert settings.actions.kubeflow.pipeline_name == PIPELINE_NAME
+    account = find(manifests, "ServiceAccount", settings.actions.kubeflow.kubeflow_service_account)
     assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
@@ -163,10 +163,10 @@ def test_log_is_one_that_several_machines_reach(settings):
 
 
 def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(manifests, monitor, settings):
-    if not settings.acting.notifications.webhook_file:
+    if not settings.actions.notifications.webhook_file:
         assert "evergreen-notifications" not in str(monitor)
         return
-    volume, _ = volume_at(monitor, "monitor", settings.acting.notifications.webhook_file)
+    volume, _ = volume_at(monitor, "monitor", settings.actions.notifications.webhook_file)
     assert volume["secret"] == {"secretName": "evergreen-notifications", "optional": True}
     assert not [m for m in manifests if m["kind"] == "Secret"]
 
@@ -236,7 +236,7 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
         disk, _ = volume_at(monitor, "monitor", str(settings.state))
         claim = disk["persistentVolumeClaim"]["claimName"]
         places.append(
-            {settings.log, str(settings.store), uploader.lake, claim, settings.acting.kubeflow.kubeflow_experiment}
+            {settings.log, str(settings.store), uploader.lake, claim, settings.actions.kubeflow.kubeflow_experiment}
         )
         (canary,) = pod_spec(find(objects, "CronJob", f"canary{suffix}"))["containers"]
         asked = container(find(objects, "Deployment", f"release-controller{suffix}"), "release-controller")["args"]
@@ -248,8 +248,8 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
     told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
     compiled = dict(re.findall(r"--(store|lake|work) (\S+)", told))
     assert compiled == {"store": str(settings.store), "lake": uploader.lake, "work": "/evergreen/shop/work"}
-    assert f"--pipeline {settings.acting.kubeflow.pipeline_name} " in told
-    assert settings.acting.kubeflow.pipeline_name != PIPELINE_NAME
+    assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in told
+    assert settings.actions.kubeflow.pipeline_name != PIPELINE_NAME
     loaded = [each for each in triton_container(objects)["args"] if each.startswith("--load-model=")]
     assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
 

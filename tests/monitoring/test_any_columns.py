@@ -25,15 +25,15 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import user_quality
 from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.folder import FolderObjects
+from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging import judge_requests, read_requests
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.monitor import Monitor
 from monitoring.state.admission import AdmittedVersions
 from monitoring.state.archive import build_row_table
 from monitoring.state.join import IntakeRules, read_records
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from monitoring.web.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
@@ -290,17 +290,17 @@ def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
     lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
     archive, judging = FolderObjects(b.settings.archive), b.settings.judging
     replayed = {
-        user: [each.line() for each in judge_requests(read_requests(archive, user=user), judging)]
+        user: [each.line() for each in evaluate_requests(read_requests(archive, user=user), judging)]
         for user in ("shop", None)
     }
     assert lines == replayed["shop"]
     assert lines != replayed[None]
-    kpis = list(judge_requests(read_requests(archive, user="shop"), judging))[-1].kpis
+    kpis = list(evaluate_requests(read_requests(archive, user="shop"), judging))[-1].kpis
     users, labels = np.array([each.categorical[1:, 1] for each in sent[-15:]]), np.zeros((15, 4), int)
     labels[np.arange(15), np.arange(25, 40) % 4] = 1
     scores = np.array([each.scores[1:] for each in sent[-15:]])
     assert kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
-    write_judging(b.settings.state, judging)
+    write_rules(b.settings.state, judging)
     record(tmp_path / "it", state=b.settings.state, archive=archive, store=b.settings.store)
     assert replay(tmp_path / "it").first_difference is None
     b.close()

@@ -22,9 +22,9 @@ CHANGED_AT = 90.0
 SECONDS = 260
 
 
-def know(store, version: int, *, learned_until: float) -> None:
+def know(store, version: int, *, trained_until: float) -> None:
     model_id = f"m{version}"
-    keep_model(store, model_id, last_learned_time=datetime.fromtimestamp(learned_until, timezone.utc).isoformat())
+    keep_model(store, model_id, last_learned_time=datetime.fromtimestamp(trained_until, timezone.utc).isoformat())
     release(store, version, model_id, previous_version=version - 1 or None)
     path = verdict_paths(store, model_id)[0]
     quality = ModelQuality(auc=0.9, auc_low=0.88, auc_high=0.92)
@@ -39,7 +39,7 @@ def seen(tmp_path_factory):
     """
     bench = Bench(tmp_path_factory.mktemp("frequent"), drift_grace_seconds=2.0, decide_seconds=2.0, window_rows=600)
     for version in range(1, int(SECONDS // EVERY) + 2):
-        know(bench.settings.store, version, learned_until=START + (version - 1) * EVERY - WINDOW)
+        know(bench.settings.store, version, trained_until=START + (version - 1) * EVERY - WINDOW)
     random, banners = np.random.default_rng(3), []
     monitor = bench.start()
     for second in range(SECONDS):
@@ -63,11 +63,11 @@ def seen(tmp_path_factory):
 def test_banner_is_grey_until_labels_are_final_and_then_names_versions(seen):
     banners, _ = seen
     assert {state for state, _ in banners[: int(WINDOW)]} == {"wait"}
-    assert "Nothing has been judged yet: no label is final." in banners[int(WINDOW) - 5][1]
+    assert "Nothing has been evaluated yet: no label is final." in banners[int(WINDOW) - 5][1]
     before = banners[int(WINDOW + CHANGED_AT) - 15]
     assert before[0] == "good"
     assert "No row of version 7 has matured yet; rows up to" in before[1]
-    assert "were judged, the newest of version 4." in before[1]
+    assert "were evaluated, the newest of version 4." in before[1]
 
 
 def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):

@@ -67,7 +67,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     assert b.kinds().count("taken_back") == 1
     # The version before is as bad by now. A run is requested, but not within the cooldown after the
     # rollback.
-    assert b.monitor.acting.retraining.memory.blocked_by == "cool-down after a new version was taken back"
+    assert b.monitor.actions.retraining.memory.blocked_by == "cool-down after a new version was taken back"
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)
         b.turn(2, 1.0)

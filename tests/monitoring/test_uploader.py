@@ -238,7 +238,7 @@ def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(archiv
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
     assert uploader.run_once() == [], "it is not tried and told again and again"
     assert main(["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}) == 1
-    assert "part-1.parquet is kept: " in capsys.readouterr().err
+    assert "part-1.parquet stays in the archive: " in capsys.readouterr().err
 
 
 def test_file_that_fails_does_not_hold_up_others_of_next_pass(archive, bucket):
@@ -298,7 +298,7 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
     assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 3
-    assert "part-1.parquet was not moved, it and what is sealed after it is kept" in capsys.readouterr().err
+    assert "part-1.parquet was not moved; it and the files sealed after it stay" in capsys.readouterr().err
     assert kept(archive) == [NAME, OUTCOMES]
 
 

@@ -156,7 +156,7 @@ def first_run(
             seen_until=float(end),
             kpis=NO_KPIS if windows is None or policy.name == SequentialPolicy.name else windows.kpis(end),
             rows_of={1: part(stream, begin, end)},
-            line=(1,),
+            lineage=(1,),
             matured_total=end,
             baselines={1: Baseline(auc=gate_auc, low=gate_auc, high=gate_auc)},
             drift=(),

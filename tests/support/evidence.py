@@ -20,7 +20,7 @@ def evidence_of(kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=
         "seen_until": changes.get("time", 0.0),
         "kpis": kpis,
         "rows_of": {} if rows is None else {version: rows},
-        "line": (version,),
+        "lineage": (version,),
         "matured_total": 0,
         "baselines": {} if baseline is None else {version: baseline},
         "drift": (),

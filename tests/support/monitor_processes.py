@@ -78,4 +78,4 @@ class Processes:
     def refusal(self, path: str) -> str:
         """Return the loop's reason why a page is unavailable, or an empty string."""
         answer = self.ask(path)
-        return "" if answer.status == 200 or "no turn of the loop has ended yet" in answer.text else answer.text
+        return "" if answer.status == 200 or "no iteration of the loop has ended yet" in answer.text else answer.text

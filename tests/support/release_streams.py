@@ -19,7 +19,7 @@ from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.monitor import JudgeSettings, PolicySettings
 from evergreen.config.release import BakingSettings
 from evergreen.contracts.records import NO_POSITION
-from monitoring.policies.judging import Judge, serving_ahead
+from monitoring.policies.evaluation import Evaluator, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
@@ -74,7 +74,7 @@ class Releases:
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False
-        return self.learned_until(version) >= changed_at + self.learned_after
+        return self.trained_until(version) >= changed_at + self.learned_after
 
     def auc_of(self, version: int, time: float) -> float:
         """Return the AUC of the version on rows of this time."""
@@ -85,14 +85,14 @@ class Releases:
     def baseline(self, version: int) -> Baseline:
         """Return the gate's measurement: the version's mean AUC over its holdout rows."""
         end = (version - 1) * self.every - self.window
-        times = np.linspace(self.learned_until(version), end, 101)[1:]
+        times = np.linspace(self.trained_until(version), end, 101)[1:]
         auc = float(np.mean([self.auc_of(version, time) for time in times]))
         return Baseline(
             auc=auc,
             low=auc - self.gate_half_width,
             high=auc + self.gate_half_width,
             previous_version=version - 1 or None,
-            learned_until=START + self.learned_until(version),
+            trained_until=START + self.trained_until(version),
         )
 
 
@@ -143,13 +143,13 @@ def decisions(
     settings = JudgeSettings(
         window_rows=window_rows, attribution_window_seconds=releases.window, decide_seconds=releases.decide
     )
-    judge = Judge(settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline)
+    judge = Evaluator(settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline)
     open_rows: deque[tuple[float, MaturedRequests]] = deque()
     ahead = serving_ahead(settings)
     for step in range(int(releases.seconds / releases.decide)):
         begin, end = step * releases.decide, (step + 1) * releases.decide
         made = rows_between(random, releases, begin, end)
-        judge.note_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
+        judge.record_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
         open_rows.append((end, made))
         point = end - ahead
         while open_rows and open_rows[0][0] <= point:

@@ -11,9 +11,9 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
-from monitoring.backtest.judging import judge_requests, read_requests
+from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.released_models import ReleasedModels
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import release
 
@@ -94,7 +94,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     bench.tick(at=START + seconds + WINDOW + 30.0)
     bench.monitor.stop()
     settings = bench.settings.judging
-    write_judging(bench.settings.state, settings)
+    write_rules(bench.settings.state, settings)
     return Ran(bench, settings)
 
 
@@ -109,7 +109,7 @@ def know_references(store: Path, reference) -> None:
 def backtested(settings) -> list[str]:
     """Return the decision lines of a backtest of a monitor's archive and registry."""
     models = ReleasedModels(settings.store)
-    judged = judge_requests(
+    judged = evaluate_requests(
         read_requests(FolderObjects(settings.archive), features=CRITEO),
         settings.judging,
         baseline=models.baseline,

@@ -12,7 +12,7 @@ import pytest
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
-from monitoring.policies.judging import serving_ahead
+from monitoring.policies.evaluation import serving_ahead
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT, SECONDS, SETTINGS, run_over, stream
 from tests.support.monitors import START, Bench
 from tests.support.releases import keep_model, passing_verdict, release
@@ -98,9 +98,9 @@ def test_file_that_is_not_recorded_one_is_named(incident, capsys, harm):
 
 def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path, capsys):
     assert record(ran, incident) == 2
-    assert "exists, expected the name of a folder to make" in capsys.readouterr().err
+    assert "exists, expected the name of a folder to create" in capsys.readouterr().err
     assert record(ran, tmp_path / "none", START - 900.0, START - 800.0) == 2
-    assert "holds no decision between" in capsys.readouterr().err
+    assert "has no decision between" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -118,8 +118,8 @@ def rolled_back(tmp_path_factory):
     learned = {1: START - 900.0, 2: START - 30.0}
     for version, until in learned.items():
         model_id = f"m{version}"
-        learned_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
-        keep_model(bench.settings.store, model_id, last_learned_time=learned_until)
+        trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
+        keep_model(bench.settings.store, model_id, last_learned_time=trained_until)
         release(bench.settings.store, version, model_id, previous_version=version - 1 or None)
         path = verdict_paths(bench.settings.store, model_id)[0]
         quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)
@@ -183,13 +183,13 @@ def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tm
     open_points = len(found.recorded) - found.num_complete
     assert 0 < open_points < len(found.recorded)
     assert f"the last {open_points} of them, after" in said
-    assert "record it again once the archive holds rows from after" in said
+    assert "record it again once the archive has rows from after" in said
     assert found.first_difference is not None
     assert found.first_difference >= found.num_complete > 0
     assert main(["replay", str(tmp_path / "incident")]) == 0
     said = capsys.readouterr().out
     assert f"each of the first {found.first_difference} decisions is the recorded one" in said
-    assert "the rows that tell which version served at them had not matured" in said
+    assert "the rows that show which version served then had not matured" in said
     assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["first_difference"], told["open_points"]) == (None, open_points)

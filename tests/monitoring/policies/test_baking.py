@@ -156,7 +156,7 @@ def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     bad = traffic(1, rows=6_400, calibration=5.0)
     policy = BakingPolicy(LIMITS)
     waiting, memory = policy.decide(
-        evidence_of(version=2, rows_of={1: bad}, line=(1, 2), baselines={2: GATE}, predecessor=None), {}
+        evidence_of(version=2, rows_of={1: bad}, lineage=(1, 2), baselines={2: GATE}, predecessor=None), {}
     )
     assert (waiting.action, state_of(waiting)) == (Action.UNDECIDABLE, BAKES)
     assert waiting.reason == "no row of model version 2 has matured yet"

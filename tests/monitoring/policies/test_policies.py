@@ -8,7 +8,7 @@ import pytest
 from evergreen.config.monitor import POLICY_NAMES, PolicySettings
 from monitoring.policies.policies import POLICIES, DataDriftPolicy, SchedulePolicy, ThresholdPolicy, make_policies
 from monitoring.policies.policy import Action, Baseline, Decision, FeatureDrift, combine
-from monitoring.policies.restraint import OBSERVED_NUMBERS
+from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from tests.support.evidence import KPIS, evidence_of, rows_of
 
 
@@ -136,10 +136,10 @@ def test_another_versions_drift_is_forgotten():
 def test_drift_continues_over_release_that_learned_nothing_since():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
-    for learned_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
+    for trained_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
         successor = evidence_of(
-            replace(KPIS, version=2), line=(1, 2), drift=(bucket("C1", version=2, end=200.0),),
-            baseline=Baseline(learned_until=learned_until),
+            replace(KPIS, version=2), lineage=(1, 2), drift=(bucket("C1", version=2, end=200.0),),
+            baseline=Baseline(trained_until=trained_until),
         )  # fmt: skip
         assert policy.decide(successor, memory)[0].action is action
 
@@ -147,16 +147,16 @@ def test_drift_continues_over_release_that_learned_nothing_since():
 def test_breaches_continue_over_release_that_learned_nothing_after_first():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
-    for learned_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
+    for trained_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
         successor = evidence_of(
-            replace(LOW, version=2), line=(1, 2), time=200.0, baseline=Baseline(learned_until=learned_until)
+            replace(LOW, version=2), lineage=(1, 2), time=200.0, baseline=Baseline(trained_until=trained_until)
         )
         assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
 
 
 def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
     _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
-    for learned_until, action, said in (
+    for trained_until, action, said in (
         (
             99.0,
             "retrain",
@@ -165,7 +165,9 @@ def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
         (100.0, "undecidable", "it has learned rows from after the first breach"),
         (None, "undecidable", "what it has learned is not known"),
     ):
-        waiting = evidence_of(LOW, version=2, line=(1, 2), time=200.0, baseline=Baseline(learned_until=learned_until))
+        waiting = evidence_of(
+            LOW, version=2, lineage=(1, 2), time=200.0, baseline=Baseline(trained_until=trained_until)
+        )
         decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
         assert (decision.action.value, said in decision.reason) == (action, True), decision.reason
         assert (decision.numbers["version"], decision.numbers["window_version"]) == (2, 1)

@@ -46,7 +46,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
     scored_by = releases.version_at(CHANGED_AT)
     assert first.version > scored_by, "the version that serves has no matured row yet"
     assert f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
-    assert releases.learned_until(first.version) == 68 * 60.0
+    assert releases.trained_until(first.version) == 68 * 60.0
     learned = "which has learned rows up to 2026-01-01 01:08:00 UTC"
     assert f"model version {first.version} serves, {learned}" in first.decision.reason
     assert first.decision.numbers["version"] == first.version

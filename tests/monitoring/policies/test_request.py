@@ -5,7 +5,7 @@ refused.
 import pytest
 
 from evergreen.config.monitor import RecipeSettings, RestraintSettings
-from monitoring.policies.restraint import RunMemory, choose_parent, ended
+from monitoring.policies.rate_limit import RunMemory, choose_parent, ended
 from tests.support.monitors import DRIFT
 
 

@@ -20,7 +20,7 @@ def start(kubeflow, tmp_path):
         (tmp_path / name).mkdir()
         b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"recommender": "3"}')
         made.append(b)
-        b.trigger = KubeflowTrigger(b.settings.acting.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
+        b.trigger = KubeflowTrigger(b.settings.actions.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
         b.start()
         return b
 
@@ -69,7 +69,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(kubeflow
     kinds = b.kinds()
     assert [kinds.count(each) for each in ("decision", "run_started", "run_ended")] == [1, 1, 1]
     assert (b.store.counters["request_started"], b.store.counters["request_released"]) == (1, 1)
-    assert len(b.monitor.acting.retraining.memory.requested_at) == 1
+    assert len(b.monitor.actions.retraining.memory.requested_at) == 1
 
 
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):

@@ -44,7 +44,7 @@ def turn(monitor, until, *, what="the messages"):
     """Let the loop poll until the messages are delivered. The clock of the monitor stands still."""
 
     def look():
-        monitor.acting.notifier.step(monitor._clock())
+        monitor.actions.notifier.step(monitor._clock())
         return until()
 
     wait_for(look, what)
@@ -66,7 +66,7 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b.trigger.end("released", version=2)
     monitor.tick()
     b.judge("v2", auc="good", version=2)
-    turn(monitor, lambda: len(monitor.acting.notifier.outbox) == 0)
+    turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
     first = server.messages[0]
@@ -104,9 +104,9 @@ def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
     b.judge("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    assert list(monitor.acting.notifier.open) == ["drift"]
+    assert list(monitor.actions.notifier.open) == ["drift"]
     b.store.write_documents({"reported": {"action": ""}})
-    assert b.start().acting.notifier.open == {}
+    assert b.start().actions.notifier.open == {}
 
 
 def test_restart_neither_forgets_nor_repeats(told, server):
@@ -114,7 +114,7 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     server.answers = [(503, {})] * 3
     monitor = b.start()
     b.judge("bad", auc="bad")
-    waiting = len(monitor.acting.notifier.outbox)
+    waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # as after a kill, while the server is down
@@ -123,8 +123,8 @@ def test_restart_neither_forgets_nor_repeats(told, server):
 
     def through():
         b.clock.now += 10.0
-        monitor.acting.notifier.step(b.clock.now)
-        return not len(monitor.acting.notifier.outbox)
+        monitor.actions.notifier.step(b.clock.now)
+        return not len(monitor.actions.notifier.outbox)
 
     wait_for(through, "the messages")
     titles = [text.split(":")[0] for text in texts(server)]
@@ -135,11 +135,11 @@ def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
     b = told()
     monitor = b.start()
     for _ in range(10):
-        monitor.acting.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
+        monitor.actions.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
         b.clock.now += 10.0
     for _ in range(3):
-        monitor.acting.step(b.clock.now, log_problem=None)
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+        monitor.actions.step(b.clock.now, log_problem=None)
+    turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     expected = [
         "The record log cannot be reached: broker 127.0.0.1:9092 does not answer",
         "The record log can be reached",
@@ -150,7 +150,7 @@ def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
 
 def test_dead_log_is_reported_although_clock_was_set_back(told):
     b = told()
-    acting = b.start().acting
+    acting = b.start().actions
     acting.step(b.clock.now, log_problem="away")
     acting.step(b.clock.now - 3600.0, log_problem="away")
     assert list(acting.notifier.open) == ["log"]
@@ -166,10 +166,10 @@ def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, se
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
     monitor.tick()  # no event since: it ends silently
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]
-    assert monitor.acting.notifier.open == {}
+    assert monitor.actions.notifier.open == {}
 
 
 # -- the outbox, under a manual clock

@@ -83,7 +83,7 @@ def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
 
 def test_archive_is_flushed_and_uploaded_before_run_is_requested(drifted):
     b = drifted(upload_wait_seconds=100.0)
-    assert b.monitor.acting.retraining.progress.phase == "uploading"
+    assert b.monitor.actions.retraining.progress.phase == "uploading"
     assert len(b.archived) == 400
     b.monitor.tick()
     assert b.trigger.requests == []
@@ -159,11 +159,11 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
         b.judge(f"bad{i}", auc="bad")
     assert len(b.trigger.requests) == 1
     if point != "retraining.ended":
-        assert monitor.acting.retraining.progress.phase == "running"
+        assert monitor.actions.retraining.progress.phase == "running"
         b.trigger.end("released", version=2)
         monitor.tick()
-    assert monitor.acting.retraining.progress.phase == "idle"
-    assert monitor.acting.retraining.memory.blocked_until > b.clock.now
+    assert monitor.actions.retraining.progress.phase == "idle"
+    assert monitor.actions.retraining.memory.blocked_until > b.clock.now
     assert b.kinds().count("run_ended") == 1
 
 
@@ -171,7 +171,7 @@ def test_run_that_its_trigger_never_heard_of_counts_as_failed_after_while(drifte
     b = drifted()
     b.trigger.runs.clear()
     b.monitor.tick()
-    assert b.monitor.acting.retraining.progress.phase == "running"
+    assert b.monitor.actions.retraining.progress.phase == "running"
     b.tick(at=b.clock.now + 61)
     assert b.events[-1]["outcome"] == "failed"
 
@@ -222,10 +222,10 @@ def test_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
     for _ in range(20):
         b.tick(at=b.clock.now + 3600.0)
     assert b.kinds().count("overdue") == 1
-    assert b.monitor.acting.retraining.progress.phase == "running"
+    assert b.monitor.actions.retraining.progress.phase == "running"
     b.trigger.end("released", version=2)
     b.monitor.tick()
-    assert b.monitor.acting.retraining.progress.phase == "idle"
+    assert b.monitor.actions.retraining.progress.phase == "idle"
 
 
 def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):

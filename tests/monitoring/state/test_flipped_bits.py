@@ -110,5 +110,5 @@ def test_block_of_which_nothing_is_left_is_given_up_and_others_mature(bench):
     assert {row["request_id"] for row in b.archived} == {"kept"}
     assert (b.store.counters["given_up"], b.store.num_pending_rows) == (5, 0)
     (event,) = [each for each in b.events if each["kind"] == "set_apart"]
-    assert event["text"].startswith("5 rows wait no more for their labels and cannot be archived: block 1 of the state")
+    assert event["text"].startswith("5 rows lose their labels and cannot be archived: block 1 of the state")
     assert b.monitor._exposition.snapshot.set_apart_rows == 5

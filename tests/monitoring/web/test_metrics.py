@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Snapshot
 from monitoring.web.metrics import DRIFT_OUTCOMES, PROMOTIONS, REQUEST_OUTCOMES
 from monitoring.web.store_status import VERDICTS, StoreStatus
@@ -86,7 +86,7 @@ def test_what_is_not_known_of_runs_and_store_is_absent():
 
 def test_request_is_under_way_from_decision_to_end_of_its_run():
     for phase in ("idle", "decided", "uploading", "submitting"):
-        found = samples(replace(FULL, acting=ActingStatus(phase=phase)))
+        found = samples(replace(FULL, actions=ActionStatus(phase=phase)))
         assert ("ctr_monitor_run_started_timestamp_seconds",) not in found
         assert found["ctr_monitor_run_under_way",] == (phase != "idle")
     assert samples(FULL)["ctr_monitor_run_started_timestamp_seconds",] == 1500.0

@@ -2,7 +2,7 @@
 
 Input is decisions and iterations of the loop. Output is the decision after rate limits, events, at
 most one run at a time (`monitoring.retraining.retraining`), and messages
-(`monitoring.retraining.notifications`). `monitoring.policies.restraint` has the rate limits.
+(`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` has the rate limits.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from evergreen.notifications.webhook import post_to_file
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, expect
 from monitoring.journal import Journal
-from monitoring.policies import restraint
+from monitoring.policies import rate_limit
 from monitoring.policies.baking import BAKING
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.restraint import RunMemory, restrain
+from monitoring.policies.rate_limit import RunMemory, apply_limits
 from monitoring.retraining.new_versions import NewVersions
 from monitoring.retraining.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
 from monitoring.retraining.retraining import IDLE, RUNNING, Retraining
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from monitoring.state.archive import Archive
 
 TRIGGERS = ("none", "local", "kubeflow")
-NOTIFY_RESTRAINT = "restraint.notify"
+NOTIFY_LIMITS = "rate_limits.notify"
 """Document with the rate limits of notifications that replace a run."""
 REPORTED = "reported"
 """Document with the action of the drift that was last reported. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""Seconds without the log before it is reported. A shorter outage is a broker that restarts."""
+"""Seconds without the log before it is reported. A broker that restarts takes less."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActingSettings:
+class ActionSettings:
     """Settings of the actions after a confirmed drift."""
 
     trigger: str = "none"
@@ -57,12 +57,16 @@ class ActingSettings:
         expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
-            raise ContractError("run_command is empty, expected a command line for the local trigger")
+            raise ContractError(
+                "run_command is empty, expected a command line for the local trigger"
+            )
         if self.trigger == "kubeflow":
             self.kubeflow.expect_complete()
 
 
-def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: int = -1) -> Trigger | None:
+def make_trigger(
+    settings: ActionSettings, *, state: Path, store: Path, umask: int = -1
+) -> Trigger | None:
     """Create the trigger that the settings name. None means only notifications.
 
     Args:
@@ -79,7 +83,7 @@ def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: i
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActingStatus:
+class ActionStatus:
     """The retrain request in progress and the current rate limits, for the pages."""
 
     phase: str = IDLE
@@ -102,12 +106,12 @@ class ActingStatus:
     """None without a webhook."""
 
 
-class Acting:
+class DecisionHandler:
     """Acts on decisions, with at most one run at a time."""
 
     def __init__(
         self,
-        settings: ActingSettings,
+        settings: ActionSettings,
         restraint: RestraintSettings,
         *,
         recipe: RecipeSettings,
@@ -126,7 +130,7 @@ class Acting:
         The archive is flushed before a run is requested. People are notified instead of a run if
         there is no trigger, and always for the policies in `notify_only`.
         """
-        self._restraint = restraint
+        self._limits = restraint
         self._documents = documents
         self._journal = journal
         self._notify_only = split_names(notify_only)
@@ -143,8 +147,14 @@ class Acting:
             checkpoint=checkpoint,
         )
         url_file = Path(settings.notifications.webhook_file)
-        outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
-        self.notifier = Notifier(documents, outbox, settings.notifications, recommender=recommender, clock=clock)
+        outbox = (
+            Outbox(documents, partial(post_to_file, url_file))
+            if settings.notifications.webhook_file
+            else None
+        )
+        self.notifier = Notifier(
+            documents, outbox, settings.notifications, recommender=recommender, clock=clock
+        )
         journal.listener = self.notifier.on_event
         self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
@@ -153,7 +163,9 @@ class Acting:
             # the incident.
             self.notifier.close_silently(DRIFT)
 
-    def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
+    def consider(
+        self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float
+    ) -> Decision:
         """Apply the rate limits to a decision, and start a run or notify people.
 
         Args:
@@ -169,8 +181,8 @@ class Acting:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The previous version is restored first. Its own rows then show whether it needs a
-            # successor.
+            # The previous version is restored first. The rows of that version then show whether it
+            # needs a successor.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -186,19 +198,19 @@ class Acting:
         """
         self._report_log(log_problem, now)
         if self.new_versions.step(now):
-            self.retraining.rest_after(restraint.TAKEN_BACK, now)
+            self.retraining.begin_cooldown(rate_limit.TAKEN_BACK, now)
         self.notifier.step(now)
         self.retraining.step(now)
 
-    def status(self, now: float) -> ActingStatus:
+    def status(self, now: float) -> ActionStatus:
         """Return the status for the page and the metrics."""
         progress = self.retraining.progress
         memory = self.retraining.memory
         outbox = self.notifier.outbox
         incident = self.notifier.open.get(DRIFT)
-        budget = self._restraint.daily_budget
+        budget = self._limits.daily_budget
         is_blocked = memory.blocked_until > now
-        return ActingStatus(
+        return ActionStatus(
             phase=progress.phase,
             request_id=progress.request_id or None,
             started_at=progress.started_at if progress.phase == RUNNING else None,
@@ -221,20 +233,22 @@ class Acting:
         if decision.policy in self._notify_only or not self._has_trigger:
             self._notify(decision, now)
             return decision
-        acted = restrain(decision, self.retraining.memory, self._restraint, now=now)
+        acted = apply_limits(decision, self.retraining.memory, self._limits, now=now)
         if acted.action is Action.RETRAIN and self._is_idle:
             self.retraining.begin(decision, now=now, data_until=data_until)
         return acted
 
     def _notify(self, decision: Decision, now: float) -> None:
         """Notify people instead of a run, within the rate limits of runs."""
-        memory = read_memory(self._documents, NOTIFY_RESTRAINT, RunMemory)
-        if restrain(decision, memory, self._restraint, now=now).action is Action.HELD:
+        memory = read_memory(self._documents, NOTIFY_LIMITS, RunMemory)
+        if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
-        memory = restraint.requested(memory, now=now)
-        memory = restraint.ended(memory, "notified", self._restraint, now=now)
-        self._documents.write_documents({NOTIFY_RESTRAINT: dataclasses.asdict(memory)}, {"request_notified": 1})
+        memory = rate_limit.requested(memory, now=now)
+        memory = rate_limit.ended(memory, "notified", self._limits, now=now)
+        self._documents.write_documents(
+            {NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+        )
 
     def _report_drift(self, decision: Decision) -> None:
         """Emit an event for a drift's first breach, its hold and its end, once each.
@@ -246,10 +260,14 @@ class Acting:
             reported = Action.BREACH.value
         elif action is Action.HELD or (action is Action.BREACH and not reported):
             if action.value != reported:
-                self._journal.emit(action.value, decision.reason, policy=decision.policy, **decision.numbers)
+                self._journal.emit(
+                    action.value, decision.reason, policy=decision.policy, **decision.numbers
+                )
             reported = action.value
         elif action is Action.OK and reported:
-            self._journal.emit("recovered", decision.reason, policy=decision.policy, **decision.numbers)
+            self._journal.emit(
+                "recovered", decision.reason, policy=decision.policy, **decision.numbers
+            )
             reported = ""
         if reported != self._reported:
             self._documents.write_documents({REPORTED: {"action": reported}})

@@ -9,8 +9,8 @@ import pytest
 
 from evergreen.config.monitor import PolicySettings
 from monitoring.metrics.window import MAX_VERSIONS
-from monitoring.policies.betting import FRACTIONS, Capital, Trail, factors
-from monitoring.policies.line_evidence import LineEvidence
+from monitoring.policies.betting import FRACTIONS, Trail, factors
+from monitoring.policies.lineage_evidence import LineageEvidence
 from monitoring.policies.policies import SequentialPolicy
 from monitoring.policies.policy import NO_ROWS, Action, Baseline, without_oldest
 from tests.support.click_streams import ClickTraffic, draw
@@ -41,11 +41,11 @@ class Line:
             rows = {version: draw(self.random, TRAFFIC, rows=400, auc=auc) for version, auc in sorted(aucs.items())}
             self.total += 400 * len(rows)
             known = {
-                version: Baseline(auc=AUC, low=AUC, high=AUC, learned_until=self.learned.get(version))
+                version: Baseline(auc=AUC, low=AUC, high=AUC, trained_until=self.learned.get(version))
                 for version in {*rows, line[-1]}
             }
             evidence = evidence_of(
-                version=line[-1], time=self.time, rows_of=rows, line=tuple(line), baselines=known,
+                version=line[-1], time=self.time, rows_of=rows, lineage=tuple(line), baselines=known,
                 matured_total=self.total,
             )  # fmt: skip
             decision, memory = self.policy.decide(evidence, self.memory)
@@ -164,7 +164,7 @@ def test_what_is_dropped_of_versions_does_not_depend_on_order_of_keys():
 def test_decision_point_without_round_changes_no_evidence():
     seen = Line({1: -50.0})
     seen.see([1], {1: AUC}, points=3)
-    of_line = LineEvidence(seen.memory, enough=100.0)
+    of_line = LineageEvidence(seen.memory, enough=100.0)
     before = of_line.memory()["processes"]
     of_line.update(evidence_of(version=1, rows_of={1: NO_ROWS}, time=99.0), {1: AUC})
     assert of_line.memory()["processes"] == before
@@ -194,7 +194,7 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
     # One bet with all that starts in its first round. The e-value is its cash plus that share times
     # the mean of the factors.
-    capital = Capital({})
+    capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
     assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))

@@ -32,10 +32,10 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.reference import TrainingReference
 from evergreen.storage.objects import Objects
 from monitoring.drift.watch import DriftWatch
-from monitoring.policies.judging import Judge, no_baseline, serving_ahead
+from monitoring.policies.evaluation import Evaluator, no_baseline, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import Action, Baseline, DecisionPoint
-from monitoring.policies.restraint import RunMemory, ended, requested, restrain
+from monitoring.policies.rate_limit import RunMemory, apply_limits, ended, requested
 from monitoring.rows import MaturedRequests
 
 _NEEDED = (
@@ -80,11 +80,17 @@ def parse_time(text: str) -> float:
     try:
         return moment_of(text).timestamp()
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time and no seconds since the epoch") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time, expected ISO 8601 or seconds since the epoch"
+        ) from error
 
 
 def read_requests(
-    archive: Objects, span: Span = WHOLE, *, features: Features | None = None, user: str | None = None
+    archive: Objects,
+    span: Span = WHOLE,
+    *,
+    features: Features | None = None,
+    user: str | None = None,
 ) -> Iterator[ArchivedRequests]:
     """Yield every served request in `span`, ordered by (time, request id), one day at a time.
 
@@ -119,10 +125,15 @@ def read_days(
     for file in archived_files(archive):
         by_day.setdefault(file.day, []).append(file)
     if not by_day:
-        raise ContractError(f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake")
+        raise ContractError(
+            f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake"
+        )
     for day in sorted(by_day, reverse=newest_first):
         if _touches(day, span):
-            yield day, _served_rows([_raw_columns(file, features, user) for file in by_day[day]], span)
+            yield (
+                day,
+                _served_rows([_raw_columns(file, features, user) for file in by_day[day]], span),
+            )
 
 
 def _touches(day: str, span: Span) -> bool:
@@ -136,11 +147,16 @@ def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | 
     if features is None and user is not None:
         features = Features(numeric=(), categorical=(user,))
     wanted = features.names if features else ()
-    types = {**(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES), **raw_rows.CANARY_TYPES}
+    types = {
+        **(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES),
+        **raw_rows.CANARY_TYPES,
+    }
     with archived.opened() as file:
         found = file.schema_arrow.names
         if missing := [column for column in _NEEDED if column not in found]:
-            raise ContractError(f"{archived.uri} lacks column {missing[0]}, expected the raw columns")
+            raise ContractError(
+                f"{archived.uri} lacks column {missing[0]}, expected the raw columns"
+            )
         columns = [*_NEEDED, *(column for column in (*wanted, raw_rows.CANARY) if column in found)]
         try:
             schema = arrow_schema({name: types[name] for name in columns})
@@ -149,12 +165,16 @@ def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | 
             for name in wanted:
                 if name not in found:
                     schema = schema.append(arrow_schema({name: types[name]}).field(0))
-                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
+                    table = table.append_column(
+                        schema.field(name), pa.nulls(len(table), schema.field(name).type)
+                    )
             # Rows that people ingested into a lake may contain string categories. No model served
             # them.
             return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:
-            raise ContractError(f"{archived.uri} has other columns than a monitor's archive: {error}") from error
+            raise ContractError(
+                f"{archived.uri} has other columns than a monitor's archive: {error}"
+            ) from error
 
 
 def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
@@ -165,7 +185,11 @@ def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
     for bound, keeps in ((span.start, pc.greater_equal), (span.end, pc.less)):
         if bound is not None:
             served = pc.and_(served, keeps(micros, raw_rows.microseconds(bound)))
-    order = [(raw_rows.EVENT_TIME, "ascending"), (raw_rows.REQUEST_ID, "ascending"), (raw_rows.ROW, "ascending")]
+    order = [
+        (raw_rows.EVENT_TIME, "ascending"),
+        (raw_rows.REQUEST_ID, "ascending"),
+        (raw_rows.ROW, "ascending"),
+    ]
     return table.filter(served).sort_by(order).combine_chunks()
 
 
@@ -187,7 +211,9 @@ def _requests(table: pa.Table, features: Features | None, user: str | None) -> A
         numbers=np.arange(len(starts)),
         labels=table[raw_rows.LABEL].to_numpy().astype(np.uint8),
         click_delays=np.full(n, np.nan, np.float32),
-        users=np.full(n, MISSING_CATEGORY) if user is None else table[user].fill_null(MISSING_CATEGORY).to_numpy(),
+        users=np.full(n, MISSING_CATEGORY)
+        if user is None
+        else table[user].fill_null(MISSING_CATEGORY).to_numpy(),
     )
     canary = np.zeros(len(starts), np.bool_)
     if raw_rows.CANARY in table.column_names:
@@ -212,7 +238,7 @@ def no_reference(version: int) -> TrainingReference | None:
     return None
 
 
-def judge_requests(
+def evaluate_requests(
     requests: Iterable[ArchivedRequests],
     settings: JudgingSettings,
     *,
@@ -235,8 +261,13 @@ def judge_requests(
         features: Columns of the requests' features.
         memory: State of an evaluator to continue from.
     """
-    judge = Judge(settings.judge, make_policies(settings.policies, settings.baking), baseline=baseline, memory=memory)
-    stream = _Stream(judge, DriftWatch(reference, settings.drift, features=features), settings)
+    evaluator = Evaluator(
+        settings.judge,
+        make_policies(settings.policies, settings.baking),
+        baseline=baseline,
+        memory=memory,
+    )
+    stream = _Stream(evaluator, DriftWatch(reference, settings.drift, features=features), settings)
     # Advance at least once per bucket of the drift watch, which has few open buckets at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
     passed: float | None = None
@@ -257,58 +288,65 @@ def judge_requests(
 class _Stream:
     """Feeds an evaluator and a drift watch in order of event time."""
 
-    def __init__(self, judge: Judge, watch: DriftWatch, settings: JudgingSettings) -> None:
-        self._judge = judge
+    def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: JudgingSettings) -> None:
+        self._evaluator = evaluator
         self._watch = watch
         self._settings = settings
         self._warm: list[MaturedRequests] = []
         self._newest: float | None = None
-        judged = judge.judged_until
-        self._judged = -math.inf if judged is None else judged
-        self._known_until = self._judged + serving_ahead(settings.judge)
+        decided = evaluator.decided_until
+        self._decided = -math.inf if decided is None else decided
+        self._known_until = self._decided + serving_ahead(settings.judge)
         """Event time up to which the evaluator's state already contains the serving version."""
-        window, grace = settings.judge.attribution_window_seconds, settings.judge.drift_grace_seconds
-        self._drift_known_until = self._judged + window - grace
+        window, grace = (
+            settings.judge.attribution_window_seconds,
+            settings.judge.drift_grace_seconds,
+        )
+        self._drift_known_until = self._decided + window - grace
         """Event time up to which the evaluator's state already knows the drift."""
 
     def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
         """Add the requests with indexes from `start` to before `stop`."""
         matured = archived.matured.between(start, stop)
         self._newest = float(matured.times[-1])
-        told = matured.times > self._known_until
-        canary = archived.canary[start:stop][told]
-        self._judge.note_predictions(matured.times[told], matured.versions[told], canary=canary)
+        is_new = matured.times > self._known_until
+        canary = archived.canary[start:stop][is_new]
+        self._evaluator.record_predictions(
+            matured.times[is_new], matured.versions[is_new], canary=canary
+        )
         if archived.predictions is not None:
             self._watch.observe(archived.predictions.between(start, stop))
-        warm = int(np.searchsorted(matured.times, self._judged, "right"))
+        warm = int(np.searchsorted(matured.times, self._decided, "right"))
         if warm:
             self._warm.append(matured.between(0, warm))
         if warm < len(matured):
             self._restore()
-            self._judge.observe(matured.between(warm, len(matured)))
+            self._evaluator.observe(matured.between(warm, len(matured)))
 
     def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
         """Decide on all final rows once every prediction before `predicted_until` was added."""
         before = predicted_until - 1e-6  # requests with the same microsecond may follow
         for report in self._watch.close(before - self._settings.judge.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
-                self._judge.note_drift(report.evidence())
+                self._evaluator.record_drift(report.evidence())
         final_until = before - self._settings.judge.attribution_window_seconds
-        if final_until > self._judged:
+        if final_until > self._decided:
             self._restore()
-            yield from self._judge.decide_up_to(final_until)
+            yield from self._evaluator.decide_up_to(final_until)
 
     def end(self) -> Iterator[DecisionPoint]:
         """Decide on the rest, after the last request's bucket and decision point ended."""
         if self._newest is not None:
             judge, drift = self._settings.judge, self._settings.drift
-            yield from self.pass_until(self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds)
+            yield from self.pass_until(
+                self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds
+            )
             last = self._newest + judge.decide_seconds
             yield from self.pass_until(last + judge.attribution_window_seconds)
 
     def _restore(self) -> None:
         if self._warm:
-            self._judge.restore(MaturedRequests.joined(self._warm))
+            self._evaluator.restore(MaturedRequests.joined(self._warm))
             self._warm = []
 
 
@@ -342,12 +380,16 @@ class Backtest:
 
 
 def backtest(
-    judgements: Iterable[DecisionPoint], settings: JudgingSettings, *, run_seconds: float, drift_at: float | None = None
+    points: Iterable[DecisionPoint],
+    settings: JudgingSettings,
+    *,
+    run_seconds: float,
+    drift_at: float | None = None,
 ) -> Backtest:
     """Apply the monitor's cooldowns and budget to decision points under a virtual clock.
 
     Args:
-        judgements: Decision points in order.
+        points: Decision points in order.
         settings: Rules of the monitor.
         run_seconds: Seconds from a fire to the release of its run. No other run is requested before
             the release, and the cooldown begins at it.
@@ -358,21 +400,29 @@ def backtest(
     running_until = -math.inf
     held = decision_points = rows = 0
     fires: list[Fire] = []
-    for judgement in judgements:
+    for point in points:
         decision_points += 1
-        rows = int(judgement.memory["matured_total"])
+        rows = int(point.memory["matured_total"])
         # Time at which the monitor would have decided.
-        now = judgement.time + settings.judge.attribution_window_seconds
+        now = point.time + settings.judge.attribution_window_seconds
         if now < running_until:
-            held += judgement.decision.action is Action.RETRAIN
+            held += point.decision.action is Action.RETRAIN
             continue
-        decision = restrain(judgement.decision, memory, settings.restraint, now=now)
+        decision = apply_limits(point.decision, memory, settings.restraint, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
-            fires.append(Fire(time=now, version=judgement.version, policy=decision.policy, reason=decision.reason))
+            fires.append(
+                Fire(
+                    time=now, version=point.version, policy=decision.policy, reason=decision.reason
+                )
+            )
             running_until = now + run_seconds
-            memory = ended(requested(memory, now=now), "released", settings.restraint, now=running_until)
-    found = None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)
+            memory = ended(
+                requested(memory, now=now), "released", settings.restraint, now=running_until
+            )
+    found = (
+        None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)
+    )
     return Backtest(
         policies=settings.policies.policies,
         decision_points=decision_points,

@@ -7,8 +7,8 @@ memory.
 
 A `RetrainRequest` is named by its data. An incremental run takes minutes and continues from the
 current model. A full run takes hours and starts from scratch, which drops outdated knowledge such
-as the ids of deleted categories. Past runs decide between them, and both rules for full runs are
-off by default. `monitoring.retraining` submits the request.
+as the ids of deleted categories. Whether the next run is full depends on past runs. Both rules for
+full runs are off by default. `monitoring.retraining` submits the request.
 """
 
 from dataclasses import dataclass, replace
@@ -56,7 +56,9 @@ class RunMemory:
         return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
 
 
-def restrain(decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float) -> Decision:
+def apply_limits(
+    decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float
+) -> Decision:
     """Apply the rate limits: RETRAIN becomes HELD while a pause or the budget forbids a run."""
     if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
         return decision
@@ -81,7 +83,12 @@ def requested(memory: RunMemory, *, now: float) -> RunMemory:
 
 
 def ended(
-    memory: RunMemory, outcome: str, settings: RestraintSettings, *, now: float, parent: str = CURRENT
+    memory: RunMemory,
+    outcome: str,
+    settings: RestraintSettings,
+    *,
+    now: float,
+    parent: str = CURRENT,
 ) -> RunMemory:
     """Return the memory after a run ended.
 
@@ -130,7 +137,17 @@ def ended(
 
 
 OBSERVED_NUMBERS = (
-    *("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "window_version", "rows_since_breach"),
+    *(
+        "auc",
+        "auc_low",
+        "auc_high",
+        "threshold",
+        "rows",
+        "clicks",
+        "version",
+        "window_version",
+        "rows_since_breach",
+    ),
 )
 """Numbers of a decision that its request reports."""
 
@@ -146,12 +163,17 @@ def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str
     """
     if settings.full_after_refusals and memory.refusals >= settings.full_after_refusals:
         return NONE, f"full run: {memory.refusals} incremental runs in a row were refused"
-    if settings.full_every_releases and memory.releases_since_full + 1 >= settings.full_every_releases:
+    if (
+        settings.full_every_releases
+        and memory.releases_since_full + 1 >= settings.full_every_releases
+    ):
         return NONE, f"full run: {memory.releases_since_full} releases since the last full run"
     return CURRENT, "incremental run"
 
 
-def make_request(decision: Decision, *, parent: str, why: str, data_until: float, now: float) -> RetrainRequest:
+def make_request(
+    decision: Decision, *, parent: str, why: str, data_until: float, now: float
+) -> RetrainRequest:
     """Return the request for a run over the rows up to `data_until`.
 
     The name contains the end of the rows, the serving model and whether the run is a full one, but
@@ -170,7 +192,8 @@ def make_request(decision: Decision, *, parent: str, why: str, data_until: float
     # Two decision points within one second must not share a name.
     fraction = f"{end.microsecond:06d}" if end.microsecond else ""
     version = decision.numbers["version"]
-    name = f"drift-{end.strftime('%Y%m%dT%H%M%S')}{fraction}Z-v{version}{'-full' if parent == NONE else ''}"
+    kind = "-full" if parent == NONE else ""
+    name = f"drift-{end.strftime('%Y%m%dT%H%M%S')}{fraction}Z-v{version}{kind}"
     return RetrainRequest(
         request_id=name,
         reason=f"{decision.reason} ({why})",

@@ -8,21 +8,21 @@ import pytest
 
 from evergreen.config.monitor import RestraintSettings
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.restraint import DAY_SECONDS, RunMemory, ended, requested, restrain
+from monitoring.policies.rate_limit import DAY_SECONDS, RunMemory, apply_limits, ended, requested
 
 SETTINGS = RestraintSettings()
 DRIFT = Decision(policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1})
 
 
 def judge(memory, *, now):
-    return restrain(DRIFT, memory, SETTINGS, now=now)
+    return apply_limits(DRIFT, memory, SETTINGS, now=now)
 
 
 @pytest.mark.parametrize("action", [action for action in Action if action is not Action.RETRAIN])
 def test_only_confirmed_drift_can_be_held(action):
     memory = ended(RunMemory(), "failed", SETTINGS, now=0.0)
     decision = replace(DRIFT, action=action)
-    assert restrain(decision, memory, SETTINGS, now=1.0) == decision
+    assert apply_limits(decision, memory, SETTINGS, now=1.0) == decision
 
 
 def test_release_rests_cool_down():

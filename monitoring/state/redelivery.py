@@ -27,7 +27,7 @@ class KnownRequest(NamedTuple):
     canary: bool
 
 
-class ToldApart(NamedTuple):
+class Classified(NamedTuple):
     """Indexes of predictions. Each prediction is in exactly one of the fields."""
 
     new: NDArray[np.int64]
@@ -37,11 +37,11 @@ class ToldApart(NamedTuple):
     """Predictions with the id of another request."""
 
 
-def tell_apart(
+def classify(
     predictions: Predictions,
     known: Mapping[str, KnownRequest],
     held: Callable[[int], tuple[int, Predictions] | None],
-) -> ToldApart:
+) -> Classified:
     """Classify predictions as new, redelivered or reused.
 
     Args:
@@ -69,9 +69,11 @@ def tell_apart(
     for number, place in sorted(equal_so_far):  # sorted by block, so that each is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
-        is_equal = block is None or same_request(_at(block[1], number - block[0]), _at(predictions, place))
+        is_equal = block is None or same_request(
+            _at(block[1], number - block[0]), _at(predictions, place)
+        )
         (redelivered if is_equal else reused).append(place)
-    return ToldApart(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
+    return Classified(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
 
 
 def _header(predictions: Predictions, place: int) -> tuple[float, int, int, bool]:
@@ -91,7 +93,10 @@ def same_request(one: Predictions, other: Predictions) -> bool:
     """Return whether two requests are equal, bit for bit."""
     arrays = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(Predictions))
     # Compare bytes, because missing values are NaN, which is not equal to itself.
-    return all(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes() for a, b in arrays)
+    return all(
+        a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
+        for a, b in arrays
+    )
 
 
 def reused_key(message_id: str, payload: bytes) -> str:
@@ -102,8 +107,8 @@ def reused_key(message_id: str, payload: bytes) -> str:
 def batch_key(outcome: OutcomeBatch) -> str:
     """Return the key that recognizes a redelivered outcome batch.
 
-    It includes the content, because a publisher that numbers its batches from 1 after each start
-    reuses their ids for other outcomes.
+    The key includes the content, because a publisher that numbers its batches from 1 after each
+    start reuses their ids for other outcomes.
     """
     digest = hashlib.blake2b("\0".join(outcome.request_ids).encode(), digest_size=8)
     for array in (outcome.rows, outcome.times):
@@ -114,6 +119,7 @@ def batch_key(outcome: OutcomeBatch) -> str:
 def reuse_reason(request_id: str) -> str:
     """Return the dead-letter reason of a prediction with the id of another request."""
     return (
-        f"request id {request_id[:128]!r} names another request with other content, expected a new id for each: "
+        f"request id {request_id[:128]!r} names another request with other content, expected a "
+        "new id for each: "
         "clicks under it count for the first"
     )

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from monitoring.policies.betting import FRACTIONS, Capital, Rounds, Trail, factors
+from monitoring.policies.betting import FRACTIONS, EValue, Rounds, Trail, factors
 from monitoring.policies.policy import Evidence, without_oldest
 
 
@@ -47,7 +47,7 @@ class Alarm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class VersionEvidence:
     """Evidence about one version."""
 
     alarm: Alarm | None = None
@@ -76,43 +76,45 @@ class _Process:
     """E-process of one version, over its rows and those of its predecessors in the lineage."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
-        self.capital = Capital(memory)
+        self.e_value = EValue(memory)
         self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
-        self.scored: dict[int, float] = {int(version): time for version, time in memory.get("scored", {}).items()}
+        self.scored: dict[int, float] = {
+            int(version): time for version, time in memory.get("scored", {}).items()
+        }
         """Last decision point with bets on rows of each version, as far back as the trails go."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
         """The newest change to which its versions have adapted."""
-        self.learned_until: float | None = memory.get("learned_until")
+        self.trained_until: float | None = memory.get("trained_until")
         """Time of the newest training row of the process's version, or None if unknown."""
 
     def memory(self) -> dict[str, Any]:
         return {
-            **self.capital.memory(),
+            **self.e_value.memory(),
             "trails": [[each.value, each.since, each.shown_at] for each in self.trails],
             "scored": {str(version): time for version, time in self.scored.items()},
             "alarm": asdict(self.alarm) if self.alarm else None,
             "change": asdict(self.change) if self.change else None,
-            "learned_until": self.learned_until,
+            "trained_until": self.trained_until,
         }
 
-    def counts(self, learned_until: float | None) -> bool:
-        """Return whether rows of an earlier version, trained up to `learned_until`, count here."""
-        if self.learned_until is None or learned_until is None:
+    def counts(self, trained_until: float | None) -> bool:
+        """Return whether rows of an earlier version, trained up to `trained_until`, count here."""
+        if self.trained_until is None or trained_until is None:
             return False
-        return self.change is None or learned_until >= self.change.shown_at
+        return self.change is None or trained_until >= self.change.shown_at
 
-    def standing(self) -> Standing:
-        return Standing(
+    def standing(self) -> VersionEvidence:
+        return VersionEvidence(
             alarm=self.alarm,
-            value=self.capital.value,
-            rounds=self.capital.rounds,
-            clicks=self.capital.clicks,
+            value=self.e_value.value,
+            rounds=self.e_value.rounds,
+            clicks=self.e_value.clicks,
             versions=tuple(sorted(self.scored)),
         )
 
 
-class LineEvidence:
+class LineageEvidence:
     """E-processes of the remembered versions."""
 
     def __init__(self, memory: Mapping[str, Any], *, enough: float) -> None:
@@ -123,11 +125,11 @@ class LineEvidence:
         self._enough = enough
         self._rounds: dict[str, Any] = dict(memory.get("rounds", {}))
         self._processes: dict[str, Any] = dict(memory.get("processes", {}))
-        self._judged: float | None = memory.get("judged")
+        self._decided: float | None = memory.get("decided")
 
     def memory(self) -> dict[str, Any]:
         """Return the state for a successor, a JSON object."""
-        return {"rounds": self._rounds, "processes": self._processes, "judged": self._judged}
+        return {"rounds": self._rounds, "processes": self._processes, "decided": self._decided}
 
     def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
         """Bet on the new rows of every version that has a theta."""
@@ -137,7 +139,8 @@ class LineEvidence:
             if version not in thetas:
                 continue
             rounds = Rounds(
-                thetas[version], self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence)
+                thetas[version],
+                self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence),
             )
             payoffs, clicks = rounds.play(rows)
             self._rounds[str(version)] = rounds.memory()
@@ -145,31 +148,41 @@ class LineEvidence:
                 self._processes[str(version)] = self._begun(version, evidence).memory()
             if payoffs:
                 self._bet(version, _Played(payoffs, clicks, rounds.lambdas), evidence)
-        self._judged = evidence.time
+        self._decided = evidence.time
         needed = {*evidence.rows_of, evidence.version}
         self._rounds = without_oldest(self._rounds, needed=needed)
         self._processes = without_oldest(self._processes, needed=needed)
 
-    def about(self, evidence: Evidence) -> Standing:
+    def about(self, evidence: Evidence) -> VersionEvidence:
         """Return the evidence about the serving version."""
-        version, learned_until = evidence.version, evidence.learned_until()
-        if (newest := self._newest_of(evidence.line)) is None:
-            return Standing()
+        version, trained_until = evidence.version, evidence.trained_until()
+        if (newest := self._newest_of(evidence.lineage)) is None:
+            return VersionEvidence()
         process = _Process(self._processes[str(newest)])
         if newest == version:
             return process.standing()
-        if learned_until is None:
-            return Standing()
-        if process.alarm is not None and learned_until >= process.alarm.shown_at:
-            return Standing(learned=process.alarm)
-        if process.alarm is None and process.change is not None and learned_until < process.change.shown_at:
-            return Standing(alarm=process.change)
+        if trained_until is None:
+            return VersionEvidence()
+        if process.alarm is not None and trained_until >= process.alarm.shown_at:
+            return VersionEvidence(learned=process.alarm)
+        if (
+            process.alarm is None
+            and process.change is not None
+            and trained_until < process.change.shown_at
+        ):
+            return VersionEvidence(alarm=process.change)
         return process.standing()
 
-    def _plan_for(self, version: int, thetas: Mapping[int, float], evidence: Evidence) -> dict[str, Any]:
+    def _plan_for(
+        self, version: int, thetas: Mapping[int, float], evidence: Evidence
+    ) -> dict[str, Any]:
         """Return the previous version's round sizes, so that a new version's first rows count."""
-        known = [each for each in evidence.line if each < version and str(each) in self._rounds]
-        return {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]} if known else {}
+        known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
+        return (
+            {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}
+            if known
+            else {}
+        )
 
     def _newest_of(self, line: tuple[int, ...]) -> int | None:
         return max((version for version in line if str(version) in self._processes), default=None)
@@ -177,45 +190,59 @@ class LineEvidence:
     def _begun(self, version: int, evidence: Evidence) -> _Process:
         """Return the e-process of a version whose first row matured.
 
-        It continues the previous version's e-process, unless that one does not apply.
+        The e-process of the previous version is continued if it applies to this version.
         """
-        learned_until = evidence.learned_until(version)
-        before = self._newest_of(tuple(each for each in evidence.line if each < version))
-        if before is None or learned_until is None:
-            return _Process({"learned_until": learned_until})
+        trained_until = evidence.trained_until(version)
+        before = self._newest_of(tuple(each for each in evidence.lineage if each < version))
+        if before is None or trained_until is None:
+            return _Process({"trained_until": trained_until})
         process = _Process(self._processes[str(before)])
-        process.learned_until = learned_until
-        if process.alarm is None and process.change is not None and learned_until < process.change.shown_at:
+        process.trained_until = trained_until
+        if (
+            process.alarm is None
+            and process.change is not None
+            and trained_until < process.change.shown_at
+        ):
             process.alarm, process.change = process.change, None
-        return self._judged_anew(process)
+        return self._restarted(process)
 
-    def _judged_anew(self, process: _Process) -> _Process:
+    def _restarted(self, process: _Process) -> _Process:
         """Return the process, or a new one if its version has adapted to the alarm's change."""
-        alarm, learned_until = process.alarm, process.learned_until
-        if alarm is None or learned_until is None or learned_until < alarm.shown_at:
+        alarm, trained_until = process.alarm, process.trained_until
+        if alarm is None or trained_until is None or trained_until < alarm.shown_at:
             return process
-        return _Process({"learned_until": learned_until, "change": asdict(alarm)})
+        return _Process({"trained_until": trained_until, "change": asdict(alarm)})
 
     def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
         """Bet with the capital of each e-process in which rows of the version count."""
-        learned_until = evidence.learned_until(version)
+        trained_until = evidence.trained_until(version)
         multiplied = factors(played.payoffs, played.lambdas)
-        for name in [name for name in self._processes if version <= int(name) and int(name) in evidence.line]:
+        for name in [
+            name
+            for name in self._processes
+            if version <= int(name) and int(name) in evidence.lineage
+        ]:
             process = _Process(self._processes[name])
-            if process.alarm is not None or (int(name) != version and not process.counts(learned_until)):
+            if process.alarm is not None or (
+                int(name) != version and not process.counts(trained_until)
+            ):
                 continue
-            has_enough = process.capital.bet(*played, enough=self._enough)
-            since = evidence.time if self._judged is None else self._judged
+            has_enough = process.e_value.bet(*played, enough=self._enough)
+            since = evidence.time if self._decided is None else self._decided
             process.trails = [
                 trail.after(factor, since=since, until=evidence.time, enough=self._enough)
                 for trail, factor in zip(process.trails, multiplied)
             ]
-            began = min((trail.since for trail in process.trails if trail.since is not None), default=since)
+            began = min(
+                (trail.since for trail in process.trails if trail.since is not None), default=since
+            )
             scored = {**process.scored, version: evidence.time}
-            process.scored = {each: time for each, time in scored.items() if time > began or each == version}
+            process.scored = {
+                each: time for each, time in scored.items() if time > began or each == version
+            }
             if has_enough:
                 process.alarm = _raised(process, evidence)
-            self._processes[name] = self._judged_anew(process).memory()
+            self._processes[name] = self._restarted(process).memory()
 
 
 def _raised(process: _Process, evidence: Evidence) -> Alarm:
@@ -226,10 +253,16 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
         # If no product is large enough, the rows of this point were needed too.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
-        value=process.capital.value,
-        rounds=process.capital.rounds,
-        clicks=process.capital.clicks,
-        versions=tuple(sorted(each for each, time in process.scored.items() if time > since or time == evidence.time)),
+        value=process.e_value.value,
+        rounds=process.e_value.rounds,
+        clicks=process.e_value.clicks,
+        versions=tuple(
+            sorted(
+                each
+                for each, time in process.scored.items()
+                if time > since or time == evidence.time
+            )
+        ),
     )
 
 
