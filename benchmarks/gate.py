@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
-from components.evaluation.gate import SLICE_ALPHA, holm, judge
+from components.evaluation.gate import SLICE_ALPHA, decide, holm
 from evergreen.config.gate import GateSettings
 from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
 from tests.support.planted_models import (
@@ -108,7 +108,7 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
 def gate_decision(rows: PlantedRows) -> str:
     """The shipped gate's decision, without a floor."""
     settings = GateSettings(min_auc=0.0)
-    return judge(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
+    return decide(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                 candidate = drawn.candidate.copy()
                 if planted:
                     candidate[parts[name]] = shifted(drawn.candidate[parts[name]], part)
-                answer = judge(
+                answer = decide(
                     drawn.labels,
                     candidate,
                     drawn.champion,

@@ -1,4 +1,7 @@
-"""Evaluation as a plain command; exit codes are those of every command (docs/pipeline.md), 1 = the gate refused."""
+"""Evaluation as a plain command.
+
+Exit codes are those of every command (docs/pipeline.md); 1 = the gate refused the candidate.
+"""
 
 import argparse
 import json

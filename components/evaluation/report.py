@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import MIN_CLASS_REQUESTS
 from components.evaluation.scoring import ScoredHoldout
+from evergreen.contracts.checks import metrics
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport, Verdict
 from evergreen.registry.model_cards import CalibrationBin, ModelCard
 from evergreen.statistics.metrics import row_weighted
@@ -40,28 +41,25 @@ def make_card(
 
 
 def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
-    """Return what people compare runs by in Kubeflow's page, as far as it exists; the model's card has the rest.
+    """Return the metrics by which people compare runs in Kubeflow. Unknown ones are left out.
+
+    Each check is a metric, with the ends of its interval. The model's card has the other numbers.
 
     Args:
         verdict: The gate's verdict on the candidate.
         train_rows: Rows that the candidate was fitted to in this run.
     """
-    candidate, lead = verdict.candidate, verdict.difference
     values: dict[str, float | None] = {
         "accepted": int(verdict.accepted),
-        "auc": candidate.auc,
-        "auc_low": candidate.auc_low,
-        "auc_high": candidate.auc_high,
-        "log_loss": candidate.log_loss,
-        "calibration": candidate.calibration,
+        "auc": verdict.candidate.auc,
+        "log_loss": verdict.candidate.log_loss,
+        "calibration": verdict.candidate.calibration,
         "champion_auc": verdict.champion.auc if verdict.champion else None,
-        "lead_auc": lead.auc if lead else None,
-        "lead_low": lead.low if lead else None,
-        "lead_high": lead.high if lead else None,
         "rows_learned": train_rows,
         "rows_held_out": verdict.num_rows,
     }
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    return {**known, **metrics(verdict.checks)}
 
 
 def roc_document(scored: ScoredHoldout) -> dict[str, list[float]]:

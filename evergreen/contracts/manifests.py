@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from evergreen.config.spec import Recommender
+from evergreen.contracts.checks import Check
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
-
-PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
-"""The gate's decisions."""
 
 _CHECKSUM = "crc32"
 """Key of a document's checksum; one that a person wrote may lack it."""
@@ -501,6 +499,7 @@ class Verdict(Manifest):
     accepted: bool
     """Whether the run goes on to deployment: `pass`, or `inconclusive` where the run's rollout can take that."""
     reason: str
+    """Headline of the checks (`contracts.checks.headline`)."""
     num_rows: int
     num_clicks: int
     candidate: ModelQuality
@@ -527,10 +526,12 @@ class Verdict(Manifest):
     """One sentence each for people. They refuse nothing."""
     advice: list[str] = field(default_factory=list)
     """What would make the gate pass such a model, one sentence for each check that did not pass."""
+    checks: list[Check] = field(default_factory=list)
+    """The gate's checks with their numbers. The worst of them is `decision`."""
 
     @property
     def sentence(self) -> str:
-        """The reason, and the warnings."""
+        """The headline and the warnings."""
         return "; ".join([self.reason, *(f"WARNING: {each}" for each in self.warnings)])
 
 
@@ -554,7 +555,7 @@ class Release(Manifest):
     repository_uri: str
     trigger_id: str | None
     reason: str
-    """Why it was accepted: the verdict's reason."""
+    """Why it was accepted: the headline of the verdict."""
     published_at: str
     """When its files were complete; the journal tells when it went live."""
     parent_model_id: str | None = None
