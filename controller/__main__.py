@@ -1,9 +1,10 @@
-"""The release controller: looks after what is served between releases, with the right to change it.
+"""Run the release controller, which supervises the served version between releases.
 
-`python -m controller --store S`. Each round the watchdog probes every Triton and heals what
-answers wrongly (`controller.watchdog`), then the version that bakes is judged, and taken back where it is bad
-(`controller.baking`). At the start and once a day the versions' files are compared with their hashes
-(`controller.inspection`). A canary is grown by commands of its own (`deployment.canary`).
+`python -m controller --store S`. In each round the watchdog probes every
+Triton server and reloads models that answer wrongly (`controller.watchdog`). Then the baking
+version is evaluated, and rolled back if it is bad (`controller.baking`). At the start and once a
+day the versions' files are compared with their hashes (`controller.inspection`). Canaries are
+advanced by separate commands (`deployment.canary`).
 """
 
 import argparse
@@ -36,17 +37,23 @@ MAX_INTERVAL_SECONDS = 3600.0
 
 @dataclass(kw_only=True)
 class ReleaseController:
-    """What one process does, round by round; `status` is written after each, so that its age tells a hanging loop."""
+    """Rounds of one controller process.
+
+    `status` is written after each round, so a stale file shows a hanging process.
+    """
 
     watchdog: Watchdog
     baking: Baking
     inspection: Inspection
     status: Path | None = None
-    """JSON file with the last round: findings by server, their counts, the baking version, files that were replaced,
-    and why it failed; None = none."""
+    """JSON file about the last round: findings by server, their counts, the baking version,
+    replaced files, and errors. None = no file."""
 
     def round(self) -> None:
-        """Probe, heal, judge and inspect; a part that fails is logged, and the others go on."""
+        """Probe, repair, evaluate and inspect.
+
+        If one part fails, its error is logged and the others run.
+        """
         problems: list[str] = []
         findings = self._try(self.watchdog.look, problems) or {}
         baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
@@ -80,7 +87,10 @@ class ReleaseController:
 
 
 def control(controller: ReleaseController, interval_seconds: float, wait: Callable[[float], bool]) -> None:
-    """Rounds until `wait(seconds)`, called with the seconds from one round's end to the next, returns True."""
+    """Run rounds until `wait` returns True.
+
+    `wait` is called with the seconds between two rounds.
+    """
     while True:
         controller.round()
         if wait(interval_seconds):
@@ -88,22 +98,22 @@ def control(controller: ReleaseController, interval_seconds: float, wait: Callab
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The controller's flags."""
+    """Build the parser of the command."""
     parser = CommandParser(prog="evergreen controller", description=__doc__)
     add_site_flags(parser)
     parser.add_argument(
         "--metrics-urls",
         default="",
-        help="host:metrics_port or dns:///name:metrics_port of every server; default: their counters take nothing back",
+        help="host:metrics_port or dns:///name:metrics_port of every server; default: counters are not evaluated",
     )
-    parser.add_argument("--interval-seconds", type=float, default=5.0, help="between rounds")
-    parser.add_argument("--status", type=Path, help="JSON file for the last round's findings or failure, and counts")
+    parser.add_argument("--interval-seconds", type=float, default=5.0, help="seconds between two rounds")
+    parser.add_argument("--status", type=Path, help="JSON file for the last round's findings, counts and errors")
     return parser
 
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Looks after the site until SIGTERM or Ctrl-C."""
+    """Run the controller until SIGTERM or Ctrl-C."""
     arguments = build_parser().parse_args(argv)
     if not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
         raise ContractError(
@@ -111,8 +121,9 @@ def main(argv: list[str] | None = None) -> int:
         )
     site = site_of(arguments)
     if not site.triton_urls:
-        raise ContractError("triton urls are none, expected at least one")
-    # The event ends the wait between rounds, never a call: a cancelled call can crash Triton 2.51.
+        raise ContractError("--triton-urls is empty, expected at least one server")
+    # The event interrupts only the wait between rounds and never a gRPC call, because a cancelled
+    # call can crash Triton 2.51.
     stop = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stop.set())

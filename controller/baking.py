@@ -1,17 +1,19 @@
-"""The live version while it bakes: what the servers count of it and what the monitor found, and the way back.
+"""Evaluate the live version while it bakes, and roll it back if it exceeds a limit.
 
-From its release on, each version is held to the limits of its recommender (`contracts.baking`). What the servers count
-is judged here: failures by a test that stays valid however often it is looked at, time in the model by the ratios of
-means and of p99, and how often the watchdog had to reload it. Triton's quantiles are each server's own and cannot be
-added up, but that of all requests lies between the servers' lowest and highest: the version's lowest is held against
-the highest of the version before, each by its median over time.
-What live traffic says is the monitor's to judge; its findings are read from the store. A breach rolls back to the
-version before and bars the model: it is released again by a person's word alone. Otherwise the version is `baked` after
-its time and its rows.
+After its release each version must stay within the limits of its recommender (`contracts.baking`).
+The module `baking` evaluates the servers' counters. Failures are tested sequentially, so that the
+test stays valid at any number of looks. Time in the model is compared with the version before by
+the ratios of means and of p99. The number of reloads by the watchdog has a limit too. Triton
+reports one p99 per server, and these cannot be combined. The p99 of all requests is between the
+servers' lowest and highest p99. The version's lowest p99 is therefore compared with the highest p99
+of the version before, each as a median over time. The monitor evaluates the live traffic, and this
+module reads its findings from the registry. A breach rolls back to the previous version and blocks
+the model. After that only a person can release the model again. Without a breach the version
+becomes `baked` after the required time and rows.
 
-All that a round knows is in the journal, the findings and `baking/counters.json`, so each round may be lost, and one
-that was missed is made up for by the next. Two controllers do no harm: both transitions are made under the deployment's
-lock, by whoever finds the version live and baking still.
+All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
+the next round catches up. Two controllers may run at once. A controller rolls back or ends the
+baking only under the deployment's lock, and only if the version is still live and baking.
 """
 
 import json
@@ -45,53 +47,58 @@ from evergreen.statistics.metrics import sequential_binomial
 logger = logging.getLogger(__name__)
 
 COUNTERS_FILE = "counters.json"
-"""Beside the findings: what the servers counted of the last versions, and of each server what it said last."""
+"""File name, beside the findings, of the servers' counters for the last versions, and of each
+server's last reading."""
 KEPT_VERSIONS = 4
 QUANTILE_SECONDS = 60.0
-"""Time that Triton's quantiles look back; in the first of a version's they hold its warm-up, which is slow."""
+"""Time window of Triton's quantiles in seconds. A version's first window contains its slow
+warm-up."""
 P99_SECONDS = 10.0
-"""Between two readings of the p99."""
+"""Seconds between two readings of the p99."""
 P99_READINGS = 12
-"""Readings that are kept, and that are needed: two minutes."""
+"""Number of readings that are stored and required, two minutes in total."""
 NONE, BAKES, TAKEN_BACK = "none", "bakes", "taken_back"
 _RETRY_ROUNDS = 128
-"""A take-back that fails is tried again after twice as many rounds each time, but after so many at the latest."""
+"""Maximum number of rounds between two attempts of a failing rollback. The number doubles after
+each attempt."""
 _RULES = CanaryPolicy()
-"""Its `min_requests` and `error_alpha` hold here too."""
+"""Default rules, for `min_requests` and `error_alpha`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BakingStep:
-    """What one round found or did."""
+    """Result of one round."""
 
     action: str
-    """`none` (no version bakes), `bakes`, `baked` or `taken_back`."""
+    """`none` (no version bakes), `bakes`, `baked` or `taken_back` (rolled back)."""
     reason: str
     version: int | None = None
 
 
 @dataclass(kw_only=True)
 class Baking:
-    """The versions of one site as they bake; one call of `step` is one round."""
+    """Baking versions of one site. Call `step` once a round."""
 
     site: SiteSettings
     metrics: tuple[str, ...] = ()
-    """Metrics ports of all servers, host:port or dns:///name:port; none = what they count is not judged."""
+    """Metrics ports of all servers, host:port or dns:///name:port. If empty, counters are not
+    evaluated."""
     fetch: Fetch = fetch
     _reloads_seen: Counter[int] = field(default_factory=Counter)
     _tries: Counter[int] = field(default_factory=Counter)
-    """How often each version was to be taken back."""
+    """Number of rounds in which each version had to be rolled back."""
 
     def step(self, reloads: Mapping[int, int]) -> BakingStep:
-        """Counts, judges, and takes the version back or ends its baking.
+        """Read the counters, evaluate the version, and roll it back or end its baking.
 
         Args:
-            reloads: How often the watchdog of this process had servers reload each version.
+            reloads: Number of reloads of each version by the watchdog of this process.
 
         Raises:
-            ContractError: the journal or the recommender is damaged.
-            TemporaryError: the version cannot be taken back now; what was live is live, and a later round tries again.
-            PermanentError: as `rollback`.
+            ContractError: the journal or the recommender is corrupt.
+            TemporaryError: the rollback cannot be done now. The live version is unchanged, and a
+                later round tries again.
+            PermanentError: as in `rollback`.
         """
         store = self.site.store
         if (live := promotion_journal.current(store)) is None:
@@ -104,46 +111,46 @@ class Baking:
             return self._end(line, "versions of this recommender do not bake")
         found = read_findings(store, line.version)
         of_version = counts.get(line.version, VersionCounts())
-        doubt = doubted(found, of_version) if self.metrics else None
-        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD and not doubt else None
+        contradicted = contradiction(found, of_version) if self.metrics else None
+        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD and not contradicted else None
         bad = bad or judge_counts(of_version, counts.get(line.previous_version or 0), limits)
         if bad is not None:
-            return self._take_back(line, bad)
-        if doubt:
-            logger.error("version %d is not taken back: %s", line.version, doubt)
-            return BakingStep(action=BAKES, reason=doubt, version=line.version)
+            return self._roll_back(line, bad)
+        if contradicted:
+            logger.error("version %d is not rolled back: %s", line.version, contradicted)
+            return BakingStep(action=BAKES, reason=contradicted, version=line.version)
         seconds = seconds_since(line, self.site.clock())
-        is_judged = limits.bake_rows == 0 or (found is not None and found.state == WELL)
-        if is_judged and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
-            return self._end(line, f"{found.reason if found and limits.bake_rows else 'nothing bad was counted'}")
+        is_evaluated = limits.bake_rows == 0 or (found is not None and found.state == WELL)
+        if is_evaluated and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
+            return self._end(line, f"{found.reason if found and limits.bake_rows else 'no counter exceeds its limit'}")
         waits = f"{seconds:.0f} of {limits.bake_seconds:.0f} s"
-        if not is_judged:
-            waits += f"; {found.reason if found else 'the monitor has said nothing yet'}"
+        if not is_evaluated:
+            waits += f"; {found.reason if found else 'the monitor has no findings yet'}"
         return BakingStep(action=BAKES, reason=waits, version=line.version)
 
-    def _take_back(self, line: Promotion, reason: str) -> BakingStep:
+    def _roll_back(self, line: Promotion, reason: str) -> BakingStep:
         self._tries[line.version] += 1
         tries = self._tries[line.version]
-        if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each try writes to the journal and reloads servers
-            raise TemporaryError(f"version {line.version} could not be taken back yet, and waits: {reason}")
+        if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each attempt writes to the journal and reloads servers
+            raise TemporaryError(f"version {line.version} could not be rolled back yet, retrying later: {reason}")
         try:
             rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
         except Refused as error:
             return BakingStep(action=NONE, reason=str(error), version=line.version)
-        logger.error("version %d was taken back: %s", line.version, reason)
+        logger.error("version %d was rolled back: %s", line.version, reason)
         return BakingStep(action=TAKEN_BACK, reason=reason, version=line.version)
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
         repository: ModelRepository = self.site.open_repository()
         with repository.locked():
             if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
-                return BakingStep(action=NONE, reason="a deployment was at work meanwhile", version=line.version)
+                return BakingStep(action=NONE, reason="a deployment ran meanwhile", version=line.version)
             promotion_journal.append_promotion(self.site.store, line.baked(self.site.now(), self.site.who, reason))
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 
     def _count(self, live: Promotion, reloads: Mapping[int, int]) -> "dict[int, VersionCounts]":
-        """What is known of each version, the newest counts of the live one included."""
+        """Read the live version's counters, and return the counts of each known version."""
         version = live.version
         p99: list[float | None] = []
         path = findings_path(self.site.store, 0).with_name(COUNTERS_FILE)
@@ -160,16 +167,17 @@ class Baking:
                 seen[key] = counted(text, {"live": arm}, source=address)["live"]
                 p99.append(read_p99(text, arm, source=address))
                 last = kept.seen.get(key)
-                # The first account of a server, and the one after its restart, hold warm-ups, which are slow.
+                # The first counters of a server, and those after its restart, include slow
+                # warm-ups.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
                     growth = {name: growth[name] + seen[key][name] - last[name] for name in COUNTERS}
         except TemporaryError as error:
             logger.warning("%s", error)
-            p99 = []  # without a server that answers, the others' are no bounds
+            p99 = []  # if one server does not answer, the others' p99 are not bounds
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
         counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
-        # A server that did not answer this time goes on from what it said last.
+        # Keep the last reading of a server that did not answer.
         seen = {**{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")}, **seen}
         if (known := _Counters(counts=counts, seen=seen)) != kept:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,10 +186,11 @@ class Baking:
         return counts
 
     def _with_p99(self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion) -> "VersionCounts":
-        """With what the servers say now of their slowest requests, where it is time for a reading."""
+        """Append a reading of the servers' p99 if one is due."""
         told, seconds = [each for each in p99 if each is not None], seconds_since(live, self.site.clock())
         last = counts.p99[-1][0] if counts.p99 else 0.0
-        # After a clock was set back, or where the version is live again, the last reading seems to lie ahead.
+        # The last reading can be in the future if the clock was set back or the version went live
+        # again.
         if not told or seconds < QUANTILE_SECONDS or 0 <= seconds - last < P99_SECONDS:
             return counts
         return replace(counts, p99=[*counts.p99, [seconds, min(told), max(told)]][-P99_READINGS:])
@@ -189,34 +198,39 @@ class Baking:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionCounts(ArmCounts):
-    """What all servers counted of one version while it was live, their warm-ups left out."""
+    """Counters of one version summed over all servers while it was live, without warm-ups."""
 
     reloads: int = 0
-    """How often a server had to reload it because it answered wrongly or not at all."""
+    """Number of reloads of a server because the version answered wrongly or not at all."""
     p99: list[list[float]] = field(default_factory=list)
-    """The last readings: seconds since it became live, lowest and highest p99 of a server in microseconds."""
+    """Last readings: seconds since the version went live, and the lowest and highest p99 of the
+    servers in microseconds."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
-        """With what was counted since."""
+        """Return the counts plus the growth of the counters and of the reloads."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return replace(self, **counters, reloads=self.reloads + reloads)
 
     def p99_ms(self, bound: int) -> float | None:
-        """Median of the readings' lowest (`bound` 1) or highest (2) p99; None where there are too few."""
+        """Return the median of the readings' lowest (`bound` 1) or highest (2) p99 in milliseconds.
+
+        Returns None if there are too few readings.
+        """
         return median(each[bound] for each in self.p99) / 1000 if len(self.p99) >= P99_READINGS else None
 
 
-def doubted(found: Findings | None, version: VersionCounts) -> str | None:
-    """Return why the servers' counters contradict what the monitor found in the log; None if they do not.
+def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
+    """Return why the servers' counters contradict the monitor's findings, or None if they do not.
 
-    The log says which requests got no usable score, and whoever may publish to it can make such requests up. The
-    servers, which nobody publishes to, must have counted as many requests of the version.
+    The event log contains the requests without a usable score, but anyone with access to it can
+    publish forged requests. The servers' counters cannot be forged that way, so they must show at
+    least as many requests of the version.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
-    >>> doubted(forged, VersionCounts(success=7))
+    >>> contradiction(forged, VersionCounts(success=7))
     'the log holds 50 requests without a usable score, and the servers counted 7 requests: NaN'
-    >>> doubted(forged, VersionCounts(success=700)) is None
+    >>> contradiction(forged, VersionCounts(success=700)) is None
     True
     """
     claimed = found.numbers.get(UNUSABLE_REQUESTS) if found is not None else None
@@ -229,9 +243,10 @@ def doubted(found: Findings | None, version: VersionCounts) -> str | None:
 
 
 def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> str | None:
-    """Why a version must be taken back by what was counted of it and of the version before; None = it need not.
+    """Return which limit the version's counters exceed, or None if they exceed none.
 
-    Where too little is known of the version before, no failures are forgiven beyond the margin, and time is not judged.
+    The counters are compared with those of the version before. If that version has too few
+    requests, failures are limited to the margin, and time in the model is not evaluated.
 
     >>> slow = VersionCounts(success=2000, infer_us=9e6)
     >>> judge_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())
@@ -265,11 +280,11 @@ def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: R
 
 @dataclass(frozen=True, kw_only=True)
 class _Counters:
-    """The content of `COUNTERS_FILE`; fields that another release of Evergreen wrote there are passed over."""
+    """Content of `COUNTERS_FILE`. Unknown fields of another release of Evergreen are ignored."""
 
     counts: dict[int, VersionCounts] = field(default_factory=dict)
     seen: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What each server said last of the live version, by `host:port version`."""
+    """Last reading of each server for the live version, by `host:port version`."""
 
     def __post_init__(self) -> None:
         lacking = [key for key, counters in self.seen.items() if not counters.keys() >= COUNTERS.keys()]

@@ -1,9 +1,10 @@
-"""The inspection of what is stored: once at the start and once a day, the files of all known versions are hashed.
+"""Verify the stored files of all known versions by hash, at the start and once a day.
 
-One part of the release controller (`deployment.controller`). A disk may return other bytes without an error, and golden
-rows show few of them: a flipped bit in a row of a table that no golden row uses changes no golden score. A damaged file
-in Triton's repository is replaced by the model store's copy, and a damaged copy in the store by the repository's.
-Servers load a replaced graph again.
+The inspection is part of the release controller (`deployment.controller`). A disk can return wrong
+bytes without an error. Golden rows detect few of these errors: a flipped bit in an embedding row
+that no golden row uses changes no golden score. A corrupt file in Triton's repository is replaced
+by the model registry's copy, and a corrupt copy in the registry by the repository's. Servers then
+reload the graph.
 """
 
 import logging
@@ -24,25 +25,28 @@ logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
 RETRY_SECONDS = 300.0
-"""From an inspection that could not finish, or found what it could not mend, to the next one."""
+"""Seconds until the next inspection after one that failed or found a file that it could not
+repair."""
 
 
 @dataclass(kw_only=True)
 class Inspection:
-    """The files of one site's versions; one call of `step` is one round."""
+    """Inspection of the version files of one site. Call `step` repeatedly."""
 
     site: SiteSettings
     healed: list[str] = field(default_factory=list)
-    """Files that were replaced since the start."""
+    """Paths of the files that were replaced since the start."""
     _due: float | None = None
     _problem: str | None = None
 
     def step(self) -> None:
-        """Compare all hashes if that is due, and replace damaged files.
+        """Compare all hashes if the inspection is due, and replace corrupt files.
 
         Raises:
-            ContractError: both copies of a file are damaged; also at each round until the next inspection.
-            TemporaryError: a deployment is at work, or the storage does not answer; a later round tries again.
+            ContractError: both copies of a file are corrupt. The error is raised again by every
+                call until the next inspection.
+            TemporaryError: a deployment is running, or the storage does not answer. A later call
+                tries again.
         """
         now = self.site.patience.clock()
         if self._due is not None and now < self._due:
@@ -51,7 +55,7 @@ class Inspection:
             return
         self._due, self._problem = now + RETRY_SECONDS, None
         if not promotion_journal.read_entries(self.site.store):
-            self._due = None  # at the first release, not a day later
+            self._due = None  # inspect right after the first release
             return
         try:
             self._inspect()
@@ -62,7 +66,7 @@ class Inspection:
 
     def _inspect(self) -> None:
         repository, problems = self.site.open_repository(), []
-        if _is_config_damaged(repository, promotion_journal.current(self.site.store)):
+        if _is_config_corrupt(repository, promotion_journal.current(self.site.store)):
             with repository.locked():
                 self._heal_config(repository)
         for folders, version in self._versions(repository):
@@ -77,7 +81,7 @@ class Inspection:
             raise ContractError("; ".join(problems))
 
     def _versions(self, repository: ModelRepository) -> list[tuple[VersionFolders, int]]:
-        """Return the versions that the journal knows and the repository holds."""
+        """Return the versions that are both in the journal and in the repository."""
         known = {entry.version for entry in promotion_journal.read_journal(self.site.store)}
         canary = promotion_journal.canary_at_work(self.site.store)
         at_work = {canary.version} if canary else set()
@@ -85,21 +89,24 @@ class Inspection:
         return found + [(repository.canary, version) for version in repository.canary.sizes() if version in at_work]
 
     def _heal_config(self, repository: ModelRepository) -> None:
-        """Write the live version's configuration anew; running servers read it at their next load."""
+        """Rewrite the live version's configuration. Running servers read it at their next load."""
         live = promotion_journal.current(self.site.store)
-        if live is None or promotion_journal.interrupted(self.site.store) or not _is_config_damaged(repository, live):
+        if live is None or promotion_journal.interrupted(self.site.store) or not _is_config_corrupt(repository, live):
             return
         options = repository.options_for(live.version)
         repository.write_config(repository.config_for(live.version, options))
         path = f"{repository.published.uri}/{CONFIG_FILE}"
-        logger.error("%s does not serve version %d, and was written anew", path, live.version)
+        logger.error("%s did not serve version %d, and was rewritten", path, live.version)
         self.healed.append(path)
 
     def _heal(self, repository: ModelRepository, folders: VersionFolders, version: int) -> None:
-        """Replace what is damaged still, now that no deployment is at work, and let servers load it."""
+        """Replace the files that are still corrupt, and reload them on the servers.
+
+        The caller holds the lock.
+        """
         store = self.site.store
         if promotion_journal.interrupted(store):
-            raise TemporaryError("a deployment that was killed is to be taken back before its files are inspected")
+            raise TemporaryError("a killed deployment must be rolled back before its files are inspected")
         if (folders, version) not in self._versions(repository):
             return
         healed = heal(folders, store, version, options=repository.options_for(version))
@@ -111,7 +118,7 @@ class Inspection:
             self._reload(name, version, repository)
 
     def _reload(self, name: str, version: int, repository: ModelRepository) -> None:
-        """Let every server load the model again; one that does not is the watchdog's to find."""
+        """Make every server reload the model. The watchdog handles servers that fail to."""
         golden = golden_rows(repository, self.site.store, version)
         for url in addresses(self.site.triton_urls, self.site.resolve):
             try:
@@ -121,8 +128,8 @@ class Inspection:
                 logger.warning("the healed version %d: %s", version, error)
 
 
-def _is_config_damaged(repository: ModelRepository, live: Promotion | None) -> bool:
-    """Return whether Triton's configuration cannot be read, or serves another version than the live one."""
+def _is_config_corrupt(repository: ModelRepository, live: Promotion | None) -> bool:
+    """Return whether Triton's configuration is corrupt, or serves a version that is not live."""
     config = repository.read_config()
     if config is None or live is None:
         return False

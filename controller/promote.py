@@ -1,8 +1,9 @@
-"""Promotion past the gate: a stored model that was refused, or whose verdict is stale, goes live on a person's word.
+"""Release a stored model that the gate refused, or whose verdict is stale.
 
-`python -m controller.promote --store S --model-id M --override REASON` (`evergreen promote`). Only the
-gate's opinion is overridden: the graph is built and its parity proven on the rows and scores that evaluation kept, and
-every check of a release is made. `promote_version` is how a canary becomes the live version.
+`python -m controller.promote --store S --model-id M --override REASON` (`evergreen
+promote`). Only the gate's decision is overridden. The graph is built and its parity is checked with
+the rows and scores that evaluation stored, and every other check of a release is made.
+`promote_version` makes a canary the live version.
 """
 
 import argparse
@@ -21,13 +22,19 @@ from evergreen.serving.switch import make_live
 
 
 def promote_version(site: Site, version: int, *, reason: str, decision: str | None = None) -> Promotion:
-    """The line that made a prepared version (a canary) live, in the site that the caller opened.
+    """Make a prepared version (a canary) live, and return its journal entry.
 
-    The version has a manifest and a graph in the store; its folder may be in the repository already. `reason` and
-    `decision` are for the journal.
+    Its manifest and graph are in the registry, and its folder may already be in the repository.
+
+    Args:
+        site: Deployment target that the caller opened.
+        version: Version to make live.
+        reason: Reason for the journal.
+        decision: Decision of the gate for the journal, or None.
 
     Raises:
-        ContractError, TemporaryError, PermanentError: as `make_live`; what was live is live.
+        ContractError, TemporaryError, PermanentError: as in `make_live`. The live version is
+        unchanged.
     """
     target = read_release(site.store, version)
     line = site.entry(promotion_journal.PROMOTE, target, reason=reason, trigger_id=target.trigger_id, decision=decision)
@@ -35,17 +42,17 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
 
 
 def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Release:
-    """The release that made the stored model live whatever its verdict is.
+    """Release the stored model whatever its verdict is, and return its manifest.
 
     Raises:
-        ContractError: there is no such model, or evaluation never judged it; otherwise as `release`.
+        ContractError: the model does not exist or was never evaluated, or `release` raises it.
     """
-    judged = judged_model(settings.store, model_id)
-    return release(*judged, settings=as_served_now(settings.serving(judged[0])), override=override)
+    evaluated = judged_model(settings.store, model_id)
+    return release(*evaluated, settings=as_served_now(settings.serving(evaluated[0])), override=override)
 
 
 def as_served_now(settings: SiteSettings) -> ReleaseSettings:
-    """Settings of a release that is served as what is served now."""
+    """Return release settings with the serving options of the live version."""
     place = read_serving_place(settings.store)
     config = settings.open_repository().read_config()
     if config is not None:
@@ -58,17 +65,19 @@ def as_served_now(settings: SiteSettings) -> ReleaseSettings:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of a promotion."""
+    """Build the parser of the command."""
     parser = CommandParser(prog="evergreen promote", description=__doc__)
     add_site_flags(parser)
-    parser.add_argument("--model-id", required=True, help="the stored model")
-    parser.add_argument("--override", type=change_reason, required=True, metavar="REASON", help="why it goes live")
+    parser.add_argument("--model-id", required=True, help="id of the stored model")
+    parser.add_argument(
+        "--override", type=change_reason, required=True, metavar="REASON", help="reason for the journal"
+    )
     return parser
 
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Promotes; where it fails, what was live is live."""
+    """Promote the model. After a failure the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     done = promote_model(site_of(arguments), arguments.model_id, override=arguments.override)
     print(f"version {done.version} is live, model {done.model_id} (was {done.previous_version})")

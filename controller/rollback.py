@@ -1,10 +1,12 @@
-"""Rollback: an earlier version is live again, on every server and in the journal, with the reason.
+"""Make an earlier version live again, on every server and in the journal.
 
-`python -m controller.rollback --store S --reason "..."` (`evergreen rollback`). Without `--to` it is the
-version that the live one replaced, or, where a deployment was interrupted, the live one itself: the interrupted one is
-withdrawn first, and going back further takes another command. Only the named version stays loaded; the newer ones
-stay on disk, and a later release gets a number above them all. A version that left the repository comes back from the
-model store. Every server must answer; one that is gone for good is left out by naming the others with `--triton-urls`.
+`python -m controller.rollback --store S --reason "..."` (`evergreen rollback`). By
+default, the target is the version that the live one replaced. If a deployment was interrupted, the
+default only withdraws it and keeps the live version. A second command then rolls back further. Only
+the target version stays loaded. Newer versions stay on disk, and a later release gets a higher
+number than all of them. A version that is no longer in the repository is restored from the model
+registry. Every server must answer. To leave out a server that is gone permanently, pass the others
+with `--triton-urls`.
 """
 
 import argparse
@@ -28,16 +30,24 @@ logger = logging.getLogger(__name__)
 def rollback(
     settings: SiteSettings, *, to_version: int | None = None, reason: str, of: Promotion | None = None
 ) -> Promotion:
-    """The journal's entry that made the version live; an older entry where withdrawing a killed deployment was enough.
+    """Make an earlier version live, and return its journal entry.
 
-    `to_version` None = see the module; `of` is the line that made the live version live, where nobody but the
-    controller asks: its model is barred.
+    If withdrawing a killed deployment was sufficient, the entry is an older one.
+
+    Args:
+        settings: Deployment target.
+        to_version: Version to make live. None = the default, see the module.
+        reason: Reason for the journal.
+        of: Journal entry of the version to roll back, passed by the controller. That version's
+            model is then blocked from automatic releases.
 
     Raises:
         Refused: another version than that of `of` is live by now.
-        ContractError: there is no such version, its graph is damaged, or no copy of it is left.
-        TemporaryError: a server does not answer, or a deployment is at work; what was live is live.
-        PermanentError: a server refused the version or answered wrongly; what was live is live.
+        ContractError: the version does not exist, its graph is corrupt, or no copy of it is left.
+        TemporaryError: a server does not answer, or a deployment is running. The live version is
+            unchanged.
+        PermanentError: a server rejected the version or answered wrongly. The live version is
+            unchanged.
     """
     with opened(settings) as site:
         live = site.live
@@ -56,8 +66,11 @@ def rollback(
 
 
 def _replaced_by(store: Path, live: Promotion) -> int:
-    """The version before the live one when it was released: repeated rollbacks lead further back, not to and fro."""
-    # From the journal: a damaged manifest of the live version must not keep anyone from leaving it.
+    """Return the version that was live before the live version's first release.
+
+    Repeated rollbacks therefore reach older and older versions.
+    """
+    # Read the journal, because a corrupt manifest of the live version must not prevent a rollback.
     lines = promotion_journal.read_journal(store)
     version = next(line.previous_version for line in lines if line.version == live.version)
     if version is None:
@@ -75,23 +88,23 @@ def _target_release(site: Site, live: Promotion, version: int) -> Release:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of a rollback."""
+    """Build the parser of the command."""
     parser = CommandParser(prog="evergreen rollback", description=__doc__)
     add_site_flags(parser)
-    parser.add_argument("--to", type=int, help="version wanted; default: the one the live version replaced")
-    parser.add_argument("--reason", type=change_reason, required=True, help="why, for the journal")
+    parser.add_argument("--to", type=int, help="version to serve; default: the one that the live version replaced")
+    parser.add_argument("--reason", type=change_reason, required=True, help="reason for the journal")
     return parser
 
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Rolls back; where it fails, what was live is live."""
+    """Roll back. After a failure the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     entry = rollback(site_of(arguments), to_version=arguments.to, reason=arguments.reason)
     if entry.action == promotion_journal.ROLLBACK and entry.reason == arguments.reason:
         print(f"version {entry.version} is live again (was {entry.previous_version})")
     else:
-        print(f"version {entry.version} is live: the deployment that was interrupted has been withdrawn")
+        print(f"version {entry.version} is live: the interrupted deployment was withdrawn")
     return 0
 
 

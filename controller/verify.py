@@ -1,11 +1,13 @@
-"""Offline proof that a version is what was released and answered what was logged: `evergreen verify VERSION`.
+"""Verify offline that a version is unchanged since its release and gave its logged scores.
 
-First the identity: the hashes of data, workflow, weights and graph as journal, manifest and files have them; that the
-stored model still makes the same graph; that the golden rows hold. Then every logged row of the version is scored again
-by its graph, in this process, and compared with the score that was served or given in the shadow. Reads only, needs no
-server and no repository; memory is bounded by a batch of rows beside the graph.
+The command `evergreen verify VERSION` first compares the hashes of data, workflow, weights and
+graph in the journal, the manifest and the files. It exports the stored model again, which must give
+the same graph, and scores the golden rows. Then the graph scores every logged row of the version
+again in this process. Each score is compared with the logged score, served or shadow. The command
+only reads, and needs no server and no repository. Memory use is bounded by the graph and one batch
+of rows.
 
-Exit codes are those of every command (docs/pipeline.md); 1 means that something differs.
+docs/pipeline.md lists the exit codes. Code 1 means that a difference was found.
 """
 
 import argparse
@@ -48,16 +50,17 @@ from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, open_objects, typed_folder
 
 DEFAULT_TOLERANCE = 1e-6
-"""Largest accepted difference of one probability. What may differ is the order of sums: rows were served in other
-batches than they are scored in here, on a GPU perhaps."""
+"""Largest accepted difference of one probability. Sums may be in another order, because rows were
+served in other batches, possibly on a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
-"""Who scored a row, and how; the second pair is there only where a row was scored in the shadow too."""
+"""Columns of the version and the score of a row. The second pair exists only if the row also has a
+shadow score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that identifies a version."""
+    """Result of one check of a version's identity."""
 
     name: str
     held: bool
@@ -66,59 +69,63 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreDifference:
-    """A logged row whose score differs from the graph's."""
+    """Logged row whose score differs from the recomputed one."""
 
     file: str
     position: int
-    """Row in the file, from 0."""
+    """Row in the file, counted from 0."""
     request_id: str
     row: int
-    """Row of the request."""
+    """Row in the request."""
     logged: float | None
-    """None = the row was logged without a score."""
+    """Logged score, or None if the row was logged without one."""
     recomputed: float | None
-    """None = the graph gave no number."""
+    """Recomputed score, or None if the graph returned NaN or infinity."""
     values: dict[str, float | int | None]
-    """Raw features by column; None = missing."""
+    """Raw features by column. None = missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found about one version."""
+    """Result of the verification of one version."""
 
     version: int
     model_id: str
     checks: list[Check]
     num_files: int
-    """Files that hold rows of the version, as far as they were read."""
+    """Files with rows of the version, among those that were read."""
     num_rows: int
     num_different: int
     tolerance: float
     max_abs_diff: float | None
-    """Of one row; None where there is no row, or a score is no number."""
+    """Largest difference of one row. None if there is no row, or if a score is not finite."""
     first_difference: ScoreDifference | None
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """True if no check failed and no score differs."""
         return self.num_different == 0 and all(check.held for check in self.checks)
 
 
 def verify(
     version: int, store: Path, lake: Objects, *, tolerance: float = DEFAULT_TOLERANCE, limit: int | None = None
 ) -> Verification:
-    """What was found about `version`.
+    """Verify one version.
 
-    `lake` may be the monitor's archive; `tolerance` is the largest accepted difference of one probability; at most
-    `limit` rows are scored, in the lake's order.
+    Args:
+        version: Number of the version.
+        store: Folder of the model registry.
+        lake: Lake, or the monitor's archive.
+        tolerance: Largest accepted difference of one probability.
+        limit: Maximum number of rows to score, in the lake's order. None = all.
 
     Raises:
-        ContractError: the version was never released, or a file of the lake is damaged.
+        ContractError: the version was never released, or a file of the lake is corrupt.
     """
     path = release_path(store, version)
     manifest = Release.read(path) if path.exists() else None
     entries = [entry for entry in read_entries(store) if entry.version == version]
-    released = manifest or next(reversed(entries), None)  # a release that came to nothing has lines and no manifest
+    released = manifest or next(reversed(entries), None)  # a failed release has journal entries but no manifest
     if released is None:
         raise ContractError(f"version {version} was never released in model store {store}, expected one of its journal")
     files: set[str] = set()
@@ -139,7 +146,7 @@ def verify(
                 rows = logged.rows.take(slice(rest))
                 scores = score(session, rows)
                 apart = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
-                # NaN compares false with every tolerance, and must count as different.
+                # NaN compares false with every tolerance, and must count as a difference.
                 apart = np.where(np.isnan(apart), np.inf, apart)
                 wrong = np.flatnonzero(apart > tolerance)
                 if len(wrong) and first is None:
@@ -162,12 +169,13 @@ def verify(
 
 
 def _check_hashes(released: Release | Promotion, store: Path, scratch: Path) -> tuple[list[Check], Path | None]:
-    """The checks of the hashes, and the folder of a graph with the released one; None where there is none left."""
+    """Check the hashes, and return a folder with the released graph, or None if there is none."""
     kept = graph_folder(store, released.version)
     folder = model_folder(store, released.model_id).absolute()
 
     def hash_exported_again() -> str:
-        # The files are this store's, also where the store was moved or restored elsewhere since it wrote its URIs.
+        # Use this registry's files, because the registry may have been moved since it wrote its
+        # URIs.
         export(replace(Model.read(folder / Model.MANIFEST), uri=folder.as_uri()), scratch)
         return graph_sha256(scratch)
 
@@ -194,24 +202,30 @@ def _check_hashes(released: Release | Promotion, store: Path, scratch: Path) -> 
 
 
 def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> Check:
-    """Whether every line of the journal about the version names the hashes and the model of its manifest."""
-    faults = [] if entries else [f"no line names version {released.version}, but it has a manifest"]
+    """Check that every journal entry of the version agrees with its manifest."""
+    faults = [] if entries else [f"version {released.version} has a manifest but no journal entry"]
     for entry in entries:
         if entry.model_id != released.model_id:
             faults.append(f"model is {entry.model_id}, expected {released.model_id}")
         for part in sorted(entry.sha256.keys() | released.sha256.keys()):
             if (digest := entry.sha256.get(part)) != (expected := released.sha256.get(part)):
-                faults.append(f"sha256 of {part} is {digest} in the line of {entry.time}, expected {expected}")
+                faults.append(f"sha256 of {part} is {digest} in the journal entry of {entry.time}, expected {expected}")
     if faults:
         return Check(name="journal", held=False, detail=faults[0])
     return Check(name="journal", held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in entries))
 
 
 def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check, Features | None]:
-    """Whether the graph behind `session` answers the version's golden rows as training did; and their features.
+    """Check that the graph reproduces the expected scores of the version's golden rows.
 
-    The features are None where the rows cannot be read: then nobody knows which columns the graph takes. `expected` is
-    the released hash of the rows' file.
+    Args:
+        session: Inference session of the graph.
+        path: File of the golden rows.
+        expected: Hash of that file in the release, or None.
+
+    Returns:
+        The check, and the features of the rows. The features are None if the rows cannot be read,
+        because the columns of the graph are then unknown.
     """
     features = None
     try:
@@ -228,26 +242,27 @@ def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoggedRows:
-    """Rows of one file that the version scored; at least one."""
+    """Rows of one file that the version scored, at least one."""
 
     file: str
-    """Below the lake."""
+    """Path relative to the lake."""
     positions: NDArray[np.int64]
-    """[n] row in the file, from 0."""
+    """[n] position of each row in the file, counted from 0."""
     log: Any
-    """Arrow columns with the request and the row of the request."""
+    """Arrow batch with the columns of the request id and the row in the request."""
     rows: GoldenRows
-    """Raw features, and as what is expected of them the logged scores; NaN where a row was logged without one."""
+    """Raw features, with the logged scores as the expected ones. NaN = the row was logged without a
+    score."""
 
 
 def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterator[LoggedRows]:
-    """The rows of `lake` that `version` scored, in the order of files and their rows.
+    """Yield the rows of `lake` that `version` scored, ordered by file and row.
 
-    Scores that were served and those of the shadow come in batches of their own. Of row groups of other versions only
-    the versions are read; a file of a bucket is fetched whole.
+    Served scores and shadow scores come in separate batches. For row groups without a row of the
+    version, only the version columns are read. A file of a bucket is downloaded completely.
 
     Raises:
-        ContractError: a file is damaged, or lacks a column; names it.
+        ContractError: a file is corrupt, or lacks a column. The message names the file.
         TemporaryError, PermanentError: the bucket cannot be read.
     """
     for archived in archived_files(lake):
@@ -257,7 +272,7 @@ def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterato
 
 def _logged_rows_of(file: Any, archived: ArchivedFile, *, version: int, features: Features) -> Iterator[LoggedRows]:
     names, needed, start = file.schema_arrow.names, (*features.names, REQUEST_ID, ROW), 0
-    # Rows that no model of ours served may come without the log's columns.
+    # Rows that no model of ours served may lack the columns of the log.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
     columns = [*needed, *(name for pair in pairs for name in pair)]
     for number in range(file.num_row_groups):
@@ -266,7 +281,7 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, *, version: int, features
         if not any(pc.any(pc.equal(column, version)).as_py() for column in versions.columns):
             continue
         if lacking := [name for name in needed if name not in names]:
-            raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of a row that was archived")
+            raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of archived rows")
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score_column in pairs:
                 at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
@@ -299,25 +314,27 @@ def _finite(value: float) -> float | None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of a verification."""
+    """Build the parser of the command."""
     parser = CommandParser(prog="evergreen verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://")
-    parser.add_argument("--limit", type=int, default=None, help="most rows, in the lake's order (default: all)")
+    parser.add_argument(
+        "--limit", type=int, default=None, help="maximum rows to score, in the lake's order (default: all)"
+    )
     parser.add_argument(
         "--tolerance",
         type=float,
         default=DEFAULT_TOLERANCE,
         help="largest accepted difference of one probability",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as one line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     return parser
 
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Verifies a version; see the module for its exit codes."""
+    """Verify a version. The module's docstring explains the exit codes."""
     arguments = build_parser().parse_args(argv)
     if not arguments.tolerance >= 0:
         raise ContractError(f"tolerance is {arguments.tolerance}, expected at least 0")

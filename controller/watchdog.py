@@ -1,12 +1,14 @@
-"""The watchdog: probes every Triton with golden rows of what the journal calls live, and reloads what answers wrongly.
+"""Probe every Triton with golden rows of the live version, and reload models that answer wrongly.
 
-One part of the release controller (`deployment.controller`). It exists because a server's own word cannot be trusted:
-with its Python stub dead, Triton (before 26.01) stays "ready" and refuses all requests. And a replica that started in
-the middle of a release, unseen by it, goes on serving what it read.
+The watchdog is part of the release controller (`deployment.controller`). A server's own readiness
+is not sufficient: with a dead Python stub, Triton (before 26.01) stays "ready" and rejects all
+requests. A replica that started unnoticed during a release also keeps serving the configuration
+that it read.
 
-It heals under the deployment's lock and never waits for it: while a release is at work, the release decides what is
-served. A release that was killed is taken back (`site.opened`), so that the configuration names again what the journal
-names. A server that does not answer at all is left to its supervisor to restart, and probed again until it is back.
+The watchdog reloads models under the deployment's lock and never waits for it. While a release is
+running, the release decides what is served. The watchdog rolls back a killed release
+(`site.opened`), so that the configuration matches the journal again. A server that does not answer
+at all is left to its supervisor, and probed again in each round.
 """
 
 import logging
@@ -31,15 +33,15 @@ WELL = "well"
 GONE = "gone"
 """The server does not answer at all."""
 BUSY = "busy"
-"""The server answers, but not this now: a full queue, or versions being switched."""
+"""The server is live but cannot answer now: its queue is full, or it is switching versions."""
 SUSPECT = "suspect"
-"""A wrong answer, for the first time."""
+"""First wrong answer."""
 SKIPPED = "skipped"
-"""Ill, but a deployment is at work."""
+"""The model answers wrongly, but a deployment is running."""
 HEALED = "healed"
-"""It was ill, and answers correctly since it was reloaded."""
+"""The model answered wrongly, was reloaded, and now answers correctly."""
 ILL = "ill"
-"""Reloading it did not help."""
+"""The model still answers wrongly after a reload."""
 FINDINGS = (WELL, GONE, BUSY, SUSPECT, SKIPPED, HEALED, ILL)
 
 _LEVELS = {
@@ -48,46 +50,55 @@ _LEVELS = {
     **dict.fromkeys((GONE, ILL), logging.ERROR),
 }
 _DEAD_STUB = "not healthy"
-"""In the refusal of every request to a model whose stub died; needs no second opinion."""
+"""Part of the error message of every request to a model whose stub died. Such a model is reloaded
+at the first error."""
 _STRIKES = 2
-"""Wrong or absent answers in a row before a model is reloaded; where that does not help, it is tried again at every
-doubling of them: a model that is unloaded in each round answers nobody."""
+"""Consecutive wrong or missing answers before a model is reloaded. If a reload does not help, the
+next one comes after twice as many, because a model that is unloaded in each round serves no client.
+"""
 
 _REQUESTS_PER_INSTANCE = 2
-"""Requests to each of several instances. They take turns, but a thread that comes late to the queue loses its turn:
-on a busy machine 2 of 300 requests met the instance of the request before (Triton 2.51, two instances)."""
+"""Probe requests per instance if there are several. Instances take turns, but a thread that is late
+at the queue loses its turn. On a busy machine 2 of 300 requests went to the same instance as the
+request before (Triton 2.51, two instances)."""
 
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """Looks after the servers of one site; one call of `look` is one round."""
+    """Watchdog of one site's servers. Call `look` once a round."""
 
     site: SiteSettings
     counts: Counter[str] = field(default_factory=Counter)
-    """How often each finding was made, since the start."""
+    """Number of each finding since the start."""
     reloads: Counter[int] = field(default_factory=Counter)
-    """How often a server was made to reload each version, since the start."""
+    """Number of reloads of each version since the start."""
     num_recovered: int = 0
-    """Killed deployments that were taken back."""
+    """Number of killed deployments that were rolled back."""
 
     def __post_init__(self) -> None:
-        # A version's number is never given to other weights, so its rows stay the same.
+        # A version number is never reused for other weights, so its golden rows never change.
         self._golden = lru_cache(maxsize=4)(lambda version: golden_rows(self._repository, self.site.store, version))
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
         self._rounds: Counter[str] = Counter()
-        """Rounds in a row with the last finding."""
+        """Number of consecutive rounds with the last finding."""
 
     @cached_property
     def _repository(self) -> ModelRepository:
-        """Opened when something is live: before, the store need not know its recommender."""
+        """Model repository.
+
+        The repository is opened late, because before the first release the registry may not know
+        its recommender.
+        """
         return self.site.open_repository()
 
     def look(self) -> dict[str, str]:
-        """One finding for each model of each server, by `host:port model`; none while nothing is live.
+        """Probe every model on every server, and return the findings by `host:port model`.
+
+        The result is empty while nothing is live.
 
         Raises:
-            ContractError: the journal, or a version that it calls live, is damaged.
+            ContractError: the journal or a live version is corrupt.
         """
         self._recover()
         findings = {}
@@ -99,18 +110,19 @@ class Watchdog:
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that ends in a rolling update is gone once, and then no address of the name any more.
+                # A pod that ends in a rolling update is gone in one round, and its address is no
+                # longer listed in the next.
                 if self._rounds[key] == (_STRIKES if finding == GONE else 1):
                     logger.log(_LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why)
         return findings
 
     def _addresses(self) -> list[str]:
-        """host:port of each server now: replicas come and go."""
+        """Return the current host:port of each server."""
         found = [address for url in self.site.triton_urls for address in addresses_of(url, self.site.resolve)]
         return list(dict.fromkeys(found))
 
     def _expected_versions(self) -> dict[str, int]:
-        """The version that each model must answer with, by the journal."""
+        """Return the version of each model according to the journal."""
         live, canary = promotion_journal.current(self.site.store), promotion_journal.canary_at_work(self.site.store)
         if live is None and canary is None:
             return {}
@@ -119,7 +131,7 @@ class Watchdog:
         return {name: entry.version for name, entry in lines.items() if entry is not None}
 
     def _recover(self) -> None:
-        """Takes back a deployment that was killed; one that is at work holds the lock, and is left alone."""
+        """Roll back a killed deployment. A running one holds the lock and is left alone."""
         if promotion_journal.interrupted(self.site.store) is None:
             return
         patience = replace(self.site.patience, lock_seconds=0.0)
@@ -133,11 +145,11 @@ class Watchdog:
         try:
             with closing(self.site.connect(url)) as server:
                 server.check_live()
-                return self._judge(server, name, version)
+                return self._evaluate(server, name, version)
         except (TemporaryError, PermanentError) as error:
             return GONE, f": {error}"
 
-    def _judge(self, server: Triton, name: str, version: int) -> tuple[str, str]:
+    def _evaluate(self, server: Triton, name: str, version: int) -> tuple[str, str]:
         key = f"{server.url} {name}"
         try:
             self._check_answers(server, name, version)
@@ -146,14 +158,14 @@ class Watchdog:
         except (TemporaryError, PermanentError) as error:
             why = str(error)
             if any(sign in why for sign in QUEUE_REFUSALS):
-                # An overloaded server is not ill, and a reload would make it worse.
+                # A reload would make an overloaded server worse.
                 return BUSY, f": {why}"
             self._strikes[key] += 1
             strikes, needed = self._strikes[key], 1 if _DEAD_STUB in why else _STRIKES
             if strikes < needed:
                 return (BUSY if isinstance(error, TemporaryError) else SUSPECT), f": {why}"
             if strikes & (strikes - 1):
-                return ILL, f": {why}; to be reloaded later"
+                return ILL, f": {why}; it is reloaded later"
         try:
             with self._repository.locked():
                 finding, how = self._heal(server, name)
@@ -166,9 +178,10 @@ class Watchdog:
         return finding, f": {why}; {how}"
 
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
-        """Returns if clients' requests, which name no version, are answered correctly; never by a cache.
+        """Check that the model answers requests without a version correctly.
 
-        One instance alone may be dead, and none can be addressed, so more requests are sent than there are.
+        The rows are shuffled, so that no cache answers. A single instance can be dead, and
+        instances cannot be addressed, so there are more requests than instances.
         """
         config = self._repository.read_config()
         try:
@@ -180,17 +193,17 @@ class Watchdog:
             probe(server, name, version=version, golden=self._golden(version), named=False)
 
     def _heal(self, server: Triton, name: str) -> tuple[str, str]:
-        """Reloads the model unless it is well meanwhile; what is live is read again, now that it cannot change."""
+        """Reload the model if it still answers wrongly. The caller holds the lock."""
         version = self._expected_versions().get(name)
         if version is None or promotion_journal.interrupted(self.site.store):
-            return SKIPPED, "a deployment was at work meanwhile"
+            return SKIPPED, "a deployment ran meanwhile"
         trouble = self._trouble(server, name, version)
         if trouble is None:
-            return WELL, "a deployment was at work meanwhile"
-        # A load alone keeps a version answering that is merely another; it does nothing for a dead stub: to the server
-        # nothing has changed.
+            return WELL, "a deployment ran meanwhile"
+        # A load alone fixes a wrong version without interrupting the service. A load has no effect
+        # on a dead stub, because Triton sees no change, so the model is unloaded first.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            if name == self._repository.names.model:  # a canary's are none of the live version
+            if name == self._repository.names.model:  # reloads of a canary do not count for the live version
                 self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:
@@ -200,7 +213,10 @@ class Watchdog:
     def _trouble(
         self, server: Triton, name: str, version: int, *, load: bool = False, unload: bool = False
     ) -> str | None:
-        """What is wrong with the model's answer, after loading it if `load` is set; None = nothing."""
+        """Return what is wrong with the model's answers, or None.
+
+        `unload` and `load` unload or load the model first.
+        """
         try:
             if unload:
                 server.unload(name)

@@ -1,14 +1,21 @@
-"""The client of a served recommender: scores rows, ranks candidates, and logs both with what came of them.
+"""Score rows and rank candidates by a served recommender, and log the predictions and outcomes.
 
-Public: `RecommenderClient` and `SyncRecommenderClient`; `Outcome`, which `tell` takes; `ScoredRows`, `Ranking` and
-`PublishingCounts`, which they return; `ClientSettings`, `ServerAccess` and `PublisherSettings`;
-`Unpublished`, which closing
-raises if the log never came back; `metrics_text`, for Prometheus; the errors, sorted by what the caller must do:
-`ContractError` (correct the input), `TemporaryError` (retry), `PermanentError` (stop), whose kinds are in
-`inference_client.errors`. Everything else may change.
+These names are public:
 
-Rows go by column name, every answer is logged, and leaving the block publishes what is still queued. A site gives the
-server's address, `host:port`, and the place of its recommender's description; this example gives its own instead:
+- `RecommenderClient` and `SyncRecommenderClient`, with their results `ScoredRows`, `Ranking` and
+  `PublishingCounts`.
+- `Outcome`, the argument of `tell`.
+- `ClientSettings`, `ServerAccess` and `PublisherSettings`.
+- `Unpublished`, which closing raises if the event log stays unavailable.
+- `metrics_text` for Prometheus.
+- `ContractError` (correct the input), `TemporaryError` (retry) and `PermanentError` (stop). The
+  caller decides by these base errors, and `inference_client.errors` has their subclasses.
+
+Everything else may change.
+
+Rows are given by column name, every answer is logged, and leaving the block publishes what is still
+queued. An application passes the server's address, `host:port`, and the location of its
+recommender's description. This example uses a local server and description instead:
 
     >>> import asyncio, tempfile
     >>> import numpy as np
@@ -31,9 +38,9 @@ server's address, `host:port`, and the place of its recommender's description; t
     >>> best, counts.published_rows, counts.published_outcomes
     ([1, 2], 2, 1)
 
-In code without an event loop: `with SyncRecommenderClient("host:port", recommender=PATH, log=URL) as client:` and then
-`client.score(rows)`. The synthetic click world, which replaces real users, is in `simulation`; the commands are in
-`__main__`.
+In code without an event loop, use `with SyncRecommenderClient("host:port", recommender=PATH,
+log=URL) as client:` and `client.score(rows)`. The package also contains simulated users and the
+commands in `__main__`.
 """
 
 from importlib import import_module
@@ -73,7 +80,10 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use: gRPC and NumPy take half a second that `--help` does not need."""
+    """Import a public name at its first use.
+
+    gRPC and NumPy take half a second to import, which `--help` does not need.
+    """
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

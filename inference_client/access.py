@@ -1,6 +1,7 @@
-"""How a server lets the client in: TLS, and a token that each call carries.
+"""Options for TLS and for a token that is sent with each call.
 
-Files are those that Kubernetes mounts: authorities, a certificate of the client's own, a token that is renewed.
+The files have the form that Kubernetes mounts: CA certificates, a client certificate, and a token
+that is renewed.
 """
 
 import logging
@@ -17,28 +18,29 @@ from evergreen.runtime.errors import ContractError
 logger = logging.getLogger(__name__)
 
 TOKEN_SECONDS = 30.0
-"""How old a token may be before its file is read again."""
+"""Seconds after which the token's file is read again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAccess:
-    """How to speak to the server.
+    """Connection options of the server.
 
     Raises:
-        ContractError: A file is given that has no use without another setting.
+        ContractError: a file has no effect without another option.
     """
 
     tls: bool = False
-    """Whether the connection is encrypted, and the server's certificate checked against the server's name."""
+    """Whether to use TLS and verify the server's certificate and name."""
     ca_file: Path | None = None
-    """PEM of the authorities that may have signed it; None = those that gRPC brings along."""
+    """PEM file of the CA certificates that sign the server's certificate. None = gRPC's default
+    CAs."""
     certificate_file: Path | None = None
-    """PEM of the client's own certificate, for a server that asks for one; with `key_file`."""
+    """PEM file of the client's certificate, for mutual TLS. `key_file` is required too."""
     key_file: Path | None = None
-    """PEM of its key."""
+    """PEM file of the client certificate's private key."""
     token_file: Path | None = None
-    """File with a token, which goes as `authorization: Bearer TOKEN` with each call. It is read again every 30 s. Only
-    with `tls`: else everybody on the way could read it."""
+    """File with the token that is sent as `authorization: Bearer TOKEN`. The file is read again
+    every 30 s. `tls` is required, because the token would otherwise be readable on the network."""
 
     def __post_init__(self) -> None:
         for name in ("ca_file", "certificate_file", "key_file", "token_file"):
@@ -53,10 +55,10 @@ class ServerAccess:
                 raise ContractError(f"{name} is {getattr(self, name)} without tls, expected tls with it")
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """Return what a channel is opened with; None without TLS.
+        """Return the gRPC channel credentials, or None without TLS.
 
         Raises:
-            ContractError: A file cannot be read.
+            ContractError: a file cannot be read.
         """
         if not self.tls:
             return None
@@ -66,20 +68,20 @@ class ServerAccess:
 
 
 class Token:
-    """The token of a file, as it is now or was read last."""
+    """Token that is read again from its file when it is old."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the token.
 
         Raises:
-            ContractError: The file cannot be read, or holds no token.
+            ContractError: the file cannot be read, or contains no token.
         """
         self._path, self._clock = path, clock
         self._read_at = clock()
         self._token = None if path is None else _read_token(path)
 
     def headers(self) -> dict[str, Any] | None:
-        """Return what each call carries; None without a token."""
+        """Return the headers of a call, or None without a token."""
         if self._path is None:
             return None
         if self._clock() - self._read_at >= TOKEN_SECONDS:
@@ -87,14 +89,14 @@ class Token:
             try:
                 self._token = _read_token(self._path)
             except ContractError as error:
-                logger.warning("the token of before is used: %s", error)
+                logger.warning("the previous token is used: %s", error)
         return {"authorization": f"Bearer {self._token}"}
 
 
 def _read_token(path: Path) -> str:
     token = _read(path).decode(errors="replace").strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise ContractError(f"{path} holds no token, expected one line of printable ASCII characters")
+        raise ContractError(f"{path} contains no token, expected one line of printable ASCII characters")
     return token
 
 

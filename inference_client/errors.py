@@ -1,6 +1,6 @@
-"""Failures between client and server, sorted by what the caller must do next.
+"""Errors between client and server, with base classes that say what the caller must do next.
 
-`translated` is the one place that knows Triton's status codes and messages.
+Only `translated` knows Triton's status codes and messages.
 """
 
 import numpy as np
@@ -11,23 +11,26 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 
 
 class ServerUnavailable(TemporaryError):
-    """No server answers there, it refuses work (queue full), or it is switching versions."""
+    """The server does not answer, its queue is full, or it is switching versions."""
 
 
 class DeadlineExpired(TemporaryError):
-    """No answer within the deadline; the server may still be working on it."""
+    """No answer within the deadline. The server may still be working on the request."""
 
 
 class Overloaded(TemporaryError):
-    """Too many requests wait for the server already; nothing was sent. Send fewer, or later."""
+    """Too many requests are waiting for the server.
+
+    Nothing was sent. Send fewer, or retry later.
+    """
 
 
 class ServerFault(TemporaryError):
-    """The server failed inside; the message is its own."""
+    """Internal error of the server, with the server's message."""
 
 
 class VersionsMixed(TemporaryError):
-    """The parts of one large request were answered by different versions again and again."""
+    """Different versions repeatedly answered the parts of one large request."""
 
 
 class ModelAbsent(PermanentError):
@@ -35,17 +38,20 @@ class ModelAbsent(PermanentError):
 
 
 class AccessDenied(PermanentError):
-    """The server takes no call with this token or certificate, or without one."""
+    """The server rejects the token or the certificate, or requires one."""
 
 
 class BadReply(PermanentError):
-    """The server's answer is not one probability per row."""
+    """The server's answer does not contain one probability per row."""
 
 
 class UnusableScores(BadReply):
-    """A model gave some rows no probability. `scores` has them as NaN, [n] float32; `model_version` is whose they are.
+    """The model returned values that are not probabilities.
 
-    The request is logged without being answered, so that the monitor learns of it.
+    Invalid values are NaN in `scores` [n] float32.
+
+    `model_version` is the version that returned them. The request is logged although it fails, so
+    that the monitor detects the bad version.
     """
 
     def __init__(self, message: str, *, scores: NDArray[np.float32], model_version: int) -> None:
@@ -55,17 +61,18 @@ class UnusableScores(BadReply):
 
 
 class BadRequest(ContractError):
-    """The rows are not those that the model takes: refused by the server, or by this client before sending."""
+    """The rows do not match the model's input. Either the server or this client rejected them."""
 
 
 _SWITCHING = ("not at ready state", "no available versions")
-"""Triton's NOT_FOUND texts while a model is being loaded, or while the server stops; both end soon."""
+"""Texts of Triton's NOT_FOUND errors while a model is loading or the server is stopping. Both are
+temporary."""
 
 
 def translated(error: InferenceServerException, *, server: str, model: str, deadline_seconds: float) -> Exception:
-    """Our error for a Triton error; the message names the server."""
+    """Return our error for a Triton error. The message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
-    # A server-side traceback names its paths: keep the first line.
+    # Keep only the first line, because a server-side traceback contains paths.
     text = (error.message() or "").strip().partition("\n")[0] or status
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")

@@ -1,7 +1,7 @@
-"""One flush to the log: its records as messages, and what becomes of one that the log takes in no message.
+"""Encode and publish the records of one flush, and set aside records that cannot be published.
 
-A record that is too large for the log, or that cannot be encoded, is set aside with the reason, and the others go on.
-When to flush, and how often to try again, is left to `publisher`.
+A record is set aside with its error if it is too large for the event log or cannot be encoded. The
+other records are published. `publisher` decides when to flush and retry.
 """
 
 import time
@@ -15,11 +15,11 @@ from evergreen.events.event_log import Publisher
 from evergreen.runtime.errors import ContractError
 
 RECORDS_PER_TURN = 16
-"""Encoded without a pause, which takes half a millisecond."""
+"""Number of records that are encoded without a pause, which takes half a millisecond."""
 
 
 class Message(NamedTuple):
-    """A record as the log takes it."""
+    """Encoded record with its message id."""
 
     record: Record
     name: str
@@ -28,28 +28,29 @@ class Message(NamedTuple):
 
 @dataclass
 class Flush:
-    """Records that are published together; their ids never name other content, however often they are published."""
+    """Records that are published together. Retries use the same ids with the same content."""
 
     records: list[Record]
     form: RecordFormat
     num_rows: int
     num_outcomes: int
     num_bytes: int
-    """Of memory that is free once they are published."""
+    """Memory in bytes that is freed after publishing."""
     refused: list[tuple[Record, Exception]] = field(default_factory=list)
-    """Those that the log takes in no message, and why; they are not tried again."""
+    """Records that cannot be published, with their errors. These records are not retried."""
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The messages that are still to be published."""
+        """Messages that are not published yet."""
         encoded = []
         for number, record in enumerate(self.records):
             try:
                 encoded.append(self._encoded(record))
-            except Exception as error:  # whatever it is: the next try would meet it again
+            except Exception as error:  # a retry would fail in the same way
                 self.refused.append((record, error))
             if number % RECORDS_PER_TURN == 0:
-                # Lets go of the interpreter's lock: the event loop else waits 5 ms for it each time that it wakes.
+                # Release the interpreter's lock, because the event loop would otherwise wait 5 ms
+                # for it at each wake-up.
                 time.sleep(0)
         return encoded
 
@@ -57,7 +58,7 @@ class Flush:
         return Message(record, record_id(record), self.form.encode(record))
 
     def publish(self, log: Publisher) -> None:
-        """Publishes the messages, all at once unless the log refuses one of them."""
+        """Publish all messages together, or in smaller groups if the event log rejects one."""
         self._publish(log, list(self.messages))
 
     def _publish(self, log: Publisher, messages: list[Message]) -> None:
@@ -70,7 +71,7 @@ class Flush:
             if len(messages) == 1:
                 self._refuse(log, messages[0], error)
                 return
-        # What one message spoils must not keep the others out.
+        # Split the messages, so that one bad message does not block the others.
         middle = len(messages) // 2
         self._publish(log, messages[:middle])
         self._publish(log, messages[middle:])
@@ -88,7 +89,7 @@ class Flush:
 
 
 def _part(batch: OutcomeBatch, part: slice) -> OutcomeBatch:
-    """Some outcomes of a batch that is too large for a log, under an id of their own."""
+    """Return a part of a batch that is too large for the event log, with its own id."""
     return replace(
         batch,
         batch_id=f"{batch.batch_id}/{part.start or 0}-{part.stop or len(batch)}",

@@ -1,11 +1,12 @@
-"""Publishes what was scored, and later what came of it, to the log: at least once, in few commits, through any outage.
+"""Publish predictions and their outcomes to the event log, at least once, through any outage.
 
-Adding a record only appends to a queue; encoding and publishing happen in another thread. Outcomes wait for their time,
-and an outcome is never published before its prediction. A failed flush is repeated with the same ids, by which readers
-recognise what they have. While the log is unavailable records wait here, up to a bound; beyond it the newest are
-dropped and counted. The newest, because what is queued may be half published already, and its outcomes keep their
-meaning: an outage leaves one gap in the log instead of many. Every change of state is one log line. How messages are
-stored is the log's job; what they mean together is the monitor's.
+Adding a record only appends it to a queue. Another thread encodes and publishes the records in few
+commits. Outcomes wait until they are due, and an outcome is never published before its prediction.
+A failed flush is repeated with the same ids, so that readers recognize duplicates.
+
+While the event log is unavailable, records wait here up to a limit. Beyond it the newest records
+are dropped and counted. Older records may already be half published, and dropping the newest leaves
+one gap in the log instead of many. Every change of state is logged in one line.
 """
 
 import asyncio
@@ -40,28 +41,36 @@ from inference_client.timing import Timing
 logger = logging.getLogger(__name__)
 
 MAX_OUTCOMES_PER_MESSAGE = 2048
-"""After an outage all outcomes are due at once; an outcome takes up to 300 bytes of a message's 1 MB."""
+"""Maximum outcomes per message. After an outage all of them are due at once, and each takes up to
+300 bytes of the 1 MB limit."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
-"""With everything in one flush, the log could time out after an outage again and again."""
+"""Limits of one flush. An unlimited flush after an outage could exceed the log's timeout again and
+again."""
 MAX_OUTCOMES_PER_FLUSH = 10_000
-"""They are taken from their queue in the event loop, 30 ms of it."""
+"""Maximum outcomes per flush. Removing them from the queue blocks the event loop for 30 ms."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
-"""Waits between failed flushes double from the first to the second."""
+"""First and longest wait in seconds between failed flushes. The wait doubles after each failure."""
 MAX_AHEAD_SECONDS = 86_400.0
-"""How far in the future an outcome may lie: beyond it the time is taken for an error, such as milliseconds."""
+"""Maximum seconds between now and an outcome's time. Later times are errors, such as
+milliseconds."""
+_RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
+"""Bytes of the Python objects for a record with three arrays, for each further array, and for an
+outcome in the queue."""
+_ROWS_SHARE = 0.75
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Outcome:
-    """What came of a scored row."""
+    """Event that followed a scored row, such as a click."""
 
     time: float = 0.0
-    """Seconds since the epoch of the event; 0 = now. A datetime or pandas Timestamp with a time zone, and a NumPy
-    datetime64, which is UTC, become such seconds. A time to come (of simulated users) is waited for."""
+    """Time of the event in seconds since the epoch. 0 = now. A datetime or pandas Timestamp with a
+    time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published
+    when its time has come, which may be in the future for simulated users."""
     request_id: str
-    """Of the request that scored the row."""
+    """Id of the request that scored the row."""
     row: int = 0
-    """Which of its rows, from 0; in a ranked list, the position less 1."""
+    """Row of the request, counted from 0. For a ranked list it is the position minus 1."""
     event: str = CLICK
     """`click` or `conversion`."""
 
@@ -79,12 +88,12 @@ def _seconds_of(time: object) -> float:
     """Return the seconds since the epoch of an outcome's time.
 
     Raises:
-        ContractError: It is no number and no time with a known zone.
+        ContractError: it is neither a number nor a time with a known zone.
     """
     if not is_missing(time):
         if isinstance(time, np.datetime64) and not np.isnat(time):
             return float(time.astype("datetime64[us]").astype(np.int64)) / 1e6
-        # Without a zone it would be read by the zone of whichever machine runs this.
+        # A time without a zone would depend on the zone of the machine.
         if isinstance(time, datetime) and time.utcoffset() is not None:
             return time.timestamp()
     if isinstance(time, int | float | np.integer | np.floating) and not isinstance(time, bool):
@@ -97,59 +106,55 @@ def _seconds_of(time: object) -> float:
     )
 
 
-def held_bytes(queued: PredictionBatch | Outcome) -> int:
-    """Return the memory that a queued record or outcome takes, its objects included; no less than it really is."""
+def _memory_bytes(queued: PredictionBatch | Outcome) -> int:
+    """Return an upper bound of the memory of a queued record or outcome in bytes."""
     if isinstance(queued, Outcome):
-        return OUTCOME_BYTES + len(queued.request_id)
-    num_bytes = RECORD_BYTES + len(queued.request_id)
+        return _OUTCOME_BYTES + len(queued.request_id)
+    num_bytes = _RECORD_BYTES + len(queued.request_id)
     num_bytes += queued.dense.nbytes + queued.categorical.nbytes + queued.scores.nbytes
     for array in (queued.positions, queued.propensities, queued.shadow_scores):
         if array is not None:
-            num_bytes += ARRAY_BYTES + array.nbytes
+            num_bytes += _ARRAY_BYTES + array.nbytes
     return num_bytes
-
-
-RECORD_BYTES, ARRAY_BYTES, OUTCOME_BYTES = 975, 125, 325
-"""Python's objects for a record with three arrays, for each further array, and for an outcome in its queue."""
-ROWS_SHARE = 0.75
 
 
 @dataclass(kw_only=True)
 class PublishingCounts:
-    """What became of everything that was given to the log."""
+    """Numbers of published, queued and dropped records."""
 
     published_rows: int = 0
-    """Rows of prediction records that the log has."""
+    """Rows of predictions that are in the event log."""
     published_outcomes: int = 0
     queued_rows: int = 0
-    """Rows that wait here; their number grows while the log is unavailable."""
+    """Rows that wait in the queue. The number grows while the event log is unavailable."""
     queued_outcomes: int = 0
-    """Outcomes that wait here, including those whose time has not come."""
+    """Outcomes that wait in the queue, including those that are not due yet."""
     dropped_rows: int = 0
-    """Rows that are lost: they came while the queue was full, the log took no such message, or the client closed."""
+    """Lost rows: the queue was full, the event log rejected the message, or the client closed."""
     dropped_outcomes: int = 0
     problem: str | None = None
-    """Why the log is unavailable; None while it takes records."""
+    """Why the event log is unavailable, or None while it accepts records."""
     refused: bool = False
-    """Whether the log refuses until somebody changes it (no such topic, no rights to it), instead of being away."""
+    """Whether the event log rejects records permanently (no topic, no permission) instead of being
+    unreachable."""
 
 
 _METRICS = (
-    ("published_rows", "_total", "Rows of predictions that the log has."),
-    ("published_outcomes", "_total", "Outcomes that the log has."),
-    ("dropped_rows", "_total", "Rows of predictions that are lost: see the log lines."),
-    ("dropped_outcomes", "_total", "Outcomes that are lost: see the log lines."),
-    ("queued_rows", "", "Rows of predictions that wait for the log."),
-    ("queued_outcomes", "", "Outcomes that wait for their time or for the log."),
+    ("published_rows", "_total", "Rows of published predictions."),
+    ("published_outcomes", "_total", "Published outcomes."),
+    ("dropped_rows", "_total", "Rows of lost predictions."),
+    ("dropped_outcomes", "_total", "Lost outcomes."),
+    ("queued_rows", "", "Rows of predictions that wait for the event log."),
+    ("queued_outcomes", "", "Outcomes that wait for their time or for the event log."),
 )
-"""Field of `PublishingCounts`, end of the metric's name, text."""
+"""Field of `PublishingCounts`, suffix of the metric's name, and help text."""
 
 
 def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
-    """What a service shows at /metrics, in Prometheus' text format: each number, and whether the log takes records.
+    """Format the counts in Prometheus' text format, for a service's /metrics page.
 
     Args:
-        counts: Of each of the service's clients, by its recommender's name.
+        counts: Counts of each client of the service, by its recommender's name.
 
     >>> metrics_text({"shop": PublishingCounts(dropped_rows=3)}).splitlines()[-1]
     'evergreen_client_log_available{recommender="shop"} 1'
@@ -159,7 +164,7 @@ def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
         for name, end, text in _METRICS
     ]
     available = {of: int(each.problem is None) for of, each in counts.items()}
-    families.append(("available", "gauge", "1 while the log takes records, 0 while they wait.", available))
+    families.append(("available", "gauge", "1 while the event log accepts records, else 0.", available))
     lines = []
     for name, kind, text, values in families:
         full_name = f"evergreen_client_log_{name}"
@@ -169,7 +174,7 @@ def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
 
 
 class Unpublished(TemporaryError):
-    """Records were lost when the publisher was closed, because the log was unavailable."""
+    """Records were lost when the publisher was closed, because the event log was unavailable."""
 
     def __init__(self, *, rows: int, outcomes: int, reason: str) -> None:
         super().__init__(f"{rows} rows and {outcomes} outcomes could not be published and are lost: {reason}")
@@ -178,31 +183,33 @@ class Unpublished(TemporaryError):
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherSettings:
-    """How often to publish, and how much to keep."""
+    """Flush interval and limits of the queue."""
 
     interval_seconds: float = 0.15
-    """Time between flushes: one commit each. Shorter is fresher, longer is cheaper."""
+    """Seconds between flushes, each of which is one commit. A shorter interval publishes sooner, a
+    longer one costs less."""
     close_seconds: float = 30.0
-    """How long closing waits for an unavailable log before it gives up what is queued."""
+    """Seconds that closing waits for an unavailable event log before it drops the queue."""
     max_queued: int = 500_000
-    """Most rows that wait for the log, and most outcomes."""
+    """Maximum number of queued rows, and of queued outcomes."""
     max_queued_bytes: int = 250_000_000
-    """Most memory that all of these take, with the objects that hold them. Rows may take three quarters, so that there
-    is room for the outcomes of what waits: of 39 columns these are 150,000 requests of one row, or all `max_queued`
-    rows in requests of 64. While it publishes, a client needs about 40 MB more."""
+    """Maximum memory of the queue in bytes, with its objects. Rows may use three quarters, which
+    leaves room for their outcomes. With 39 columns this is enough for 150,000 requests of one row,
+    or for all `max_queued` rows in requests of 64. During a flush the client needs about 40 MB
+    more."""
 
     def __post_init__(self) -> None:
         names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
         expect(self, "more than 0", lambda value: value > 0, *names)
 
     def share(self, count: int) -> "PublisherSettings":
-        """Those of one of `count` publishers that keep together what these allow."""
+        """Return the settings of one of `count` publishers that share these limits."""
         queued, num_bytes = max(self.max_queued // count, 1), max(self.max_queued_bytes // count, 1)
         return replace(self, max_queued=queued, max_queued_bytes=num_bytes)
 
 
 class RecordPublisher:
-    """Queues predictions and outcomes, and publishes what is due; use in one event loop."""
+    """Queue of predictions and outcomes that publishes what is due. Use it in one event loop."""
 
     def __init__(
         self,
@@ -213,47 +220,54 @@ class RecordPublisher:
         settings: PublisherSettings | None = None,
         timing: Timing | None = None,
     ) -> None:
-        """Starts with nothing queued.
+        """Create an empty queue.
 
-        `source` names this publisher in outcome ids, unique per log.
+        Args:
+            log: Event log to publish to.
+            features: Features of the recommender.
+            source: Name of this publisher in the ids of outcomes, unique per event log.
+            settings: Flush interval and limits.
+            timing: Clocks and sleep.
         """
         check_id("source", source)
         self._log, self._form, self._source = log, RecordFormat(features), source
         self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
         self.max_rows = min(MAX_ROWS_PER_RECORD, self._form.max_rows(MAX_MESSAGE_BYTES))
-        """The most rows of one prediction: its record must fit a message of the log."""
+        """Maximum rows of one prediction, whose record must fit one message."""
         self._queued_bytes = 0
         self._max_flushed_rows = min(MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes)
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
-        """A heap by time, then number: 7 times as quick as one that compares outcomes."""
+        """Heap of time, number and outcome. Comparing the numbers is 7 times faster than comparing
+        outcomes."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
-        """The flush that is under way, or failed and comes first next time."""
+        """Flush that is running, or that failed and is repeated first."""
         self._flushing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1)
-        """Of its own: a log that is away must not take the threads that the service's event loop has for all."""
+        """Separate thread, so that an unavailable event log does not occupy the executor of the
+        service's event loop."""
         self._outcome_batches = 0
         self._stopping = False
         self._failures = 0
-        """Flushes that failed in a row."""
+        """Number of consecutive failed flushes."""
         self._failing_since = 0.0
         self._is_dropping = False
 
     @property
     def counts(self) -> PublishingCounts:
-        """What became of everything that was added until now."""
+        """Copy of the current counts."""
         return replace(self._counts)
 
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
-        """Queues a prediction with the outcomes that are known of it; never waits.
+        """Queue a prediction with its known outcomes, without waiting.
 
-        False where the queue is full, and then its outcomes are dropped too.
+        Returns False if the queue is full. Then the prediction and its outcomes are dropped.
         """
-        queued, num_bytes = self._counts.queued_rows, held_bytes(prediction)
+        queued, num_bytes = self._counts.queued_rows, _memory_bytes(prediction)
         has_room = queued + len(prediction) <= self._settings.max_queued and (
-            self._queued_bytes + num_bytes <= ROWS_SHARE * self._settings.max_queued_bytes
+            self._queued_bytes + num_bytes <= _ROWS_SHARE * self._settings.max_queued_bytes
         )
         if queued and not has_room:
             self._drop(rows=len(prediction), outcomes=len(outcomes))
@@ -266,17 +280,18 @@ class RecordPublisher:
         return True
 
     def add_outcome(self, outcome: Outcome) -> bool:
-        """Queues an outcome of a request that any publisher of this log may have predicted; never waits.
+        """Queue an outcome of a request, without waiting.
 
-        False where too many wait.
+        Any publisher of this event log may have published the request's prediction. Returns False
+        if the queue is full.
 
         Raises:
-            ContractError: Its time is before 1970, or more than `MAX_AHEAD_SECONDS` in the future.
+            ContractError: its time is before 1970, or more than `MAX_AHEAD_SECONDS` in the future.
         """
         now = self._timing.clock()
         if not 0 <= outcome.time <= now + MAX_AHEAD_SECONDS:
             raise ContractError(f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}")
-        num_bytes = held_bytes(outcome)
+        num_bytes = _memory_bytes(outcome)
         is_too_large = self._queued_bytes + num_bytes > self._settings.max_queued_bytes
         if (is_too_large and self._queued_bytes) or self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
@@ -289,13 +304,13 @@ class RecordPublisher:
         return True
 
     async def flush(self) -> None:
-        """Publishes queued predictions and the outcomes that are due, in this order, in one commit.
+        """Publish queued predictions, then the outcomes that are due, in one commit.
 
-        What an earlier flush could not publish goes first, alone; of a queue longer than `MAX_ROWS_PER_FLUSH`, or
-        larger than `MAX_BYTES_PER_FLUSH`, only its beginning goes.
+        Messages of a failed flush are repeated first and alone. A flush contains at most
+        `MAX_ROWS_PER_FLUSH` rows and `MAX_BYTES_PER_FLUSH` bytes from the start of the queue.
 
         Raises:
-            Exception: Whatever the log raised; the same messages go first at the next flush.
+            Exception: any error of the event log. The next flush repeats the same messages.
         """
         async with self._flushing:
             self._pending = self._pending or self._next_flush()
@@ -305,21 +320,25 @@ class RecordPublisher:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, self._pending.publish, self._log)
             except Exception as error:
-                self._note_failure(error)
+                self._record_failure(error)
                 raise
-            self._note_success(self._pending)
+            self._record_success(self._pending)
             self._pending = None
 
     async def run(self) -> None:
-        """Flushes every interval until `drain` ends it; no failure of the log does."""
+        """Flush in every interval until `drain` is called, whatever the event log raises."""
         while not self._stopping:
             await self._timing.sleep(await self._flush_or_backoff())
 
     async def drain(self) -> None:
-        """Publishes what is queued, outcomes due within `close_seconds` at their time, later ones now; `run` ends too.
+        """Publish everything that is queued, and end `run`.
+
+        Outcomes that are due within `close_seconds` are published at their time, later ones at
+        once.
 
         Raises:
-            Unpublished: The log refused, or stayed unavailable for `close_seconds`; what was queued is dropped.
+            Unpublished: the event log rejected the records, or was unavailable for `close_seconds`.
+                The queue is dropped.
         """
         self._stopping = True
         latest = self._timing.clock() + self._settings.close_seconds
@@ -332,7 +351,7 @@ class RecordPublisher:
             if not self._failures:
                 give_up_at = None
                 if not (self._predictions or self._outcomes or self._pending):
-                    self._say_dropped()
+                    self._log_dropped()
                     return
                 if not self._predictions:
                     wait = max(wait, self._outcomes[0][0] - self._timing.clock())
@@ -342,7 +361,7 @@ class RecordPublisher:
                     raise self._give_up()
             await self._timing.sleep(wait)
 
-    def _say_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         counts = self._counts
         if counts.dropped_rows or counts.dropped_outcomes:
             logger.warning(
@@ -354,11 +373,12 @@ class RecordPublisher:
             )
 
     async def _flush_or_backoff(self) -> float:
-        """Tries to flush; the seconds until the next try."""
+        """Try to flush, and return the seconds until the next attempt."""
         try:
             await self.flush()
         except Exception as error:
-            # Whatever a log's library raises, the records wait for the next try; `_note_failure` has logged it.
+            # Libraries raise various errors. The records wait for the next attempt, and
+            # `_record_failure` has logged the error.
             logger.debug("flush %d in a row failed: %s", self._failures, error)
             return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS)
         return self._settings.interval_seconds
@@ -377,7 +397,10 @@ class RecordPublisher:
         return lost
 
     def _next_flush(self) -> Flush | None:
-        """What is due now, with at most `_max_flushed_rows` rows or one prediction; None when nothing is."""
+        """Take the next flush from the queues, or return None if nothing is due.
+
+        A flush contains at most `_max_flushed_rows` rows, or a single larger prediction.
+        """
         num_rows, taken = 0, 0
         for prediction in self._predictions:
             if taken and num_rows + len(prediction) > self._max_flushed_rows:
@@ -389,7 +412,7 @@ class RecordPublisher:
         self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
         now, left = self._timing.clock(), MAX_OUTCOMES_PER_FLUSH
-        # Outcomes wait while predictions do: theirs may be among them.
+        # Outcomes wait while predictions are queued, because theirs may be among them.
         while not self._predictions and self._outcomes and self._outcomes[0][0] <= now and left:
             *_, outcome = heapq.heappop(self._outcomes)
             due.setdefault(outcome.event, []).append(outcome)
@@ -398,7 +421,7 @@ class RecordPublisher:
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
                 records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        num_bytes = sum(map(held_bytes, predictions)) + sum(sum(map(held_bytes, each)) for each in due.values())
+        num_bytes = sum(map(_memory_bytes, predictions)) + sum(sum(map(_memory_bytes, each)) for each in due.values())
         return Flush(records, self._form, num_rows, num_outcomes, num_bytes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
@@ -424,7 +447,7 @@ class RecordPublisher:
                 counts.queued_outcomes,
             )
 
-    def _note_failure(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._failures += 1
         self._counts.problem = str(error) or repr(error)
         was_refused, self._counts.refused = self._counts.refused, isinstance(error, PermanentError)
@@ -435,7 +458,7 @@ class RecordPublisher:
             known = isinstance(error, TemporaryError | PermanentError)
             logger.warning("the log %s, records wait: %s", state, error, exc_info=None if known else error)
 
-    def _note_success(self, flush: Flush) -> None:
+    def _record_success(self, flush: Flush) -> None:
         counts = self._counts
         rows, outcomes = self._drop_refused(flush.refused)
         counts.published_rows += flush.num_rows - rows
@@ -448,7 +471,7 @@ class RecordPublisher:
             logger.info("the log is available again after %.0f s", self._timing.timer() - self._failing_since)
         self._failures = 0
         filled = max(counts.queued_rows, counts.queued_outcomes) / self._settings.max_queued
-        filled = max(filled, self._queued_bytes / (ROWS_SHARE * self._settings.max_queued_bytes))
+        filled = max(filled, self._queued_bytes / (_ROWS_SHARE * self._settings.max_queued_bytes))
         if self._is_dropping and filled <= 0.5:
             self._is_dropping = False
             logger.warning(
@@ -458,7 +481,7 @@ class RecordPublisher:
             )
 
     def _drop_refused(self, refused: Sequence[tuple[Record, Exception]]) -> tuple[int, int]:
-        """Counts records that the log takes in no message; returns how many rows and outcomes they hold."""
+        """Count and log rejected records, and return the numbers of their rows and outcomes."""
         num_rows = num_outcomes = 0
         for record, error in refused:
             is_prediction = isinstance(record, PredictionBatch)
@@ -472,13 +495,14 @@ class RecordPublisher:
 
 
 class PartitionedPublisher:
-    """Publishes to a log in partitions: everything about a request goes to the one that `partition_of` names.
+    """Publisher to a partitioned event log. `partition_of` maps a request to its partition.
 
-    Each has a `RecordPublisher`, whose methods these are, with a queue of its own: while one is away the others go on.
+    Each partition has its own `RecordPublisher` with the same methods. If one partition is
+    unavailable, the others continue.
     """
 
     def __init__(self, partitions: Sequence[RecordPublisher]) -> None:
-        """`partitions`: one or more, in the order of their numbers."""
+        """Combine one or more publishers, in the order of the partition numbers."""
         self._partitions = partitions
         self.max_rows = partitions[0].max_rows
 
@@ -487,7 +511,7 @@ class PartitionedPublisher:
 
     @property
     def counts(self) -> PublishingCounts:
-        """The sums over the partitions, and the first problem."""
+        """Sums over the partitions, with the first problem."""
         first, *others = (partition.counts for partition in self._partitions)
         for counts in others:
             for name, *_ in _METRICS:
@@ -496,19 +520,19 @@ class PartitionedPublisher:
         return first
 
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
-        """`outcomes` are of this prediction."""
+        """Queue a prediction with its known outcomes in its partition."""
         return self._of(prediction.request_id).add(prediction, outcomes)
 
     def add_outcome(self, outcome: Outcome) -> bool:
-        """Queues it where its request's prediction goes."""
+        """Queue an outcome in the partition of its request."""
         return self._of(outcome.request_id).add_outcome(outcome)
 
     async def run(self) -> None:
-        """Flushes all until `drain`."""
+        """Flush all partitions until `drain` is called."""
         await asyncio.gather(*(partition.run() for partition in self._partitions))
 
     async def drain(self) -> None:
-        """A partition that cannot take its records keeps no other from it."""
+        """Publish the queues of all partitions, even if one of them fails."""
         ended = await asyncio.gather(*(partition.drain() for partition in self._partitions), return_exceptions=True)
         lost = [each for each in ended if isinstance(each, Unpublished)]
         for error in ended:
@@ -520,10 +544,12 @@ class PartitionedPublisher:
 
 
 def check_id(name: str, text: str) -> None:
-    """Returns if `text` can name a request or a publisher in the log; ids of this length keep messages below 1 MB.
+    """Check that `text` is a valid id of a request or publisher.
+
+    The length limit keeps messages below 1 MB.
 
     Raises:
-        ContractError: It is no text, empty, too long, or not printable ASCII.
+        ContractError: it is not a text, or it is empty, too long or not printable ASCII.
 
     >>> check_id("request_id", "user-7/page-3")
     """

@@ -1,8 +1,9 @@
-"""The call that a site makes: score rows or rank candidates, log what was answered, and report what came of it.
+"""Score rows or rank candidates, log the predictions, and report the outcomes.
 
-`RecommenderClient` is for services with an event loop; `SyncRecommenderClient` offers the same to code without one. The
-one place where a prediction record is built. Logging is never waited for: a record is queued after the answer is there,
-and the publisher writes it from another thread. Scoring is `scoring`'s job and `routing`'s, publishing `publisher`'s.
+`RecommenderClient` is for services with an event loop. `SyncRecommenderClient` offers the same
+methods to code without one. Prediction records are built only here. Requests never wait for the
+event log: a record is queued after the answer, and the publisher writes it in another thread.
+`scoring` and `routing` score the rows, and `publisher` publishes the records.
 """
 
 import asyncio
@@ -48,54 +49,60 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHADOW_WAIT_SECONDS = 2.0
-"""How long a record waits for its shadow's scores before it is logged without them; nobody else waits."""
+"""Seconds that a record waits for its shadow scores before it is logged without them. The caller
+does not wait."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredRows:
-    """Click probabilities, and the name under which outcomes of these rows are reported."""
+    """Click probabilities of rows, with the request id for reporting their outcomes."""
 
     request_id: str
     scores: NDArray[np.float32]
-    """[n] in [0, 1], in the order of the rows."""
+    """[n] probabilities in [0, 1], in the order of the rows."""
     model_version: int
     canary: bool
     """Whether the traffic plan's canary answered."""
     time: float
-    """Seconds since the epoch, when the answer came."""
+    """Time of the answer in seconds since the epoch."""
     logged: bool
-    """Whether a record is in the log or on its way; False with `log=False`, without a log, or if the queue was full."""
+    """Whether the prediction is logged or queued. False with `log=False`, without an event log, or
+    if the queue was full."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """The best candidates in the order to show them: best first, but for two neighbours that exploring may swap."""
+    """Best candidates in display order.
+
+    The best is first, except that exploration may swap two neighbours.
+    """
 
     request_id: str
-    """Row i of its outcomes is the candidate at position i + 1."""
+    """Request id of the outcomes. Row i is the candidate at position i + 1."""
     candidates: NDArray[np.int64]
-    """[k] row of each among the candidates given."""
+    """[k] row of each in the given candidates."""
     scores: NDArray[np.float32]
-    """[k]"""
+    """[k] click probabilities."""
     propensities: NDArray[np.float64]
-    """[k] probability with which each stands at its place (`contracts.exploration`); 1 without exploring."""
+    """[k] probability that each candidate is at its position (`contracts.exploration`), 1 without
+    exploration."""
     model_version: int
     canary: bool
     logged: bool
 
     @property
     def positions(self) -> NDArray[np.int32]:
-        """[k] place in the list, from 1."""
+        """[k] positions in the list, from 1."""
         return positions_of(len(self.scores))
 
 
 def positions_of(count: int) -> NDArray[np.int32]:
-    """[count] places in a list, from 1."""
+    """Return [count] positions in a list, from 1."""
     return np.arange(1, count + 1, dtype=np.int32)
 
 
 def _check_key(key: object) -> None:
-    """Refuses a key that a traffic plan could not read, also while there is no plan."""
+    """Check that a key is a text, as a traffic plan requires, even if there is no plan yet."""
     if key is not None and not isinstance(key, str):
         raise ContractError(f"key is {key!r}, expected a text, or None")
 
@@ -115,10 +122,12 @@ def _candidate_rows(
 
 
 class RecommenderClient:
-    """Scores and logs; enter it before use, in one event loop, and leave it to publish what is still queued.
+    """Client that scores and logs.
 
-    A log that is unavailable, for however long, fails no request: records wait in memory up to a bound
-    (`PublisherSettings`), then the newest are dropped and counted (`log_counts`).
+    Enter it before use, in one event loop, and leave it to publish the queue.
+
+    An unavailable event log fails no request, for however long. Records wait in memory up to a
+    limit (`PublisherSettings`). Then the newest are dropped and counted (`log_counts`).
     """
 
     def __init__(
@@ -133,23 +142,25 @@ class RecommenderClient:
         source: str | None = None,
         timing: Timing | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Store the settings without opening a connection.
 
         Args:
-            server: host:port of Triton's gRPC endpoint, `dns:///name:port` for all replicas behind a name, or a scorer
-                of your own.
-            recommender: What the rows' columns are, and as which the model is served: a description, or where one is
+            server: host:port of Triton's gRPC endpoint, `dns:///name:port` for all replicas behind
+                a name, or a custom scorer.
+            recommender: Description of the columns and the model's name, or its location
                 (`evergreen.registry.recommenders.recommender_at`).
-            log: URL of the log (`evergreen.events.locations`), which may be in partitions, or its writing end; None =
-                nothing is logged.
-            plan_uri: Model repository whose traffic plan is followed; None = every request asks the one model.
+            log: URL of the event log (`evergreen.events.locations`), which may have partitions, or a
+                publisher. None = nothing is logged.
+            plan_uri: Model repository with the traffic plan to follow. None = all requests use the
+                recommender's one model.
             settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
-            source: Names this client in the ids of outcome records, beside what is drawn at each opening.
+            source: Name of this client in the ids of outcome records. A random part is added at
+                each opening.
             timing: Clocks and waits.
 
         Raises:
-            ContractError: There is no description of a recommender at that place.
+            ContractError: there is no recommender's description at that location.
         """
         self.recommender = recommender if isinstance(recommender, Recommender) else recommender_at(Path(recommender))
         self._digest = self.recommender.digest
@@ -163,7 +174,7 @@ class RecommenderClient:
         self._run: asyncio.Task[None] | None = None
         self._resources = AsyncExitStack()
         self._awaiting_shadow: dict[str, list[Outcome]] = {}
-        """Outcomes of requests whose records wait for their shadows."""
+        """Outcomes of requests whose records wait for their shadow scores."""
         self._recording: set[asyncio.Task[None]] = set()
         self._ids = RequestIds()
         self._in_flight = 0
@@ -171,14 +182,15 @@ class RecommenderClient:
         self._is_open = False
 
     async def __aenter__(self) -> "RecommenderClient":
-        """Opens the log and starts to publish and to follow the plan.
+        """Open the event log, and start to publish and to follow the plan.
 
         Raises:
-            ContractError: The server's address, the log's URL or the plan's folder cannot be right.
-            TemporaryError, PermanentError: The log cannot be opened.
+            ContractError: the server's address, the event log's URL or the plan's folder is
+                invalid.
+            TemporaryError, PermanentError: the event log cannot be opened.
         """
         async with AsyncExitStack() as resources:
-            # The log comes first: a client that cannot log is not to answer.
+            # Open the event log first, because a client that cannot log must not answer.
             if self._log is not None:
                 logs = [self._log] if not isinstance(self._log, str) else []
                 for url in partition_urls(self._log) if isinstance(self._log, str) else ():
@@ -213,17 +225,17 @@ class RecommenderClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes; while another exception ends the block, a loss of records is logged and that one raised."""
+        """Close the client. If another exception ends the block, lost records are only logged."""
         try:
             await self.close()
         except Unpublished as loss:
             if error is None:
                 raise
-            logger.error("the client was closed with a loss: %s", loss)
+            logger.error("records were lost when the client was closed: %s", loss)
 
     @property
     def log_counts(self) -> PublishingCounts:
-        """What became of everything that was logged so far; zeros without a log."""
+        """Counts of everything that was logged so far. Zeros without an event log."""
         return PublishingCounts() if self._publisher is None else self._publisher.counts
 
     async def score(
@@ -234,20 +246,23 @@ class RecommenderClient:
         key: str | None = None,
         log: bool = True,
     ) -> ScoredRows:
-        """Click probabilities of the rows, all by one model version; they are logged.
+        """Score and log the rows. All click probabilities are from one model version.
 
         Args:
-            rows: A dict of columns, a list of dicts, an Arrow table, or `FeatureRows`.
-            request_id: Names the request in the log, to which it must be new; random without one. What two requests
-                have in common, such as a session's id, names neither.
-            key: The user for whom the rows are scored: the same key meets the same model of a traffic plan.
-            log: False for rows that are shown to nobody, such as a warm-up's.
+            rows: Dict of columns, list of dicts, Arrow table, or `FeatureRows`.
+            request_id: Unique id of the request in the event log. None = random. Do not pass an id
+                that several requests share, such as a session's.
+            key: User for whom the rows are scored. A traffic plan routes the same key to the same
+                model.
+            log: Whether to log the request. Pass False for rows that are shown to nobody, such as a
+                warm-up's.
 
         Raises:
-            ContractError: A row is not as the model takes it, or a logged request has more of them than a message of
-                the log holds: `MAX_ROWS_PER_RECORD`, fewer of wide rows. Or its id names one of the newest
-                `REMEMBERED_IDS` requests that this client logged.
-            TemporaryError, PermanentError: The rows were not scored; see `ScoringClient.score`. Never for the log.
+            ContractError: a row is invalid, or a logged request has more than `MAX_ROWS_PER_RECORD`
+                rows, or fewer if they are wide. Or one of the last `REMEMBERED_IDS` logged requests
+                has the same id.
+            TemporaryError, PermanentError: the rows were not scored, see `ScoringClient.score`. A
+                failing event log never raises.
         """
         features = feature_rows(rows, self.recommender.features)
         _check_key(key)
@@ -274,25 +289,28 @@ class RecommenderClient:
         log: bool = True,
         explore: float = 0.0,
     ) -> Ranking:
-        """The `k` candidates of highest click probability; the list is logged with its positions.
+        """Return and log the `k` candidates with the highest click probability.
 
-        Equal scores keep the order given. Only the k rows shown are logged: nobody can click what was not shown.
+        Equal scores keep the given order. Only the k displayed rows are logged, with their
+        positions, because no other row can be clicked.
 
         Args:
-            candidates: n rows, n >= 1; columns that all of them lack may be absent where a context has them.
-            k: At most this many; fewer where there are fewer candidates.
-            context: One row; its features fill those that a candidate lacks (the user's side of the row).
-            request_id: Names the list in the log, to which it must be new; random without one.
-            key: Whose list it is: the same key meets the same model of a traffic plan.
-            log: False for lists that are shown to nobody.
-            explore: Share of the lists, in [0, 0.5), of which two random neighbours change places, so that the log can
-                tell what another order is worth; the rule is `contracts.exploration`'s. The propensities are logged.
+            candidates: n rows, n >= 1. Columns that the context has may be absent.
+            k: Maximum number of results. With fewer candidates all are returned.
+            context: One row, such as the user's features. Its values fill missing values of each
+                candidate.
+            request_id: Unique id of the list in the event log. None = random.
+            key: User of the list. A traffic plan routes the same key to the same model.
+            log: Whether to log the list. Pass False for lists that are shown to nobody.
+            explore: Share of the lists, in [0, 0.5), in which two random neighbours are swapped
+                (`contracts.exploration`). The logged propensities allow an estimate of other
+                orders.
 
         Raises:
-            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or more than a message of the log holds, `explore`
-                outside [0, 0.5), the context is not one row, there are no candidates, or a row is not as the model
-                takes it. Or the id, as of `score`.
-            TemporaryError, PermanentError: As `score`.
+            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD` or exceeds a message of the event
+                log. Or `explore` is outside [0, 0.5), the context is not one row, there are no
+                candidates, a row is invalid, or the request id is not new.
+            TemporaryError, PermanentError: as in `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
             raise ContractError(f"k is {k}, expected 1..{MAX_ROWS_PER_RECORD}")
@@ -322,28 +340,32 @@ class RecommenderClient:
         )
 
     def tell(self, outcome: Outcome) -> bool:
-        """Logs what came of a row that this client or another one of the same log scored; never waits.
+        """Log an outcome of a row, without waiting.
+
+        The row may have been scored by any client of the same event log.
 
         Returns:
-            Whether it is in the log or on its way; False where too many outcomes wait already.
+            Whether the outcome is logged or queued. False if the queue is full.
 
         Raises:
-            ContractError: This client has no log or is closed, or the outcome's time lies too far in the future.
+            ContractError: this client has no event log or is closed, or the outcome's time is too
+                far in the future.
         """
         if self._publisher is None or not self._is_open:
-            raise ContractError("an outcome needs an open client with a log, expected log=URL")
+            raise ContractError("the client is closed or has no event log, expected an open client with log=URL")
         if (waiting := self._awaiting_shadow.get(outcome.request_id)) is not None:
             waiting.append(outcome)
             return True
         return self._publisher.add_outcome(outcome)
 
     async def close(self) -> None:
-        """Waits for requests in flight, publishes everything that is queued and closes the connections.
+        """Wait for requests in flight, publish the queue and close the connections.
 
-        Outcomes whose time is still to come are waited for.
+        Outcomes that are not due yet are waited for.
 
         Raises:
-            Unpublished: The log refused, or stayed unavailable for `PublisherSettings.close_seconds`.
+            Unpublished: the event log rejected the records, or was unavailable for
+                `PublisherSettings.close_seconds`.
         """
         if not self._is_open:
             return
@@ -367,7 +389,7 @@ class RecommenderClient:
         return request_id
 
     def _logs(self, num_rows: int, log: bool) -> bool:
-        """Whether an answer of so many rows is logged, if the caller wants it."""
+        """Return whether a request of `num_rows` rows is logged."""
         if not log or self._publisher is None:
             return False
         if num_rows > self._publisher.max_rows:
@@ -377,9 +399,9 @@ class RecommenderClient:
         return True
 
     async def _score(self, features: FeatureRows, request_id: str, key: str | None, *, logs: bool) -> Scored:
-        """The scores; a request some of whose rows got none is logged, if it is to be, and fails.
+        """Score the rows. If some scores are unusable, the request is logged and fails.
 
-        The id of a logged request names no second one; that of a request that left no record is free again.
+        The id of a logged request is reserved. The id of a request without a record is released.
         """
         if self._scorer is None or not self._is_open:
             raise ContractError("the client is not open, expected `async with RecommenderClient(...)`")
@@ -392,7 +414,7 @@ class RecommenderClient:
             is_logged = logs
             return scored
         except UnusableScores as error:
-            # Of a request that was split, only a part's scores are known.
+            # Scores of a split request are known only for one part.
             if logs and len(error.scores) == len(features):
                 failed = Scored(error.scores, error.model_version)
                 self._record(features, failed, request_id=request_id, time=self._timing.clock())
@@ -414,9 +436,10 @@ class RecommenderClient:
         ranked: NDArray[np.int64] | None = None,
         propensities: NDArray[np.float64] | None = None,
     ) -> bool:
-        """Queues the record of the rows that were shown, `ranked` among those scored; False where it was dropped.
+        """Queue the record of the displayed rows, and return whether it was queued.
 
-        A record whose shadow is not known yet waits for it, in nobody's way; its outcomes wait with it.
+        `ranked` are their positions among the scored rows. A record whose shadow scores are pending
+        waits for them in the background, and its outcomes wait with it.
         """
         assert self._publisher is not None
         publisher, selection = self._publisher, slice(None) if ranked is None else ranked
@@ -443,8 +466,8 @@ class RecommenderClient:
                 if (shadow := await shadow_of(scored, SHADOW_WAIT_SECONDS)) is not None:
                     version, scores = shadow.model_version, shadow.scores[selection]
                     complete = replace(record, shadow_version=version, shadow_scores=scores)
-            except Exception as error:  # whatever a shadow answers, what was served is logged
-                logger.warning("request %s is logged without its shadow: %r", request_id, error)
+            except Exception as error:  # served scores are logged, whatever the shadow raises
+                logger.warning("request %s is logged without shadow scores: %r", request_id, error)
             publisher.add(complete, self._awaiting_shadow.pop(request_id))
 
         task = asyncio.get_running_loop().create_task(add_with_shadow())
@@ -454,10 +477,13 @@ class RecommenderClient:
 
 
 class SyncRecommenderClient:
-    """`RecommenderClient` for code without an event loop: same arguments, same calls, callable from any thread.
+    """`RecommenderClient` for code without an event loop.
 
-    The asynchronous client has the plain name, since a service that scores for many users at once wants it. This one
-    runs it on an event loop in a thread of its own, so that records are published between calls too.
+    Arguments and methods are the same, from any thread.
+
+    The asynchronous client runs on an event loop in a separate thread, so that records are also
+    published between calls. The asynchronous client has the shorter name, because services that
+    score for many users need it.
     """
 
     def __init__(
@@ -491,7 +517,7 @@ class SyncRecommenderClient:
 
     @property
     def recommender(self) -> Recommender:
-        """What the rows' columns are."""
+        """Description of the rows' columns."""
         return self._client.recommender
 
     @property

@@ -1,9 +1,9 @@
-"""The replicas behind a server's name: their addresses, one connection to each, and which of them answer.
+"""Manage the replicas behind a server's name: addresses, connections, and which ones answer.
 
-A replica that is silent, although calls wait for it, is stalled: it hangs, or its connection is half open and leads
-nowhere. It gets a new connection, and no request of a caller while another replica answers. From time to time it gets a
-copy of one, for whose answer nobody waits; with the first answer it is back. Which call goes where is left to
-`transport`.
+A replica is stalled if calls are waiting and nothing arrives, because it hangs or its connection is
+half open. A stalled replica gets a new connection, and no caller's request while another replica
+answers. From time to time the client sends it a copy of a request, and nobody waits for that
+answer. After the first answer the replica is used again. `transport` distributes the calls.
 """
 
 import asyncio
@@ -19,33 +19,35 @@ from tritonclient.grpc.aio import InferenceServerClient
 logger = logging.getLogger(__name__)
 
 STALL_SECONDS, MAX_STALL_SECONDS = 2.0, 30.0
-"""A connection on which calls wait and nothing came for so long is stalled: the first, doubled with each stall in a row
-up to the second, and never less than three times the slowest of its latest answers."""
+"""Seconds without any answer after which a connection with waiting calls is stalled. The limit
+starts with the first value and doubles after each consecutive stall up to the second. The limit is
+at least three times the slowest recent answer."""
 DOWN_SECONDS = 1.0
-"""How long a replica that refused its connection gets no request of a caller, where another replica is there."""
+"""Seconds during which a replica that refused its connection gets no caller's request, if there is
+another replica."""
 CALLS_PER_SLOT = 4
-"""Calls on one connection for each of its slots, those included whose callers have given up."""
+"""Maximum calls on one connection per slot, including calls whose callers have given up."""
 _LISTED = re.compile(r"(ipv4|ipv6):(.+)")
 
-Asked = Callable[[InferenceServerClient], Awaitable[Any]]
+SendCall = Callable[[InferenceServerClient], Awaitable[Any]]
 
 
 class Connection:
-    """One gRPC connection and the calls on it, none of which is ever cancelled."""
+    """One gRPC connection with its calls, which are never cancelled."""
 
     def __init__(self, triton: InferenceServerClient, clock: Callable[[], float]) -> None:
         self.triton, self._clock = triton, clock
         self.calls: dict[asyncio.Future[Any], float] = {}
-        """On the wire, oldest first, with the time at which each began."""
-        self.waited_for = 0
-        """Calls whose callers wait."""
+        """Calls on the wire with their start times, oldest first."""
+        self.num_waiting = 0
+        """Number of calls whose callers wait."""
         self.slowest = 0.0
-        """Seconds of the slowest of the latest answers; an older one counts for less."""
+        """Seconds of the slowest recent answer. The value decays with each answer."""
         self._last_end = clock()
 
-    def start(self, asked: Asked) -> asyncio.Future[Any]:
+    def start(self, send_call: SendCall) -> asyncio.Future[Any]:
         """Send a call."""
-        call = asyncio.ensure_future(asked(self.triton))
+        call = asyncio.ensure_future(send_call(self.triton))
         self.calls[call] = self._clock()
         call.add_done_callback(self._end)
         return call
@@ -55,72 +57,75 @@ class Connection:
         self.slowest = max(self._last_end - self.calls.pop(call), 0.9 * self.slowest)
 
     def silent_seconds(self) -> float:
-        """Return for how long calls have waited and none has ended."""
+        """Return the seconds since the last answer, while calls are waiting."""
         if not self.calls:
             return 0.0
         return self._clock() - max(next(iter(self.calls.values())), self._last_end)
 
     async def close(self) -> None:
-        """Close the connection, once its calls have ended."""
+        """Close the connection after its calls have ended."""
         while self.calls:
             await asyncio.wait(set(self.calls))
         await self.triton.close()
 
 
 class Replica:
-    """One address."""
+    """Replica at one address."""
 
     def __init__(
         self, address: str, connect: Callable[[str], InferenceServerClient], clock: Callable[[], float]
     ) -> None:
-        """Prepare the connection, which is made at the first call."""
+        """Prepare the connection, which is opened at the first call."""
         self.address = address
         self._connect, self._clock = connect, clock
         self.connection = Connection(connect(address), clock)
         self.is_out = False
-        """Whether callers' requests go to others, if there are others."""
+        """Whether callers' requests go to other replicas, if there are any."""
         self._out_until = 0.0
         self._stalls = 0
-        """In a row."""
+        """Number of consecutive stalls."""
 
     def seconds_to_stall(self) -> float:
-        """Return how long the connection may stay silent from now on; below 0 = it is stalled."""
+        """Return the seconds until the connection counts as stalled. 0 or less = it is stalled."""
         allowed = min(STALL_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS)
         return max(allowed, 3 * self.connection.slowest) - self.connection.silent_seconds()
 
     def replace_connection(self) -> Connection:
-        """Take a stalled replica out, with a new connection for what is sent to it next; return the old one."""
+        """Replace the connection of a stalled replica, and return the old one.
+
+        Callers' requests go to other replicas until this one answers again.
+        """
         stalled, self.connection = self.connection, Connection(self._connect(self.address), self._clock)
         logger.warning(
-            "server %s answered none of %d calls for %.1f s; it gets a new connection, and requests go to others",
+            "server %s answered none of %d calls for %.1f s; reconnecting, and sending requests to other replicas",
             self.address,
             len(stalled.calls),
             stalled.silent_seconds(),
         )
-        self._take_out(min(DOWN_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS))
+        self._stop_using(min(DOWN_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS))
         self._stalls += 1
         return stalled
 
-    def note_down(self) -> None:
-        """Take out a replica that refuses its connection."""
-        self._take_out(DOWN_SECONDS)
+    def mark_down(self) -> None:
+        """Stop using a replica that refuses its connection."""
+        self._stop_using(DOWN_SECONDS)
 
-    def note_answer(self) -> None:
-        """Take a replica back in that answers."""
+    def mark_answering(self) -> None:
+        """Use a replica again that answers."""
         if self.is_out:
             logger.info("server %s answers again", self.address)
         self.is_out, self._stalls = False, 0
 
-    def _take_out(self, seconds: float) -> None:
+    def _stop_using(self, seconds: float) -> None:
         self.is_out, self._out_until = True, self._clock() + seconds
 
-    def is_to_be_tried(self) -> bool:
-        """Return whether a replica that is out is due for the copy of a request."""
+    def is_due(self) -> bool:
+        """Return whether an unused replica is due for a copy of a request."""
         return self.is_out and not self.connection.calls and self._clock() >= self._out_until
 
 
 def listed_addresses(server: str) -> list[str] | None:
-    """Return the addresses that a server's name lists itself, as gRPC writes them; None if DNS knows them.
+    """Return the addresses in a server's name in gRPC's form, or None if the name needs DNS.
 
     >>> listed_addresses("127.0.0.1:8001"), listed_addresses("dns:///triton:8001")
     (['ipv4:127.0.0.1:8001'], None)
@@ -135,7 +140,7 @@ def listed_addresses(server: str) -> list[str] | None:
 
 
 def host_and_port(server: str) -> tuple[str, int]:
-    """Return the two parts of `host:port` or `dns:///host:port`.
+    """Split `host:port` or `dns:///host:port` into its two parts.
 
     >>> host_and_port("dns:///triton:8001"), host_and_port("[::1]:80")
     (('triton', 8001), ('::1', 80))
@@ -149,10 +154,10 @@ def _address(host: str, port: int) -> str:
 
 
 async def resolve(server: str) -> list[str]:
-    """Return the addresses that DNS has for a server's name, each once.
+    """Return the addresses of a server's name in DNS, without duplicates.
 
     Raises:
-        OSError: There are none.
+        OSError: the name has no address.
     """
     host, port = host_and_port(server)
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""The ids of the requests that a client logged lately: one id names one request.
+"""Reject request ids that this client has logged recently.
 
-The log joins clicks to rows by the request's id. With one id for two requests, such as a session's, a click on a row of
-the second would be learned as one on the first.
+The event log joins clicks to rows by request id. If two requests had the same id, for example a
+session's, a click on the second would be attributed to the first.
 """
 
 from collections import OrderedDict
@@ -9,32 +9,32 @@ from collections import OrderedDict
 from evergreen.runtime.errors import ContractError
 
 REMEMBERED_IDS = 100_000
-"""Newest requests whose ids a client remembers, in about 25 MB. The monitor recognizes an id that comes again later,
-or from another client (`records_total{outcome="reused_id"}`)."""
+"""Number of newest request ids that a client remembers, in about 25 MB. The monitor detects later
+duplicates and those of other clients (`records_total{outcome="reused_id"}`)."""
 
 
 class RequestIds:
-    """Hands each request id to one request; use in one event loop."""
+    """Registry of used request ids. Use it in one event loop."""
 
     def __init__(self, remembered: int = REMEMBERED_IDS) -> None:
         self._remembered = remembered
         self._taken: OrderedDict[str, None] = OrderedDict()
 
     def take(self, request_id: str) -> None:
-        """Reserve the id for a request that is to be logged.
+        """Reserve the id for a request that will be logged.
 
         Raises:
-            ContractError: Another of the newest requests has it.
+            ContractError: a recent request has the same id.
         """
         if request_id in self._taken:
             raise ContractError(
-                f"request_id {request_id!r} names a request that this client logged before, expected a new one for "
-                "each request: clicks are joined by it"
+                f"request_id {request_id!r} was used by an earlier request of this client, expected a new one for "
+                "each request, because clicks are joined by it"
             )
         self._taken[request_id] = None
         if len(self._taken) > self._remembered:
             self._taken.popitem(last=False)
 
     def give_back(self, request_id: str) -> None:
-        """Let the id be taken again: its request failed and left no record."""
+        """Release the id of a request that failed and was not logged."""
         self._taken.pop(request_id, None)

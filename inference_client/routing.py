@@ -1,10 +1,11 @@
-"""Scores as the traffic plan says: each key by its arm, and some requests by the other arm too, as a shadow.
+"""Route requests by the traffic plan: served requests to one arm, shadow requests to the other.
 
-Nobody is worse off for the plan. Without one the stable model answers; while it cannot be read, the last good plan
-holds; a request that the canary does not answer goes to the stable arm within the same deadline. A shadow request
-starts after the served answer came, uses a connection of its own, is tried once, and is dropped and counted where
-shadows are out already or served requests wait. `registry.traffic_plan` defines the plan; judging what shadows score is
-deployment's job.
+The plan never makes a request fail. Without a plan the stable model answers. If the plan cannot be
+read, the last good plan is used. If the canary does not answer, the stable arm answers within the
+same deadline. A shadow request starts after the served answer, uses a separate connection and is
+not retried. A shadow request is dropped and counted if too many of them are running, or if served
+requests are waiting. `registry.traffic_plan` defines the plan, and deployment evaluates the shadow
+scores.
 """
 
 import asyncio
@@ -32,57 +33,65 @@ from inference_client.scoring import ClientSettings, Scored, ScoringClient
 logger = logging.getLogger(__name__)
 
 MAX_SHADOWS = 4
-"""Shadow requests at once."""
+"""Maximum number of concurrent shadow requests."""
 SHADOW_SECONDS = 5.0
-"""Deadline of a shadow request, where the served requests' is not shorter."""
+"""Maximum deadline of a shadow request. A shorter deadline of served requests applies too."""
 FIRST_READ_SECONDS = 5.0
-"""How long opening a client waits for the plan; the stable model answers until the plan is read."""
+"""Seconds that opening a client waits for the plan. Until the plan is read, the stable model
+answers."""
 
 
 def open_scorer(
     server: str, recommender: Recommender, settings: ClientSettings | None = None, *, plan_uri: str | None = None
 ) -> "ScoringClient | PlannedClient":
-    """A scorer of a recommender's rows by its one model, or by the models that the traffic plan at `plan_uri` names.
+    """Open a scorer that uses a recommender's only model, or the traffic plan at `plan_uri`.
 
     Raises:
-        ContractError: `plan_uri` is a folder that does not exist, in which no plan could ever appear.
+        ContractError: `plan_uri` is a folder that does not exist, so no plan could ever appear in
+            it.
     """
     if plan_uri is None:
         return ScoringClient(server, recommender.name, settings, columns=recommender.features.columns)
     follower = PlanFollower(open_objects(plan_uri), recommender.name)
     plan = follower.objects.local(follower.name)
     if plan is not None and not plan.parent.is_dir():
-        raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is no folder, expected the model repository")
+        raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is not a folder, expected the model repository")
     return PlannedClient(server, follower, settings, columns=recommender.features.columns)
 
 
 class PlanFollower:
-    """Polls a recommender's plan below one root in a daemon thread, and keeps the last good plan while reading fails.
+    """Poller of a recommender's traffic plan. If a read fails, the last good plan stays.
 
-    A thread of its own: storage that hangs delays no request, and not the end of the process either.
+    Reads happen in a separate daemon thread, so that unresponsive storage delays neither requests
+    nor the exit of the process.
     """
 
     def __init__(self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS) -> None:
-        """Reads nothing yet.
+        """Create the poller without reading.
 
-        The plan is an object of `objects` (`traffic_file`).
+        Args:
+            objects: Model repository.
+            model_name: Name of the model, from which `traffic_file` derives the plan's name.
+            interval_seconds: Seconds between two reads.
         """
         self.objects, self.model_name, self._interval = objects, model_name, interval_seconds
         self.name = traffic_file(model_name)
         self.source = f"{objects.uri}/{self.name}"
         self.current: TrafficPlan | None = None
-        """The last good plan; None = there is none, or none could be read yet: everyone asks the stable model."""
+        """Last good plan. None = there is no plan, or none was read yet, so the stable model
+        answers."""
         self.problem: str | None = None
-        """Why `current` may be old; None while reading succeeds."""
+        """Error of the last read, after which `current` may be out of date. None = the last read
+        succeeded."""
         self._stopped = threading.Event()
 
     async def start(self) -> None:
-        """Follows the plan from now on; returns after the first read or `FIRST_READ_SECONDS`."""
+        """Start polling. Returns after the first read, or after `FIRST_READ_SECONDS`."""
         loop, is_read = asyncio.get_running_loop(), asyncio.Event()
 
         def follow() -> None:
             self.refresh()
-            # A RuntimeError says that the loop has ended.
+            # RuntimeError means that the event loop has ended.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(is_read.set)
             while not self._stopped.wait(self._interval):
@@ -95,16 +104,17 @@ class PlanFollower:
             logger.warning("%s was not read within %g s, the stable model answers", self.source, FIRST_READ_SECONDS)
 
     def stop(self) -> None:
-        """Follows no more; does not wait for a read under way."""
+        """Stop polling, without waiting for a read in progress."""
         self._stopped.set()
 
     def refresh(self) -> None:
-        """Reads the plan once. A failed read sets `problem` and raises nothing."""
+        """Read the plan once. A failed read sets `problem` and raises nothing."""
         try:
             stored = self.objects.read(self.name)
             plan = None if stored is None else TrafficPlan.loads(stored.content, source=self.source)
         except Exception as error:
-            # Whatever a storage's library raises, the last good plan holds and the next read may succeed.
+            # Libraries raise various errors. The last good plan stays, and the next read may
+            # succeed.
             if self.problem != str(error):
                 logger.warning("the traffic plan stays as it is (%s): %s", _describe(self.current), error)
             self.problem = str(error)
@@ -126,7 +136,7 @@ def _describe(plan: TrafficPlan | None) -> str:
 
 
 class PlannedClient:
-    """A `KeyedScorer` that follows a traffic plan; enter it before use, in one event loop."""
+    """`KeyedScorer` that follows a traffic plan. Enter it before use, in one event loop."""
 
     def __init__(
         self,
@@ -138,10 +148,15 @@ class PlannedClient:
         max_shadows: int = MAX_SHADOWS,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares the connections.
+        """Prepare the connections.
 
-        `server` and `columns` are as `ScoringClient`'s. Beyond `max_shadows` shadow requests at once they are dropped;
-        `timer` gives seconds, for the deadline over both arms.
+        Args:
+            server: Address, see `ScoringClient`.
+            plan: Poller of the plan.
+            settings: Deadlines and limits.
+            columns: Expected columns, see `ScoringClient`.
+            max_shadows: Maximum concurrent shadow requests. Further ones are dropped.
+            timer: Monotonic clock in seconds, for the deadline over both arms.
         """
         self._settings = settings or ClientSettings()
         self._timer = timer
@@ -154,9 +169,10 @@ class PlannedClient:
         self._shadow_client = ScoringClient(server, plan.model_name, shadow_settings, columns=columns)
         self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
-        """Requests of the canary's keys that the stable arm answered instead, by error."""
+        """Requests of the canary that the stable arm answered instead, by error."""
         self.shadow_counts: Counter[str] = Counter()
-        """Shadow requests `answered`, `dropped` (never sent), or failed, by error."""
+        """Shadow requests that were `answered`, `dropped` (never sent) or failed, by result or
+        error."""
 
     async def __aenter__(self) -> "PlannedClient":
         await self.plan.start()
@@ -165,7 +181,7 @@ class PlannedClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for what is in flight, shadows included, each at most its deadline, and closes."""
+        """Wait for requests in flight, including shadow requests, and close."""
         self.plan.stop()
         if self._shadows:
             await asyncio.wait(set(self._shadows))
@@ -180,10 +196,14 @@ class PlannedClient:
         request_id: str | None = None,
         key: str | None = None,
     ) -> Scored:
-        """Click probabilities by the arm of the key; see `ScoringClient.score` for rows and errors.
+        """Score the rows by the arm of the key. `ScoringClient.score` describes rows and errors.
 
-        `request_id` decides whether this request gets a shadow; random without one. The same `key`, the user whose
-        request it is, meets the same arm; without one it is the request's id.
+        Args:
+            dense: Dense features [n, d].
+            categorical: Categories [n, positions].
+            request_id: Id that decides whether the request gets a shadow request. None = random.
+            key: User of the request. The same key is always routed to the same arm. None = the
+                request's id.
         """
         plan = self.plan.current
         if plan is None:
@@ -194,38 +214,43 @@ class PlannedClient:
         if arm != plan.canary:
             scored = await self._client.score(dense, categorical, model_name=plan.stable.model_name)
         else:
-            scored, arm = await self._ask_canary(plan, canary=arm, dense=dense, categorical=categorical)
+            scored, arm = await self._call_canary(plan, canary=arm, dense=dense, categorical=categorical)
         shadow = plan.shadow_for(key, request_id)
         if shadow is None or shadow == arm:
             return scored
         if self._client.has_line or self._shadow_client.is_full:
             self.shadow_counts["dropped"] += 1
             return scored
-        task = asyncio.get_running_loop().create_task(self._ask_shadow(shadow, dense, categorical))
+        task = asyncio.get_running_loop().create_task(self._call_shadow(shadow, dense, categorical))
         self._shadows.add(task)
         task.add_done_callback(self._shadows.discard)
         return scored._replace(shadow=task)
 
-    async def _ask_canary(
+    async def _call_canary(
         self, plan: TrafficPlan, *, canary: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[Scored, Arm]:
-        """The answer and who gave it."""
+        """Call the canary, and the stable arm if it fails.
+
+        Return the answer and the arm that gave it.
+        """
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
             scored = await self._client.score(dense, categorical, model_name=canary.model_name, max_attempts=1)
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
-            # The time is up, or the client itself has no room: asking the other arm would not help.
+            # Calling the other arm would not help, because the time is up or the client has no free
+            # slot.
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
-            # A canary's failure must not reach the user; a faulty request fails on the stable arm too.
+            # A canary's failure must not reach the user. An invalid request fails on the stable arm
+            # too.
             self.fallbacks[type(error).__name__] += 1
-            logger.debug("the canary did not answer, asking %s: %s", plan.stable.model_name, error)
+            logger.debug("the canary did not answer, calling %s: %s", plan.stable.model_name, error)
         left = max(0.001, give_up_at - self._timer())
         name = plan.stable.model_name
         return await self._client.score(dense, categorical, model_name=name, deadline_seconds=left), plan.stable
 
-    async def _ask_shadow(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
+    async def _call_shadow(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
         try:
             answer = await self._shadow_client.score(dense, categorical, model_name=arm.model_name)
         except (TemporaryError, PermanentError, ContractError) as error:

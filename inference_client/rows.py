@@ -1,7 +1,7 @@
-"""Feature rows: from columns by name to the matrices that the model takes, with errors that name column, row and value.
+"""Convert rows from named columns to the model's input matrices.
 
-The names are those of the recommender's features. Reading files is left to `traffic`; which tensors the server takes
-is stated in `contracts.serving`.
+The names are those of the recommender's features. Error messages contain column, row and value.
+`contracts.serving` defines the server's tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _A_NUMBER = f"{FINITE}, or None for missing"
 _SCALARS = (str, int, float, type(None))
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE_TYPES = ("int8", "int16", "int32", "int64")
-"""Arrow's names of the types that hold categories as they are."""
+"""Arrow's names of the types that can contain category ids directly."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,17 +31,20 @@ class FeatureRows:
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
-    """[n, places], see `Features.places`; -1 = missing."""
+    """[n, positions], see `Features.places`. -1 = missing."""
 
     def __len__(self) -> int:
         return len(self.dense)
 
     def take(self, selection: Any) -> "FeatureRows":
-        """The rows that a NumPy index selects."""
+        """Return the rows that a NumPy index selects."""
         return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
 
     def filled_from(self, context: "FeatureRows", features: Features) -> "FeatureRows":
-        """These rows, with the values of the one row of `context` where they have none; a list is one value."""
+        """Return these rows with missing values replaced by those of the single row `context`.
+
+        A list is replaced as one value.
+        """
         lacking = self.categorical == MISSING_CATEGORY
         for start, stop, _ in features.places.lists:
             lacking[:, start:stop] = lacking[:, start:stop].all(axis=1, keepdims=True)
@@ -52,11 +55,12 @@ class FeatureRows:
 
 
 RowsByName: TypeAlias = Any
-"""A dict of columns (lists or arrays), a list of rows (dicts), or an Arrow table or batch, which mypy does not know."""
+"""Dict of columns (lists or arrays), list of rows (dicts), or Arrow table or batch, for which mypy
+has no types."""
 
 
 class WrongValue(ContractError):
-    """A value that its column does not take."""
+    """Value that is invalid for its column."""
 
     def __init__(self, *, column: str, row: int, value: object, expected: str) -> None:
         super().__init__(f"column {column}, row {row} is {value!r}, expected {expected}")
@@ -67,17 +71,22 @@ class WrongValue(ContractError):
 
 
 def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack_columns: bool = False) -> FeatureRows:
-    """`rows` as matrices of their own, which later changes of the caller's arrays do not reach.
+    """Convert rows to new matrices, which later changes of the caller's arrays do not affect.
 
-    A numeric value is a number, a category a whole number, which may be written as text, or any text where the feature
-    holds words, or a truth value. None, NaN, pandas' NA and the texts that files have for it are missing
-    (`contracts.values`). A list is a list or an array of categories; None is one without elements.
-    `FeatureRows` are copied as they are. `may_lack_columns`: whether a column may be absent, and is then missing in
-    every row; one that is served as one value always may.
+    A numeric value is a number. A category is a whole number, a whole number as text, or a truth
+    value. A feature with string categories accepts any text. None, NaN, pandas' NA and texts such
+    as an empty one are missing values (`contracts.values`). A list is a list or an array of
+    categories, and None is an empty list.
+
+    Args:
+        rows: Rows by column name. `FeatureRows` are copied unchanged.
+        features: Features of the recommender.
+        may_lack_columns: Whether absent columns count as missing in every row. Columns with a fixed
+            served value may always be absent.
 
     Raises:
-        ContractError: A column is unknown or absent, columns differ in length, or a value is not of its column's type;
-            the message names column, row and value.
+        ContractError: a column is unknown or absent, columns differ in length, or a value is
+            invalid for its column. The message has column, row and value.
 
     >>> shop = Features(numeric=("price", "age"), categorical=("item",))
     >>> found = feature_rows({"price": [1.5, None], "item": ["255", 7]}, shop, may_lack_columns=True)
@@ -120,10 +129,10 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
 
 
 def numbers(name: str, values: Any) -> NDArray[np.float32]:
-    """The float32 values [n] of a numeric column, NaN = missing.
+    """Return the float32 values [n] of a numeric column. NaN = missing.
 
     Raises:
-        WrongValue: A value is no number.
+        WrongValue: a value is not a number.
     """
     plain = _numpy_array(values, missing=np.nan)
     if plain is not None and plain.dtype.kind in "bfiu":
@@ -146,21 +155,23 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
 def categories(
     name: str, values: Any, *, holds_words: bool = False, exact_below: int | None = None
 ) -> NDArray[np.int64]:
-    """The categories [n] that a column's values stand for, -1 = missing; see `features.CategoricalOptions`.
+    """Return the category ids [n] of a column's values, with -1 for missing ones.
+
+    `features.CategoricalOptions` describes the ids.
 
     Args:
-        name: Of the column, for errors.
-        values: A list or an array.
-        holds_words: Whether a value may be a text that is no whole number.
-        exact_below: See `contracts.values.EXACT_BELOW`; None = as the type of `values` says.
+        name: Name of the column, for errors.
+        values: List or array.
+        holds_words: Whether the column has string categories.
+        exact_below: See `contracts.values.EXACT_BELOW`. None = derived from the type of `values`.
 
     Raises:
-        WrongValue: A value is no category.
+        WrongValue: a value is not a category.
     """
     if (plain := _plain_categories(values)) is not None:
         return plain
     of_column = exact_below or EXACT_BELOW.get(_type_name(values), EXACT_FLOATS)
-    # Each distinct value is looked at once: a click log repeats itself.
+    # Convert each distinct value once, because click logs contain many repetitions.
     found: dict[Any, int] = {}
     places = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values.to_pylist() if _is_arrow(values) else values):
@@ -178,7 +189,7 @@ def categories(
 
 
 def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool) -> NDArray[np.int64]:
-    """The elements that count of a column's lists, [n, `options.max`], -1 behind the last."""
+    """Return the first elements of a column's lists, [n, `options.max`], padded with -1."""
     lists = values.to_pylist() if _is_arrow(values) else values
     taken: list[Any] = []
     for row, value in enumerate(lists):
@@ -205,7 +216,7 @@ def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool
 
 
 def _plain_value(value: object) -> object:
-    """Return NumPy's scalars as Python's; its times stay, which would become integers."""
+    """Convert NumPy's scalars to Python's. Times stay, because they would become integers."""
     if isinstance(value, np.datetime64 | np.timedelta64):
         return None if np.isnat(value) else value
     return value.item() if isinstance(value, np.generic) else value
@@ -238,18 +249,18 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""They have a length too, but no value for each row, or no order."""
+"""Types with a length but without one ordered value per row."""
 
 
 def _type_name(values: Any) -> str:
-    """Return the name of the type of an array's values; empty of what is no array."""
+    """Return the type name of an array's values, or an empty text for other objects."""
     if not _is_arrow(values):
         return str(getattr(values, "dtype", ""))
-    return str(getattr(values.type, "value_type", values.type))  # of a dictionary or of lists, that of their values
+    return str(getattr(values.type, "value_type", values.type))  # the value type of a dictionary or list type
 
 
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
-    """The values [n] with `missing` in place of None; None where NumPy has no type for them."""
+    """Return the values [n] with `missing` instead of None, or None if NumPy has no type."""
     try:
         array = np.asarray(values)
         if array.dtype == object:
@@ -260,7 +271,7 @@ def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
 
 
 def _plain_categories(values: Any) -> NDArray[np.int64] | None:
-    """The values where they are whole numbers in range, or None; None where they need a closer look."""
+    """Return the values as category ids if all are None or whole numbers in range, else None."""
     if _is_arrow(values):
         if str(values.type) not in _WHOLE_TYPES:
             return None
@@ -276,5 +287,5 @@ def _plain_categories(values: Any) -> NDArray[np.int64] | None:
 
 
 def _is_arrow(values: Any) -> bool:
-    """Whether `values` are pyarrow's, which a site that has none of them need not install."""
+    """Return whether `values` are pyarrow's. pyarrow need not be installed."""
     return type(values).__module__.partition(".")[0] == "pyarrow"

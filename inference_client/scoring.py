@@ -1,11 +1,14 @@
-"""Scores matrices of features on a Triton server: one connection, its line of callers, and what is asked again.
+"""Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
-A request that is too large is split; where its parts met a version switch, the parts that another version answered are
-asked again until one version has answered all of them. A version says in its configuration which columns it takes, and
-gets those. Scoring changes nothing, so a request may be repeated; repeated is what time may heal: no server, a full
-queue, a version switch (`ServerUnavailable`), and a model that answered this client before and is being loaded again.
-What another try would meet again is raised at once, and so is an expired deadline. Calls on the wire are `transport`'s
-job; which of several models is asked is `routing`'s; logging is `recommender`'s.
+A request that is too large is split. If different versions answered its parts because of a version
+switch, the parts of the older version are scored again until one version has answered all of them.
+A version's configuration lists its columns, and the rows are sent with those columns.
+
+Scoring has no side effects, so a request may be repeated. Temporary failures are retried: an
+unreachable server, a full queue, a version switch (`ServerUnavailable`), and a model that answered
+earlier and is being loaded again. Failures that a retry would repeat are raised at once, and so is
+an expired deadline. `transport` makes the calls, `routing` chooses between models, and
+`recommender` logs the answers.
 """
 
 import asyncio
@@ -47,26 +50,26 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Versions of other columns that one try of a request may meet, while servers switch."""
+"""Maximum number of versions with different columns during one attempt, while servers switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
 class Scored(NamedTuple):
-    """Probabilities and who computed them."""
+    """Scores of rows, with the version that computed them."""
 
     scores: NDArray[np.float32]
-    """[n] in [0, 1], in the order of the rows asked for."""
+    """[n] probabilities in [0, 1], in the order of the requested rows."""
     model_version: int
-    """The version that answered, as the reply says."""
+    """Version in the server's reply."""
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """The scores of the plan's other arm for the same rows, for the record only: known some time later, None if that
-    request failed. It never raises, and nobody has to wait for it."""
+    """Future with the other arm's scores of the same rows, which are only logged. Its result is
+    None if the shadow request failed. The future never raises, and nobody has to await it."""
 
 
 class KeyedScorer(Protocol):
-    """A scorer of feature matrices; different models may answer different requests."""
+    """Scorer of feature matrices that may use different models for different requests."""
 
     async def score(
         self,
@@ -76,43 +79,45 @@ class KeyedScorer(Protocol):
         request_id: str | None = None,
         key: str | None = None,
     ) -> Scored:
-        """The rows' scores; the same key (a user, else the request) is answered by the same model.
+        """Score the rows. Requests with the same key (user, or else request id) use the same model.
 
         Raises:
-            TemporaryError, PermanentError, ContractError: The rows were not scored.
+            TemporaryError, PermanentError, ContractError: the rows were not scored.
         """
 
 
 async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
-    """The shadow's answer, if there is one and it comes within `seconds`."""
+    """Return the shadow scores, or None if there are none within `seconds`."""
     if scored.shadow is None:
         return None
     await asyncio.wait({scored.shadow}, timeout=seconds)
     answer = scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
-    # With both arms at one version (during a promotion) a model would be compared with itself.
+    # During a promotion both arms can have the same version, whose scores must not be compared with
+    # themselves.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """How patiently a model is asked."""
+    """Timeouts, retries and limits of the client."""
 
     deadline_seconds: float = 30.0
-    """Of one request, all attempts and waits included. The caller gets its answer or an error by then; a call on the
-    wire goes on (`transport`)."""
+    """Seconds for one request, including all attempts and waits. Within this time the caller gets
+    an answer or an error. A call on the wire continues (`transport`)."""
     max_attempts: int = 8
     first_backoff_seconds: float = 0.05
     max_backoff_seconds: float = 1.0
-    """Waits double from the first to this: 3.55 s in all with the defaults, before jitter shortens them."""
+    """Longest wait in seconds between attempts. Waits double up to this value. With the defaults
+    they sum to 3.55 s, before jitter shortens them."""
     max_in_flight: int = 16
-    """Requests to each replica at once whose callers wait. Four times as many may be on the wire, with those whose
-    callers have already got `DeadlineExpired`."""
+    """Maximum concurrent requests to each replica whose callers wait. Up to four times as many
+    calls may be on the wire, including those whose callers got `DeadlineExpired`."""
     max_waiting: int = 4096
-    """Callers that may wait for their turn beyond `max_in_flight`; further ones get `Overloaded` at once."""
+    """Maximum callers that wait for a free slot. Further callers get `Overloaded` at once."""
     close_seconds: float = 10.0
-    """How long `close` waits for calls in flight; closing cancels what is left."""
+    """Seconds that `close` waits for calls in flight. Remaining calls are cancelled."""
     access: ServerAccess = field(default_factory=ServerAccess)
-    """TLS and token; see `ServerAccess`."""
+    """Options for TLS and a token."""
 
     def __post_init__(self) -> None:
         if not self.deadline_seconds > 0:
@@ -130,17 +135,17 @@ class ClientSettings:
 
 
 class _Request(NamedTuple):
-    """One request of any number of rows."""
+    """Request with any number of rows."""
 
     model: str
     max_attempts: int
     seconds: float
-    """Its deadline, which an error names."""
+    """Deadline in seconds, for error messages."""
     give_up_at: float
 
 
 class ScoringClient:
-    """A connection to one server or to its replicas; create, use and close it in one event loop."""
+    """Connection to one server or to its replicas. Create, use and close it in one event loop."""
 
     def __init__(
         self,
@@ -151,20 +156,22 @@ class ScoringClient:
         columns: Mapping[str, Sequence[str]] | None = None,
         timing: Timing | None = None,
     ) -> None:
-        """Prepares the connection, which is made at the first request.
+        """Prepare the connection, which is opened at the first request.
 
         Args:
-            server: host:port of Triton's gRPC endpoint, or `dns:///name:port` for all replicas behind a name.
-            model_name: As which the recommender is served: its own name.
+            server: host:port of Triton's gRPC endpoint, or `dns:///name:port` for all replicas
+                behind a name.
+            model_name: Name of the served model, which is the recommender's name.
             settings: See `ClientSettings`.
-            columns: Those of the rows (`Features.columns`). A version that takes others gets the rows in its own form:
-                each column is found by its name, and one that the rows lack is missing. None = every version takes the
-                rows as they are.
+            columns: Columns of the rows (`Features.columns`). If a version has other columns, the
+                rows are rearranged by column name, and absent columns are missing values. None =
+                the rows are sent unchanged to every version.
             timing: Clocks and waits.
 
         Raises:
-            BadRequest: `server` names no port: gRPC would try 443 and report that nobody answers.
-            ContractError: A file of `settings.access` cannot be read.
+            BadRequest: `server` has no port. gRPC would try port 443 and report an unreachable
+                server.
+            ContractError: a file of `settings.access` cannot be read.
         """
         if not _SERVER.fullmatch(server):
             raise BadRequest(f"server is {server!r}, expected host:port or dns:///name:port")
@@ -174,12 +181,14 @@ class ScoringClient:
         self.transport = GrpcTransport(server, max_in_flight=self._settings.max_in_flight, access=self._settings.access)
         self._callers = 0
         self._answered: set[str] = set()
-        """Models that answered once: if one is absent now, it is being loaded again."""
+        """Models that have answered before. If one of them is absent now, it is being loaded
+        again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
-        """What each version of a model takes, as far as it was asked."""
+        """Columns of each known version of a model."""
         self._newest: dict[str, ColumnMap] = {}
-        """What the version takes by which a model answered last, or was asked about since."""
+        """Columns of the version of each model that answered last, or whose configuration was read
+        since."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -191,7 +200,7 @@ class ScoringClient:
 
     @property
     def has_line(self) -> bool:
-        """Whether callers wait for their turn."""
+        """Whether callers wait for a free slot."""
         return self._callers > self.transport.num_slots
 
     @property
@@ -200,7 +209,7 @@ class ScoringClient:
         return self._callers >= self.transport.num_slots
 
     async def close(self) -> None:
-        """Waits for calls in flight, at most `close_seconds`, and closes the connection."""
+        """Wait at most `close_seconds` for calls in flight, and close the connection."""
         await self.transport.close(self._settings.close_seconds)
 
     async def score(
@@ -214,26 +223,28 @@ class ScoringClient:
         max_attempts: int | None = None,
         deadline_seconds: float | None = None,
     ) -> Scored:
-        """Click probabilities of the rows, all by one model version.
+        """Return the click probabilities of the rows, all from one model version.
 
         Args:
-            dense: [n, d] float32, the numeric features of the model, NaN = missing; n >= 1.
-            categorical: [n, c] int64, its categorical ones, -1 = missing.
-            request_id: For `KeyedScorer`; one model answers every request alike.
-            key: For `KeyedScorer` too.
-            model_name: Instead of the client's own.
-            max_attempts: Instead of the settings', as the one below; see `ClientSettings`.
-            deadline_seconds: See `ClientSettings`.
+            dense: [n, d] float32, the model's numeric features, NaN = missing, n >= 1.
+            categorical: [n, c] int64, the model's categorical features, -1 = missing.
+            request_id: Ignored, part of `KeyedScorer`.
+            key: Ignored, part of `KeyedScorer`.
+            model_name: Name of another model than the client's own.
+            max_attempts: Maximum attempts, instead of the settings'.
+            deadline_seconds: Deadline, instead of the settings'.
 
         Raises:
-            BadRequest: Shapes or dtypes differ from these, or the server refused them.
-            ServerUnavailable: Still unavailable after every attempt, or no time is left for another.
-            Overloaded: Too many callers wait already, or no turn came before the deadline; nothing was sent.
-            DeadlineExpired: No answer in time.
-            ModelAbsent: The server does not serve the model.
-            BadReply: The answer is not a probability per row.
-            ServerFault: The server failed inside.
-            VersionsMixed: The versions kept changing under a split request.
+            BadRequest: a shape or dtype is wrong, or the server rejected the rows.
+            ServerUnavailable: the server was unavailable in every attempt, or no time is left for
+                another.
+            Overloaded: too many callers are waiting, or no slot was free before the deadline.
+                Nothing was sent.
+            DeadlineExpired: no answer in time.
+            ModelAbsent: the server does not serve the model.
+            BadReply: the answer does not contain one probability per row.
+            ServerFault: internal error of the server.
+            VersionsMixed: the version changed repeatedly during a split request.
         """
         settings = self._settings
         _check_rows(dense, categorical)
@@ -259,11 +270,12 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """By first row, in the order in which they were answered: after a rollback the newest is not the highest."""
+        """Answered parts by first row, in the order of their answers. After a rollback the newest
+        version is not the highest."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
-        async def ask_part(start: int) -> None:
+        async def score_part(start: int) -> None:
             rows = slice(start, start + MAX_BATCH_ROWS)
             parts[start] = await self._score_part(request, dense[rows], categorical[rows])
 
@@ -272,8 +284,9 @@ class ScoringClient:
                 await self._timing.sleep(min(self._timing.jitter(backoff), self._seconds_left(request)))
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Let every part end before the first failure is raised: nobody would wait for the others.
-            for outcome in await asyncio.gather(*map(ask_part, stale), return_exceptions=True):
+            # Wait for every part before the first error is raised, so that none is left without a
+            # caller.
+            for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
             newest = next(reversed(parts.values())).model_version
@@ -281,16 +294,18 @@ class ScoringClient:
             if not stale:
                 return Scored(np.concatenate([parts[start].scores for start in sorted(parts)]), newest)
         versions = sorted({part.model_version for part in parts.values()})
-        raise VersionsMixed(f"server {self.server} answered one request of {len(dense)} rows by versions {versions}")
+        raise VersionsMixed(
+            f"server {self.server} answered one request of {len(dense)} rows from versions {versions}, expected one"
+        )
 
     async def _score_part(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
-        """The first answer; an unavailable server is asked again, with growing waits."""
+        """Return the first answer. An unavailable server is called again after growing waits."""
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
             try:
-                reply = await self._ask_version(request, dense, categorical)
+                reply = await self._call_version(request, dense, categorical)
                 return _read_reply(reply, len(dense), self.server)
             except ServerUnavailable as error:
                 wait = self._timing.jitter(backoff)
@@ -301,30 +316,32 @@ class ScoringClient:
             backoff = min(2 * backoff, self._settings.max_backoff_seconds)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _ask_version(self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Any:
-        """The reply of a version that got the columns that it takes."""
+    async def _call_version(self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Any:
+        """Return the reply of a version that got its own columns."""
         if self._own_columns is None:
-            return await self._ask_server(request, _input_tensors(dense, categorical))
+            return await self._call_server(request, _input_tensors(dense, categorical))
         for _ in range(_MAX_COLUMNS):
-            sent = self._newest.get(request.model) or await self._ask_columns(request)
+            sent = self._newest.get(request.model) or await self._read_columns(request)
             try:
-                reply = await self._ask_server(request, _input_tensors(*sent.rows(dense, categorical)))
+                reply = await self._call_server(request, _input_tensors(*sent.rows(dense, categorical)))
             except BadRequest:
-                if (await self._ask_columns(request)).takes == sent.takes:
+                if (await self._read_columns(request)).takes == sent.takes:
                     raise
                 continue
             version = (request.model, _version_of(reply, self.server))
             if version not in self._columns:
-                await self._ask_columns(request)
+                await self._read_columns(request)
             taken = self._columns.get(version)
             if taken is not None and taken.takes == sent.takes:
                 return reply
             if taken is not None:
                 self._newest[request.model] = taken
-        raise ServerUnavailable(f"server {self.server} switches between versions of {request.model} of other columns")
+        raise ServerUnavailable(
+            f"server {self.server} switches between versions of {request.model} with different columns"
+        )
 
-    async def _ask_columns(self, request: _Request) -> ColumnMap:
-        """What the model takes that is loaded now."""
+    async def _read_columns(self, request: _Request) -> ColumnMap:
+        """Read the columns of the model that is loaded now."""
         assert self._own_columns is not None
         config = await self.transport.config(
             request.model, seconds=self._seconds_left(request), deadline_seconds=request.seconds
@@ -333,14 +350,14 @@ class ScoringClient:
         try:
             newest = ColumnMap(self._own_columns, json.loads(stated) if stated else self._own_columns)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            said = f"server {self.server} says that {request.model} takes {str(stated)[:80]!r}"
-            raise BadReply(f"{said}, expected the columns of its inputs as JSON") from error
+            reported = f"server {self.server} reports the columns {str(stated)[:80]!r} of {request.model}"
+            raise BadReply(f"{reported}, expected them as JSON") from error
         for version in config.version_policy.specific.versions:
             self._columns[request.model, version] = newest
         self._newest[request.model] = newest
         return newest
 
-    async def _ask_server(self, request: _Request, inputs: list[Any]) -> Any:
+    async def _call_server(self, request: _Request, inputs: list[Any]) -> Any:
         try:
             reply = await self.transport.infer(
                 request.model,
@@ -351,7 +368,7 @@ class ScoringClient:
             )
         except ModelAbsent as error:
             if request.model in self._answered:
-                raise ServerUnavailable(f"{error} (it did a moment ago)") from error
+                raise ServerUnavailable(f"{error} (it was served before)") from error
             raise
         self._answered.add(request.model)
         return reply
@@ -378,20 +395,20 @@ def _input_tensors(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -
 
 
 def _version_of(reply: Any, server: str) -> int:
-    """The model version that answered; raises BadReply where it is none of a record."""
+    """Return the version that answered, or raise BadReply if it is not a valid number."""
     text = reply.get_response().model_version
     if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_VERSION)) and int(text) <= MAX_VERSION:
         return int(text)
-    raise BadReply(f"server {server} names its version {text[:40]!r}, expected a number from 0 to {MAX_VERSION}")
+    raise BadReply(f"server {server} sent the version {text[:40]!r}, expected a number from 0 to {MAX_VERSION}")
 
 
 def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
-    """The checked content of one reply; raises BadReply."""
+    """Return the checked scores of one reply, or raise BadReply."""
     version = _version_of(reply, server)
     try:
         scores = reply.as_numpy(PROBABILITY_OUTPUT.name)
     except ValueError as error:
-        raise BadReply(f"server {server} sent a reply whose bytes do not fill its shape: {error}") from error
+        raise BadReply(f"server {server} sent a reply whose bytes do not match its shape: {error}") from error
     if scores is None:
         raise BadReply(f"server {server} sent no output {PROBABILITY_OUTPUT.name}")
     if scores.dtype != np.float32 or scores.shape != (num_rows, PROBABILITY_OUTPUT.width):

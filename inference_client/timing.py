@@ -1,4 +1,4 @@
-"""Time and chance as the client sees them: the one object through which tests control both."""
+"""Clocks, waits and random numbers of the client in one object, which tests replace."""
 
 import asyncio
 import random
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 
 def shortened(seconds: float) -> float:
-    """`seconds` less a random part of up to a half, so that clients of a returning server do not retry in step."""
+    """Reduce `seconds` by a random part up to a half, so that clients do not retry in step."""
     return seconds * random.uniform(0.5, 1.0)
 
 
 class Timing(NamedTuple):
-    """Clocks, waits, the jitter of backoffs and the draws of exploration."""
+    """Clocks, sleep, backoff jitter and exploration's random numbers."""
 
     clock: Callable[[], float] = time.time
     """Seconds since the epoch, for records."""
@@ -21,6 +21,7 @@ class Timing(NamedTuple):
     """Seconds from an arbitrary start, for deadlines, schedules and latencies."""
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
-    """The wait for a backoff."""
+    """Returns the wait for a backoff."""
     chance: Callable[[], float] = random.random
-    """A uniform number in [0, 1), for exploration. Unlike NumPy's generators, Python's is seeded anew after a fork."""
+    """Returns a uniform number in [0, 1), for exploration. Python's generator is reseeded after a
+    fork, unlike NumPy's."""

@@ -21,8 +21,8 @@ from evergreen.registry.recommenders import accepted, logged_recommender
 from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.plain_text import configure_logging
-from monitoring.backtest.judging_file import write_judging
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
+from monitoring.state.judging_file import write_judging
 
 if TYPE_CHECKING:
     from evergreen.events.event_log import Subscriber

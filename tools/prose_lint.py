@@ -14,6 +14,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from evergreen.runtime.exit_codes import exits_with_code
+
 VERBS = frozenset((Path(__file__).with_name("verbs.txt")).read_text().split())
 """Imperatives that open a docstring. Add the verb that is missing."""
 FRAGMENT_STARTS = frozenset(["Of", "In", "By", "Those", "What", "Where", "Whose", "As"])
@@ -78,6 +80,7 @@ def _glossary_faults(text: str) -> Iterator[str]:
             yield f"says {match[0]!r}; the field's term is: {term}"
 
 
+@exits_with_code
 def main() -> int:
     """Check the tracked Python files below the named folders, or all, and return the exit code."""
     command = ["git", "ls-files", "--", *sys.argv[1:]]

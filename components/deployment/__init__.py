@@ -1,4 +1,5 @@
-"""Deployment: an accepted model becomes a version that Triton serves, or nothing changes.
+"""Deployment step of the pipeline: serve an accepted model in Triton, or change nothing.
 
-One ONNX graph from raw features to probability, parity proven, published whole, probed, and only then recorded.
+The model is exported as one ONNX graph from raw features to probability, and its parity is checked.
+The version is published atomically, probed, and then recorded in the journal.
 """

@@ -1,8 +1,9 @@
-"""The deployment step as a command line: `python -m components.deployment --help`.
+"""Run the deployment step from the command line: `python -m components.deployment --help`.
 
-Exit codes are those of every command (docs/pipeline.md). 1 means that the verdict does not accept the model, that it is
-not to be released (`rollout: none`), that it compared with a model that is no longer live, or that a canary is at work:
-trying again changes nothing, a new run must judge. With 2 and 3, what was live is live.
+docs/pipeline.md lists the exit codes. Code 1 means that the model must not be released: the verdict
+rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer live, or a
+canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the previous live
+version is still live.
 """
 
 import argparse
@@ -23,11 +24,11 @@ from evergreen.serving.repository.triton_config import DEVICES, SERVERS, Serving
 logger = logging.getLogger(__name__)
 
 STEP = "deployment"
-SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores in the shadow"}
+SERVES = {FULL: "serves", CANARY: "is a canary", SHADOW: "scores shadow traffic"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of this step; needs no heavy package."""
+    """Build the parser of this step without importing a heavy package."""
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model store, folder URI")
@@ -37,9 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; empty = publish only",
     )
-    parser.add_argument("--server", choices=SERVERS, default="python", help="what runs the graph in Triton")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="of onnxruntime; a MIG slice is a gpu")
-    parser.add_argument("--who", default="", help="who asks, for the journal; default: the run")
+    parser.add_argument("--server", choices=SERVERS, default="python", help="backend in Triton")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device of onnxruntime; a MIG slice is a gpu")
+    parser.add_argument("--who", default="", help="name for the journal; default: the run")
     parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
     parser.add_argument(
         "--verdict", required=True, type=Path, help="Verdict manifest, which names the model and its held-out rows"
@@ -51,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Releases the model; see the module."""
+    """Release the model, see the module."""
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text()
@@ -86,11 +87,13 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     source = str(arguments.verdict)
     model = read_reference(verdict.model, Model, source=source)
     raw = read_reference(verdict.raw_dataset, RawDataset, source=source)
-    asked = raw.recommender.section("release", RolloutSettings)
-    rollout = asked.rollout
+    configured = raw.recommender.section("release", RolloutSettings)
+    rollout = configured.rollout
     if rollout == UNRELEASED:
         note.facts = {"rollout": rollout}
-        raise Refused(f"model {model.model_id} is kept and not released, as rollout is {rollout}; {verdict.sentence}")
+        raise Refused(
+            f"model {model.model_id} is stored and not released, because rollout is {rollout}; {verdict.sentence}"
+        )
     if rollout == FULL and verdict.decision != PASS:
         raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.sentence}")
     settings = ReleaseSettings(
@@ -100,14 +103,14 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         options=ServingOptions(
             server=arguments.server,
             device=arguments.device,
-            **{each.name: getattr(asked, each.name) for each in fields(ServingSettings)},
+            **{each.name: getattr(configured, each.name) for each in fields(ServingSettings)},
         ),
         trigger_id=arguments.trigger_id or None,
         who=arguments.who or arguments.run,
     )
     if rollout == AUTO:
-        # The first version replaces nothing that it could be worse than, and a canary has nothing to stand beside. A
-        # step that is tried again finds its own model live.
+        # `auto` resolves to `full` for the first version, because there is nothing to compare it
+        # with. A retried step can find its own model live, which is also `full`.
         live = promotion_journal.current(settings.store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL
@@ -125,11 +128,14 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         "parity_max_abs_diff": done.parity_max_abs_diff,
         "parity_rows": done.parity_rows,
     }
-    _keep_card(arguments, settings.store, model.model_id)
+    _store_card(arguments, settings.store, model.model_id)
 
 
-def _keep_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:
-    """Writes the model's card again, as of now; the release stands whether or not this works."""
+def _store_card(arguments: argparse.Namespace, store: Path, model_id: str) -> None:
+    """Write the model's card again with its current state.
+
+    A failure does not affect the release.
+    """
     from evergreen.reports.model_card import card_page
 
     try:

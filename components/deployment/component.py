@@ -1,4 +1,4 @@
-"""Deployment's place in the pipeline; the work is in `__main__` and the modules beside it."""
+"""KFP component of the deployment step. The step itself is in `__main__`."""
 
 from kfp import dsl
 from kfp.dsl import HTML, Artifact, Input, Output
@@ -19,25 +19,27 @@ def deployment(
     release: Output[Artifact],
     card: Output[HTML],
 ) -> None:
-    """Releases an accepted model to Triton: one ONNX graph, parity proven, published whole, probed, recorded.
+    """Release an accepted model to Triton as one ONNX graph, after a parity check.
 
-    A verdict that another release has made stale ends the step without a release or a retry; its note gives the reason.
+    The version is published atomically, probed, and then recorded in the journal. If another
+    release has made the verdict stale, the step ends without a release and without a retry. The
+    step's record contains the reason.
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: Model store, folder URI; gets the release manifest and the journal's line.
-        repository: Triton's model repository, folder URI.
-        triton_urls: Running servers, each host:grpc_port or dns:///name:grpc_port (every address of a headless
-            Service), comma-separated; empty = publish only.
-        server: What runs the graph in Triton: `python` (laptop) or `onnxruntime` (cluster).
-        device: What `onnxruntime` runs on, `cpu` or `gpu` (a MIG slice is a GPU).
-        trigger_id: Retrain request that this run answers; empty = none.
-        verdict: Verdict manifest; it names the model and the held-out rows, and its scores are what the graph must
-            repeat.
+        run_resource: Name of the run's workflow, used if the run of a schedule has no other name.
+        run_id: Kubeflow's id of the run. Empty in a local run.
+        store: Folder URI of the model registry, for the manifest and the journal entry.
+        repository: Folder URI of Triton's model repository.
+        triton_urls: Running servers, comma-separated, each host:grpc_port or dns:///name:grpc_port
+            (every address of a headless Service). Empty = publish only.
+        server: Backend in Triton, `python` (laptop) or `onnxruntime` (cluster).
+        device: Device of `onnxruntime`, `cpu` or `gpu` (a MIG slice is a GPU).
+        trigger_id: Retrain request that this run answers. Empty = none.
+        verdict: Verdict manifest, which names the model and its holdout rows. The graph must
+            reproduce its scores.
         release: Release manifest.
-        card: The model's card as of its release, for people.
+        card: Model card at the time of the release, as a web page.
     """
     from components.deployment.__main__ import main
     from evergreen.registry.runs import store_name
@@ -49,5 +51,5 @@ def deployment(
         trigger_id=trigger_id, verdict=verdict.path, output=release.path, html=card.path)  # fmt: skip
     if code := main(flags):
         if code == 1:
-            return  # refused: a retry would be refused too
+            return  # a retry would be refused too
         raise SystemExit(code)

@@ -1,1 +1,1 @@
-"""Preprocessing: raw rows become the ids and normalised values that models train on, by NVTabular or NumPy."""
+"""Preprocessing step: encodes raw rows as ids and normalised values, with NumPy or NVTabular."""

@@ -1,4 +1,4 @@
-"""Preprocessing as a plain command."""
+"""The preprocessing step as a plain command."""
 
 import argparse
 import warnings
@@ -16,24 +16,28 @@ from evergreen.storage.uris import local_path
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The step's flags."""
+    """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.preprocessing", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="folder URI of the model store")
-    parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/preprocessing is written")
+    parser.add_argument("--store", required=True, help="folder URI of the model registry")
+    parser.add_argument(
+        "--work",
+        required=True,
+        help="folder URI for large intermediate data (the step writes <work>/<run>/preprocessing)",
+    )
     parser.add_argument("--raw-dataset", required=True, help="path of the RawDataset manifest")
     parser.add_argument("--output", required=True, help="path of the TrainingSet manifest to write")
     parser.add_argument(
         "--dask-scheduler",
         default="",
-        help="address of a running Dask scheduler; without it processes of this machine share the work",
+        help="address of a running Dask scheduler (default: processes of this machine share the work)",
     )
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; see `runtime.exit_codes` for its exit codes."""
+    """Run the step and return an exit code of `runtime.exit_codes`."""
     own_umask()
     log_as_text("%(asctime)s %(name)s %(message)s")
     _encode_dataset(build_parser().parse_args(argv))
@@ -44,7 +48,8 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
     store = local_path(arguments.store)
     final = local_path(arguments.work) / arguments.run / "preprocessing"
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
-        # NVTabular warns of every optional library that is absent (TensorFlow, a GPU); nobody can act on it.
+        # NVTabular warns about every optional library that is absent, such as TensorFlow. The user
+        # can do nothing about it.
         warnings.simplefilter("ignore")
         from components.preprocessing.parent import find_parent
         from components.preprocessing.preprocess import preprocess

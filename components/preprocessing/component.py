@@ -1,4 +1,4 @@
-"""Preprocessing's KFP signature."""
+"""KFP signature of the preprocessing step."""
 
 from kfp import dsl
 from kfp.dsl import Dataset, Input, Output
@@ -15,15 +15,17 @@ def preprocessing(
     raw_dataset: Input[Dataset],
     training_set: Output[Dataset],
 ) -> None:
-    """Encodes the raw rows; extends the parent's vocabularies without moving an id.
+    """Encode the raw rows and extend the parent's vocabularies without moving an id.
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: Folder URI of the model store.
-        work: Folder URI for big data; the step writes below <work>/<run>/preprocessing.
-        dask_scheduler: Address of a running Dask scheduler; empty = this machine.
+        run_resource: Name of the run's workflow. It identifies a scheduled run, whose name is not
+            unique.
+        run_id: Kubeflow's id of the run. Empty on this machine.
+        store: Folder URI of the model registry.
+        work: Folder URI for large intermediate data. The step writes below
+            <work>/<run>/preprocessing.
+        dask_scheduler: Address of a running Dask scheduler. Empty to use this machine.
         raw_dataset: Manifest of the raw rows.
         training_set: Manifest of the encoded rows.
     """
@@ -32,7 +34,8 @@ def preprocessing(
     from evergreen.runtime.flags import run_flags
 
     flags = run_flags(
-        run=store_name(run, run_resource, run_id), store=store, work=work, dask_scheduler=dask_scheduler,
-        raw_dataset=raw_dataset.path, output=training_set.path)  # fmt: skip
+        run=store_name(run, run_resource, run_id), store=store, work=work,
+        dask_scheduler=dask_scheduler, raw_dataset=raw_dataset.path,
+        output=training_set.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

@@ -1,10 +1,11 @@
-"""The rows of a part encoded, proven to be what HugeCTR and the served graph expect, and put together in one folder.
+"""Encode all parts of a dataset, verify the files and describe them for HugeCTR.
 
-An engine encodes, and each share of the rows may be another process's. What was written is read again before anybody
-else does. HugeCTR checks neither types (the bits of an int32 label are read as a float) nor ranges (an id at or above
-its slot's size lands in the next slot), so every file is checked here; and the first rows of every file are compared
-with `contracts.workflow`, from which alone the served graph is built. Beside the Parquet files lies what HugeCTR asks
-about them (`_metadata.json`, `_file_list.txt`).
+An engine encodes the rows, and other processes may encode some of the partitions. HugeCTR checks
+neither types nor ranges. It reads the bits of an int32 label as a float, and an id that is too
+large for its slot falls into the next slot. Every written file is therefore read back and checked
+here. The first rows of each file are also compared with `contracts.workflow`, because the served
+graph is built from that alone. HugeCTR needs `_metadata.json` and `_file_list.txt` beside the
+Parquet files.
 """
 
 import json
@@ -31,15 +32,16 @@ from evergreen.runtime.workers import Workers
 
 METADATA = "_metadata.json"
 ROW_GROUP_BYTES = 128_000_000
-"""Of written files, about."""
+"""Approximate size of a row group in the written files."""
 COMPARED_ROWS = 1024
-"""Of each file."""
+"""Number of rows compared at the start of each file."""
 TOLERANCE = 1e-6
-"""Of dense values. On one machine they are equal bit by bit, which the tests hold."""
+"""Largest relative difference of dense values. On one machine they are equal bit for bit, as the
+tests check."""
 
 
 class Task(NamedTuple):
-    """A partition, and the file that its rows are written to."""
+    """A partition and the output file of its rows."""
 
     partition: Partition
     path: Path
@@ -54,14 +56,22 @@ def encode_parts(
     final: Path,
     workers: Workers,
 ) -> dict[str, int]:
-    """Writes each part's folder into `aside`; gives each part's number of rows.
+    """Write the folder of each part into `aside` and return the number of rows of each part.
 
-    `plans` are the partitions of each part, in row order; the folders are written in `aside` and will lie in `final`.
     The result does not depend on `workers`.
 
+    Args:
+        encoder: Function that encodes a record batch.
+        features: The fitted workflow.
+        plans: Partitions of each part, in row order.
+        aside: Temporary folder to write into.
+        final: Folder to which the caller moves `aside` later. HugeCTR's file lists contain its
+            paths.
+        workers: Processes that share the partitions.
+
     Raises:
-        ContractError: the raw rows are not what they should be.
-        PermanentError: what was written is not what HugeCTR or the served graph expects.
+        ContractError: the raw rows do not match their manifest.
+        PermanentError: the written files do not match what HugeCTR or the served graph expects.
         TemporaryError: a process was killed.
     """
     tasks = [
@@ -72,18 +82,18 @@ def encode_parts(
     found = iter(workers.run_all(partial(_encode_task, encoder, features), tasks))
     num_rows = {part: [next(found) for _ in plan] for part, plan in plans.items()}
     for part, of_files in num_rows.items():
-        for torn in (aside / part).glob(".*"):  # of workers that were killed
+        for torn in (aside / part).glob(".*"):  # left by workers that were killed
             torn.unlink()
         _describe_files(aside / part, of_files, features.features, final=final / part)
     return {part: sum(of_files) for part, of_files in num_rows.items()}
 
 
 def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, task: Task) -> int:
-    """Writes one file and proves it; gives its number of rows."""
+    """Write one file, verify it and return its number of rows."""
     partition, path = task
     table = pa.table(encoder(read_partition(partition)))
     row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
-    with whole_file(path) as file:  # a worker that was given up for lost may still write the same rows
+    with whole_file(path) as file:  # a worker that counts as lost may still write the same rows
         write_parquet(table, file, compression="NONE", row_group_size=row_group_size)
     num_rows = verify_file(path, features.features, features.slot_sizes, weighted=partition.weighted)
     compare(features, partition, path)
@@ -91,11 +101,17 @@ def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, t
 
 
 def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighted: bool = False) -> int:
-    """Proves that one file is in HugeCTR's form, but for a weight of `weighted` rows; gives its number of rows.
+    """Check that one file has HugeCTR's form and return its number of rows.
+
+    Args:
+        path: The Parquet file.
+        columns: The recommender's features.
+        slot_sizes: Number of ids of each slot.
+        weighted: Whether the file has a weight column, which HugeCTR does not read.
 
     Raises:
-        PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside its slot; padding
-            (0) stands in places of lists alone.
+        PermanentError: a wrong column or type, a null, a value that is not finite, or an id outside
+            its slot. Only list features may contain the padding id 0.
     """
     file = parquet_file(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
@@ -119,16 +135,21 @@ def _verify_values(path: Path, name: str, values: Any, *, slot_size: int | None,
             raise PermanentError(f"column {name} of {path} has {wrong} values that are not finite, expected none")
     elif values.min() < least or values.max() >= slot_size:
         raise PermanentError(
-            f"column {name} of {path} has ids from {values.min()} to {values.max()}, expected {least} to "
-            f"{slot_size - 1}"
+            f"column {name} of {path} has ids from {values.min()} to {values.max()}, "
+            f"expected {least} to {slot_size - 1}"
         )
 
 
 def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None:
-    """Refuses an encoding that differs from `features`, on the first rows of a partition and its file.
+    """Compare the first encoded rows of a file with the encoding that `features` computes.
+
+    Args:
+        features: The fitted workflow.
+        partition: Raw rows of the file.
+        path: The encoded file.
 
     Raises:
-        PermanentError: an id differs, or a dense value by more than `TOLERANCE`.
+        PermanentError: an id differs, or a dense value differs by more than `TOLERANCE`.
     """
     rows = read_partition(partition, first_rows=COMPARED_ROWS)
     written = next(parquet_file(path).iter_batches(batch_size=rows.num_rows))
@@ -139,16 +160,18 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             wrong_ids += int(np.count_nonzero(found != expected))
         else:
             relative = np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)
-            difference = float(np.maximum(difference, relative.max()))  # not a number is a difference, too
+            # A NaN counts as a difference, because np.maximum propagates it.
+            difference = float(np.maximum(difference, relative.max()))
     if wrong_ids or not difference <= TOLERANCE:
         raise PermanentError(
-            f"{path.parent.name}/{path.name} and the feature workflow differ in {wrong_ids} ids and by {difference} in "
-            f"dense values over {rows.num_rows} rows, expected none and at most {TOLERANCE}"
+            f"{path.parent.name}/{path.name} and the feature workflow differ over {rows.num_rows} "
+            f"rows in {wrong_ids} ids, expected none, and by {difference} in dense values, "
+            f"expected at most {TOLERANCE}"
         )
 
 
 def _describe_files(folder: Path, num_rows: list[int], features: Features, *, final: Path) -> None:
-    """Writes what HugeCTR asks about the files of `folder`, which will lie at `final`."""
+    """Write `_metadata.json` and the file list of `folder`, which is moved to `final` later."""
     names = sorted(path.name for path in folder.glob("*.parquet"))
     ids, dense = list(features.id_names), list(features.dense_inputs)
     places = {name: i for i, name in enumerate([LABEL, *dense, *ids])}

@@ -1,7 +1,7 @@
-"""The engines of preprocessing: what computes a round's numbers and ids, and what each promises.
+"""Interface of the encoding engines, which compute the numbers and ids of the encoded rows.
 
-An engine computes on the rows of one partition. All else is the same for every engine: reading, counting, which
-categories have an id, writing, proof, and who does which partition.
+An engine computes on the rows of one partition. Everything else is the same for all engines:
+reading, counting, assigning ids, writing, verifying, and dividing the partitions among processes.
 """
 
 from collections.abc import Callable
@@ -19,27 +19,42 @@ Columns = dict[str, NDArray[Any]]
 
 
 class EncodingEngine(Protocol):
-    """A module of this room; its functions' results take record batches of `raw_partitions.read_partition`.
+    """A module of this package whose functions return callables.
 
-    Results may be forked, and sent to a Dask worker.
+    The callables take record batches of `raw_partitions.read_partition`. They can be used in a
+    forked process and sent to a Dask worker.
     """
 
     def unscaler(self, features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
-        """What gives the numeric columns `names`, at least one, before they are scaled: float32.
+        """Return the function that computes numeric columns before they are scaled.
 
-        That is filled, clipped and logged; columns to be bucketed are clipped alone, and NaN where they are missing.
+        Its columns are float32. They are filled, clipped and log-transformed as the options of the
+        feature say. A column to be bucketed is only clipped, and its missing values are NaN.
+
+        Args:
+            features: The recommender's features.
+            names: Numeric features to compute, at least one.
         """
         ...
 
     def encoder(self, features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
-        """What encodes rows as `features` says, bit for bit as its own arithmetic.
+        """Return the function that encodes rows exactly as `FeatureWorkflow` does, bit for bit.
 
-        The columns are the label, `Features.dense_inputs`, `Features.id_names` and the weight of `weighted` rows:
-        float32, ids int64. Files that the engine needs lie below `scratch`, which is not there yet and may be created.
+        Its columns are the label, `Features.dense_inputs`, `Features.id_names` and, if the rows
+        have weights, the weight. Ids are int64 and all other columns are float32.
+
+        Args:
+            features: The fitted workflow.
+            scratch: Folder for files of the engine. It does not exist yet, and the engine may
+                create it.
+            weighted: Whether the rows have weights.
         """
         ...
 
 
 def engine_of(name: str) -> EncodingEngine:
-    """The engine `name`, one of `PreprocessingSettings.engine`; only its own libraries are imported."""
+    """Return the engine with this name, one of `PreprocessingSettings.engine`.
+
+    Only the libraries of this engine are imported.
+    """
     return cast(EncodingEngine, import_module(f"components.preprocessing.{name}_engine"))

@@ -1,4 +1,4 @@
-"""The round's workflow, fitted on the statistics of its training rows, or carried on from its parent's."""
+"""Fit the feature workflow of a run on its training rows, or continue the parent's workflow."""
 
 import pickle
 import shutil
@@ -30,19 +30,26 @@ def statistics_of_all(
     workers: Workers,
     scratch: Path,
 ) -> Statistics:
-    """The statistics of shares of the rows, at least one; few of them are held at a time, by one worker.
+    """Return the statistics of all shares of the rows.
 
-    `unscaled` gives the numeric columns that are fitted, see `engines.EncodingEngine.unscaler`; None = there are none.
-    `scratch` is created and removed: counts of millions of categories pass from worker to worker by files.
+    Each worker has only a few statistics in memory at a time.
+
+    Args:
+        shares: Partitions of each task, at least one task.
+        unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
+            if there are none.
+        workers: Processes that share the tasks.
+        scratch: Temporary folder, which this function creates and removes. Workers exchange counts
+            of millions of categories by files in it.
     """
     scratch.mkdir()
     tasks = [(share, scratch / str(number)) for number, share in enumerate(shares)]
     found = workers.run_all(partial(_count_share, unscaled=unscaled), tasks)
     while len(found) > 1:
-        lots = [found[begin : begin + _MERGED_AT_A_TIME] for begin in range(0, len(found), _MERGED_AT_A_TIME)]
-        found = workers.run_all(_merge_files, lots)
+        groups = [found[begin : begin + _MERGED_AT_A_TIME] for begin in range(0, len(found), _MERGED_AT_A_TIME)]
+        found = workers.run_all(_merge_files, groups)
     statistics: Statistics = found[0].read()
-    shutil.rmtree(scratch, ignore_errors=True)  # a worker given up for lost may still write
+    shutil.rmtree(scratch, ignore_errors=True)  # a worker that counts as lost may still write
     return statistics
 
 
@@ -52,7 +59,7 @@ def _count_share(task: tuple[Sequence[Partition], Path], *, unscaled: Callable[[
 
 
 def _merge_files(found: list[Pickled]) -> Pickled:
-    """The files stay, because a task may be run again."""
+    """Merge statistics files into a new file. The inputs stay, because a task may run again."""
     result = found[0].read()
     for each in found[1:]:
         result = merged([result, each.read()])
@@ -78,12 +85,20 @@ def next_workflow(
     rules: PreprocessingSettings,
     excluded: tuple[str, ...] = (),
 ) -> tuple[FeatureWorkflow, list[Column]]:
-    """The workflow of this round, and what the next one should know of its categories.
+    """Return the workflow of this run, and the columns that the next run continues.
 
-    Without a parent it is fitted on these rows alone. The arithmetic on dense columns stays the parent's, because its
-    weights were trained on it; columns that it lacks are fitted on these rows. `now` is the newest row of the window,
-    microseconds of UTC since 1970; `excluded` are features that the rows all lack, and that what is fitted always takes
-    as missing.
+    Without a parent the workflow is fitted on these rows alone. With a parent, the parent's
+    arithmetic on dense columns is used, because the parent's weights were trained with it. Only
+    columns that the parent lacks are fitted on these rows.
+
+    Args:
+        statistics: Statistics of the training rows.
+        of: The recommender's features.
+        parent: Workflow of the parent model, or None.
+        now: Time of the window's newest row, in microseconds since 1970 (UTC).
+        rules: Settings for the admission of categories.
+        excluded: Features that are missing in all rows. The workflow always encodes them as
+            missing.
     """
     counts, moments = statistics
     before, unseen = parent.columns if parent else {}, unseen_column(np.zeros(0, np.int64))
@@ -109,7 +124,11 @@ def next_workflow(
 def _scaling(
     moments: Moments, features: Features, *, known: Mapping[str, tuple[float, float]]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What is subtracted from each numeric column and what it is divided by; 1 where all values are the same."""
+    """Return the centre and the scale of each numeric column.
+
+    The centre is subtracted, then the value is divided by the scale. The scale is 1 if all values
+    are equal.
+    """
     found = np.array(
         [
             known[name] if name in known else _fitted(moments, name, features.options_of(name))
@@ -129,10 +148,15 @@ def _fitted(moments: Moments, name: str, options: NumericOptions) -> tuple[float
 
 
 def _boundaries(values: NDArray[np.float32], counts: NDArray[np.int64], num_buckets: int) -> NDArray[np.float32]:
-    """The quantiles i / `num_buckets` of a column, from its distinct values, ascending, and how often each occurs.
+    """Return the quantiles i / `num_buckets` of a column.
 
-    Each is a value of the column, by NumPy's method `higher`, so that it is exact in float32. One that equals another
-    or the least value is left out: every bucket holds a row.
+    Each quantile is a value of the column (NumPy's method `higher`), so it is exact in float32.
+    Quantiles that equal another one or the smallest value are dropped, so that no bucket is empty.
+
+    Args:
+        values: Distinct values of the column, ascending.
+        counts: Number of rows with each value.
+        num_buckets: Number of buckets.
     """
     if not len(values):
         return np.zeros(0, np.float32)

@@ -1,4 +1,4 @@
-"""NumPy's engine: the arithmetic of `contracts.workflow` on whole partitions, with no other library beside Arrow."""
+"""NumPy's engine: applies the arithmetic of `contracts.workflow` to whole partitions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +17,12 @@ from evergreen.contracts.workflow import FeatureWorkflow, clipped, unscaled
 
 
 def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
-    """See `engines.EncodingEngine`."""
+    """Return the function that `engines.EncodingEngine.unscaler` describes."""
     return partial(_unscaled, features, names)
 
 
 def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
-    """See `engines.EncodingEngine`; writes no file."""
+    """Return the function that `engines.EncodingEngine.encoder` describes. It writes no file."""
     return partial(_encoded, features, weighted)
 
 
@@ -46,7 +46,10 @@ def _encoded(workflow: FeatureWorkflow, weighted: bool, rows: Any) -> Columns:
 
 
 def _ids_by_category(workflow: FeatureWorkflow, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As `encode_categorical`, but a category is looked up once, not in each row that has it: five times as fast."""
+    """Return the same ids as `encode_categorical`, but look up each distinct category only once.
+
+    This is five times as fast as a look-up for each row.
+    """
     places, distinct = distinct_values(categories)
     ids: NDArray[np.int64] = workflow.encode_place(place, distinct)[places]
     return ids

@@ -1,13 +1,17 @@
-"""NVTabular's engine: its graphs of a round, the first before anything is fitted, the second stated explicitly.
+"""NVTabular's engine: one graph before the workflow is fitted, and one that applies it.
 
-The second graph is built from a `FeatureWorkflow`: Categorify with a vocabulary file whose order is that of our ids,
-and `Normalize` with given moments, so what NVTabular computes is, number for number, what the served graph computes
-from the same description. It defines the encoding; `numpy_engine` computes the same.
+The second graph is built from a `FeatureWorkflow`. It uses Categorify with vocabulary files in the
+order of our ids, and `Normalize` with given moments. NVTabular therefore computes exactly the
+numbers of the served graph. `numpy_engine` computes the same encoding.
 
-NVTabular plans, executes and types the graphs, and every id comes out of `Categorify`'s look-up. What the operators
-here override is a method that its operator interface names, for one of three reasons, said at each: speed (Categorify
-is handed every distinct value of a column once: its merge and sort of all rows cost 10 to 20 times the rest), a case
-that NVTabular 23.8 refuses, or a result that is to be the same on every machine.
+NVTabular plans, executes and types the graphs, and Categorify looks up every id. The operators in
+this module override methods of NVTabular's operator interface. Each does so for one of three
+reasons, which its docstring states:
+
+- Speed. Categorify gets each distinct value of a column once, because its merge and sort of all
+  rows would take 10 to 20 times as long as everything else.
+- A case in which NVTabular 23.8 fails.
+- A result that must be equal on every machine.
 """
 
 from collections.abc import Callable
@@ -34,23 +38,30 @@ from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, PADDING_ID, TOMBS
 
 
 def stored_name(name: str) -> str:
-    """The name by which Categorify looks a column up.
+    """Return the name under which Categorify looks up a column.
 
-    It merges tables that have columns `order` and `labels` of their own; no feature's name has a slash.
+    Categorify's own tables have the columns `order` and `labels`. The slash avoids a clash with
+    them, because no feature name contains one.
     """
     return f"/{name}"
 
 
 class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
-    """Categorify that looks up each distinct value of a column once, and gives the rows the ids of their values.
+    """Categorify that looks up each distinct value of a column once.
 
-    It also takes a partition in which a column has no value at all, where NVTabular 23.8 raises.
+    It also accepts a partition in which a column has no value at all. NVTabular 23.8 raises an
+    error there.
     """
 
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
-        """Takes the file of each slot, whose category column is named by `stored_name`, what looks up, and the folder.
+        """Create the operator for the columns `Features.id_names`.
 
-        The columns are `Features.id_names`; in the place of a list a missing value is padding.
+        A missing value becomes padding in a list feature and the id of missing values elsewhere.
+
+        Args:
+            vocabularies: Vocabulary file of each slot. `stored_name` names its category column.
+            features: The recommender's features.
+            folder: Categorify's output folder.
         """
         super().__init__(vocabs={stored_name(slot): path for slot, path in vocabularies.items()}, out_path=str(folder))
         slots = [features.slots[number] for number in features.id_places.slots]
@@ -59,7 +70,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         self._absent = {name: PADDING_ID if owner in features.lists else MISSING_ID for name, owner in owners}
 
     def transform(self, col_selector: Any, df: Any) -> Any:
-        """The ids of `df`, int64."""
+        """Return the ids of `df` as int64."""
         ids = {name: self._ids(col_selector, name, df[name]) for name in col_selector.names}
         return pd.DataFrame(ids, index=df.index)
 
@@ -73,48 +84,57 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
 
 
 class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
-    """Bucketize that leaves a missing value missing, where NVTabular 23.8 takes it for one of the last bucket."""
+    """Bucketize that keeps missing values missing.
+
+    NVTabular 23.8 puts them into the last bucket.
+    """
 
     output_dtype = np.float64
-    """As of all columns that Categorify is given."""
+    """Type of all columns that Categorify receives."""
 
     def transform(self, col_selector: Any, df: Any) -> Any:
-        """The columns' buckets."""
+        """Return the bucket numbers of the columns."""
         return super().transform(col_selector, df).where(df[col_selector.names].notna())
 
 
 class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
-    """LogOp whose logarithm is float64's, rounded to float32, as `FeatureWorkflow.encode_dense` says why."""
+    """LogOp that computes in float64 and rounds to float32.
+
+    `FeatureWorkflow.encode_dense` explains why.
+    """
 
     def transform(self, col_selector: Any, df: Any) -> Any:
-        """The columns' log(1 + x)."""
+        """Return log(1 + x) of the columns."""
         shifted = df[col_selector.names].astype(np.float32) + np.float32(1)
         return np.log(shifted.astype(np.float64)).astype(np.float32)
 
 
 class Emptied(ops.Operator):  # type: ignore[misc]
-    """Makes columns missing in every row: a workflow that excludes them must not depend on what the rows hold there."""
+    """Operator that makes columns missing in every row.
+
+    A workflow that excludes a column must not depend on the values that the rows have in it.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Takes the names of the columns; others of the selection stay as they are."""
+        """Store the names of the columns to empty. Other columns of the selection are unchanged."""
         super().__init__()
         self._names = names
 
     def transform(self, col_selector: Any, df: Any) -> Any:
-        """The columns, each with its type."""
+        """Return the selected columns with their types unchanged."""
         empty = {name: df[name] * np.float32(np.nan) for name in col_selector.names if name in self._names}
         return df[col_selector.names].assign(**empty)
 
 
 class IsMissing(ops.Operator):  # type: ignore[misc]
-    """The indicators of columns: 1 where a value is missing, else 0."""
+    """Operator that computes indicators: 1 if a value is missing, else 0."""
 
     def transform(self, col_selector: Any, df: Any) -> Any:
-        """One float32 column for each, named by `features.INDICATOR`."""
+        """Return one float32 column for each input column, named by `features.INDICATOR`."""
         return df[col_selector.names].isna().astype(np.float32).rename(columns=_indicator)
 
     def column_mapping(self, col_selector: Any) -> dict[str, list[str]]:
-        """Which column each comes from, as NVTabular asks."""
+        """Return the input column of each output column, as NVTabular requires."""
         return {_indicator(name): [name] for name in col_selector.names}
 
 
@@ -123,7 +143,7 @@ def _indicator(name: str) -> str:
 
 
 def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
-    """See `engines.EncodingEngine`."""
+    """Return the function that `engines.EncodingEngine.unscaler` describes."""
     plain = tuple(name for name in names if name not in features.bucketed)
     inputs = _unscaled(features, plain)
     inputs += [_clipped([name], features.options_of(name)) for name in names if name not in plain]
@@ -132,18 +152,24 @@ def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Colu
 
 
 def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
-    """See `engines.EncodingEngine`."""
+    """Return the function that `engines.EncodingEngine.encoder` describes."""
     return partial(_transformed, explicit_workflow(features, scratch, weighted=weighted), features.features)
 
 
 def _transformed(workflow: Any, features: Features, rows: Any) -> Columns:
-    """What the executor that NVTabular gives each partition of a Dask collection makes of the rows."""
+    """Run the workflow's graph on the rows.
+
+    It uses the executor that NVTabular uses for a partition of a Dask collection.
+    """
     found = LocalExecutor(Device.CPU).transform(_frame(rows, features), workflow.graph)
     return {name: found[name].to_numpy() for name in workflow.output_schema.column_names}
 
 
 def _frame(rows: Any, features: Features) -> Any:
-    """The rows as NVTabular encodes them exactly: a category is float64 (exact below 2^53, null = NaN)."""
+    """Return the rows as a pandas frame that NVTabular encodes exactly.
+
+    Categories are float64, which is exact below 2^53, and null becomes NaN.
+    """
     columns = {**dict(zip(rows.schema.names, rows.columns)), **place_columns(rows, features)}
     types = read_types(features, weighted=WEIGHT in columns)
     return pd.DataFrame(
@@ -152,7 +178,7 @@ def _frame(rows: Any, features: Features) -> Any:
 
 
 def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Types of the columns of the frame that is encoded, in their order."""
+    """Return the column types of the frame to encode, in column order."""
     return {
         LABEL: "float32",
         **dict.fromkeys(features.numeric, "float32"),
@@ -162,14 +188,18 @@ def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: bool = False) -> Any:
-    """The NVTabular workflow that computes what `features` says; its category files lie below `storage`.
+    """Return the NVTabular workflow that computes the encoding of `features`.
 
-    A weight of `weighted` rows stays as it is, behind all other columns.
+    Args:
+        features: The fitted workflow.
+        storage: Folder for the category files.
+        weighted: Whether the rows have weights. The weight is copied unchanged into the last
+            column.
     """
     columns = features.features
     categorify = DistinctCategorify(_write_vocabularies(features, storage), columns, folder=storage)
     normalize = ops.Normalize(out_dtype=np.float32)
-    # A float32 scalar written as a Python float keeps the arithmetic in float32.
+    # A float32 value that is passed as a Python float keeps the arithmetic in float32.
     normalize.means = dict(zip(columns.numeric, map(float, features.means)))
     normalize.stds = dict(zip(columns.numeric, map(float, features.stds)))
     categorify.fitted = normalize.fitted = True
@@ -193,7 +223,10 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
 
 
 def _unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str, ...] = ()) -> list[Any]:
-    """The parts of the graph of these numeric columns before they are scaled, one for all columns of equal options."""
+    """Return parts of the graph that compute numeric columns before they are scaled.
+
+    Columns with equal options share one part.
+    """
     groups: dict[tuple[float, tuple[float, float], bool], list[str]] = {}
     for name in names:
         options = features.options_of(name)
@@ -215,7 +248,7 @@ def _clipped(part: Any, options: NumericOptions) -> Any:
 
 
 def _input_schema(features: Features, *, weighted: bool) -> Any:
-    """Stated, because NVTabular would read a partition to find out."""
+    """Return the input schema. Without one, NVTabular would read a partition to infer it."""
     types = read_types(features, weighted=weighted)
     return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 
@@ -225,15 +258,16 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, str]:
-    """Files as Categorify leaves them: the id as the index, the category as the column; no table of its sizes.
+    """Write the vocabulary file of each slot in Categorify's layout, and return the paths by slot.
 
-    Integers, because pandas merges floats as objects, five times slower.
+    The index is the id and the column is the category. Categorify's table of counts is not needed.
+    Categories are integers, because pandas merges floats as objects, which is five times slower.
     """
     folder = storage / "categories"
     folder.mkdir(parents=True)
     paths = {}
     for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
-        # NVTabular cannot encode with an empty vocabulary; this value, which no raw row holds, stands in for it.
+        # NVTabular fails with an empty vocabulary. This placeholder is a value that no raw row has.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame({stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))
         paths[name] = str(folder / f"unique.{i}.parquet")
@@ -242,14 +276,15 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
 
 
 def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
-    """The columns as a graph begins with them; excluded ones are emptied, whatever the rows hold."""
+    """Return the columns as the start of a graph, with the excluded ones emptied."""
     return list(columns) >> Emptied(excluded) if set(columns) & set(excluded) else list(columns)
 
 
 def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The vocabulary with a negative value of its own, which no raw row holds, for each id without a category.
+    """Replace each tombstone of the vocabulary by a different negative value.
 
-    An id is a position, so each needs a value. They differ because NVTabular looks up by a merge: equal ones would
-    multiply a row that held such a value, should one ever come past the checks.
+    An id is a position, so each id needs a value, and no raw row has a negative one. The values
+    differ because NVTabular looks up by a merge. If a negative value ever passed the checks, equal
+    ones would duplicate its row.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

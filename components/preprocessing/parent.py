@@ -1,9 +1,10 @@
-"""The workflow that this round continues, which is that of training's parent, and what its round remembered.
+"""The parent model's feature workflow and category counts, which this run continues.
 
-A stored workflow that is not the one the model was trained with is refused: ids that moved would silently give every
-embedding another meaning. Beside the vocabularies, which every reader of a workflow needs, `admission.npz` is for the
-next round's preprocessing only: when each category was last seen, and the counts of those that have no id yet. It lies
-in the folder that training copies into the model, so going back to an older model goes back to what was known then.
+A stored workflow is refused unless the model was trained with it. If ids had moved, every embedding
+would silently belong to another category. `admission.npz` is used only by the preprocessing of the
+next run. It records when each category was last seen, and the counts of categories that have no id
+yet. Training copies the folder into the model, so a rollback to an older model also restores its
+counts.
 """
 
 import io
@@ -27,28 +28,32 @@ from evergreen.runtime.errors import ContractError, run_again
 logger = logging.getLogger(__name__)
 
 ADMISSION_FILE = "admission.npz"
-"""Per column, by its position, int64: `0` (last seen, per id); of its candidates `0_candidates`, `0_sightings`,
-`0_last_seen`."""
+"""File with int64 arrays for each column, named by the column's position. `0` is the last time of
+each id. `0_candidates`, `0_sightings` and `0_last_seen` describe the candidates."""
 
 
 def save_columns(columns: Sequence[Column], folder: Path) -> None:
-    """Writes what is remembered of the categorical columns into `folder`; the same columns give the same bytes."""
+    """Write the counts and times of the categorical columns into `folder`.
+
+    Equal columns give equal bytes.
+    """
     arrays: dict[str, Any] = {}
     for i, column in enumerate(columns):
         known = column.candidates
         arrays |= {f"{i}": column.last_seen, f"{i}_candidates": known.categories}
         arrays |= {f"{i}_sightings": known.sightings, f"{i}_last_seen": known.last_seen}
     content = io.BytesIO()
-    # All that one window held has one time: compressed, a million ids of 30 windows take 1 MB instead of 8.
+    # All categories of one window have the same time, so compression helps: a million ids of 30
+    # windows take 1 MB instead of 8.
     np.savez_compressed(content, **{name: array.astype("<i8") for name, array in arrays.items()})
     write_whole(folder / ADMISSION_FILE, content.getvalue())
 
 
 def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
-    """The categorical columns of the workflow `features`, which lies in `folder`.
+    """Return the categorical columns of the workflow `features` in `folder`.
 
     Raises:
-        ContractError: the file is absent or damaged.
+        ContractError: the file is absent or corrupt.
     """
     path, columns = folder / ADMISSION_FILE, []
     try:
@@ -67,51 +72,58 @@ def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
 
 @dataclass(frozen=True, kw_only=True)
 class ParentWorkflow:
-    """A stored model, its feature workflow, and what that round remembered of its categories."""
+    """The parent model, its feature workflow, and the recorded counts of its categories."""
 
     model: Model
     features: FeatureWorkflow
     columns: dict[str, Column]
-    """By slot."""
+    """Columns by slot."""
 
     @property
     def scaling(self) -> dict[str, tuple[float, float]]:
-        """What is subtracted from each numeric feature, and what it is then divided by."""
+        """Centre and scale of each numeric feature. The centre is subtracted first."""
         means, stds = map(np.ndarray.tolist, (self.features.means, self.features.stds))
         return dict(zip(self.features.features.numeric, zip(means, stds)))
 
 
 def expect_parents_columns(features: Features, excluded_columns: list[str], parent: ParentWorkflow | None) -> None:
-    """Refuses a round whose columns mean something else than its parent's; tells which come and which go.
+    """Check that the columns of this run mean the same as the parent's.
+
+    Added and removed columns are allowed, and a warning names them.
 
     Raises:
-        ContractError: a column has another kind or other options, or only one of the two excludes it; names it.
+        ContractError: a column has another kind or other options, or only one of the two runs
+            excludes it.
     """
     if parent is None:
         return
     before = parent.features.features
     features.expect_continues(before, parent=parent.model.model_id)
     if added := [name for name in features.names if name not in before.names]:
-        logger.warning("columns %s are new: the parent %s did not learn from them", added, parent.model.model_id)
+        logger.warning("columns %s are new: the parent %s was not trained on them", added, parent.model.model_id)
     if gone := [name for name in before.names if name not in features.names]:
-        logger.warning("columns %s are gone: what the parent %s learned of them is, too", gone, parent.model.model_id)
+        logger.warning("columns %s are gone: their weights in the parent %s are dropped", gone, parent.model.model_id)
     kept = {name for name in before.names if name in features.names}
     excluded, excluded_before = kept.intersection(excluded_columns), kept.intersection(parent.features.excluded)
     if excluded != excluded_before:
-        missing = sorted(excluded - excluded_before)
-        added = sorted(excluded_before - excluded)
         raise ContractError(
-            f"columns of this run lack {missing or 'none'} of the parent {parent.model.model_id}'s and add "
-            f"{added or 'none'}, expected the parent's columns; state those, or, to train from scratch, "
+            f"this run excludes the columns {sorted(excluded) or 'none'}, expected the columns "
+            f"that its parent {parent.model.model_id} excludes: "
+            f"{sorted(excluded_before) or 'none'}. Exclude those, or, to train from scratch, "
             + run_again("-p parent=none")
         )
 
 
 def find_parent(store: Path, model_id: str | None) -> ParentWorkflow | None:
-    """The workflow of the parent that extraction found; None where there is none.
+    """Return the workflow of the parent that extraction chose, or None without a parent.
+
+    Args:
+        store: Folder of the model registry.
+        model_id: Id of the parent, or None.
 
     Raises:
-        ContractError: the model or its workflow is missing, or the workflow is not the one it was trained with.
+        ContractError: the model or its workflow is missing, or the model was trained with another
+            workflow.
     """
     if model_id is None:
         return None

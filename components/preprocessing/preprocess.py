@@ -1,12 +1,13 @@
-"""The step itself: raw rows in, training set out, published whole or not at all.
+"""Write the training set of a run from its raw rows, completely or not at all.
 
-Sequences fit, transform, verification and the comparison of what was written with `contracts.workflow`, from which
-alone the served graph is built. How each is done is left to the modules named in the imports.
+The step fits the workflow, encodes the rows and verifies the files. It compares the files with
+`contracts.workflow`, because the served graph is built from that alone.
 
-Here is also negative down-sampling: of the rows without a click that are to be learned, replayed ones included, a share
-is kept, the same in every try. It is not extraction's, so that validation judges, and the monitor's reference counts,
-the rows as they are, and a later round may compare its windows with this one's whatever rate either had. Categories are
-counted in the rows that are kept; held-out rows are never thinned. `training.start` corrects the bias for it.
+This module also does negative downsampling: it keeps a share of the training rows without a click,
+replayed rows included. The choice is the same in every try. Extraction does not downsample, so that
+validation and the monitor's reference see all rows, and windows of runs with different rates stay
+comparable. Categories are counted after downsampling. Held-out rows are never downsampled.
+`training.start` corrects the bias for the rate.
 """
 
 import logging
@@ -45,11 +46,25 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.workers import THIS_PROCESS, Workers, workers_of
 from evergreen.storage.uris import local_path
 
+logger = logging.getLogger(__name__)
+
 SALT = 0x5EED0F7415
-"""Another than replay's (its salt is a time), so that the rows drawn to be replayed are thinned like all others."""
+"""Salt of the random choice. Replay uses another salt. With the same one, replayed rows would not
+be downsampled at `negative_rate`."""
 GROUP_ROWS = 65_536
 THINNED_ROWS = 250_000
-"""Of a thinned file, about."""
+"""Approximate number of rows of a downsampled file."""
+FIT_ROWS = 65_536
+"""Maximum rows of a partition while categories are counted. It equals a raw row group, so that
+processes get similar numbers of rows."""
+
+TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
+REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
+"""Old rows. They are encoded with this run's workflow, but it is not fitted on them."""
+SCRATCH = ".scratch"
+"""Temporary folder for counts of parts of the rows, and then for files of the engine."""
+DOWNSAMPLED = ".downsampled"
+"""Temporary folder for the training rows that `negative_rate` keeps."""
 
 
 def thin(
@@ -62,31 +77,42 @@ def thin(
     weighted: bool = False,
     workers: Workers = THIS_PROCESS,
 ) -> int:
-    """Copies what the raw rows of a folder say, without those that the rate leaves out; returns how many are kept.
+    """Copy the raw rows of a folder that negative downsampling keeps, and return their number.
 
-    Rows keep their order, and each of the workers has one batch in memory at a time. `into` is created, with files of
-    about `THINNED_ROWS` rows, or none where no row is kept; `expected_rows` are the source's by its manifest. Weights
-    stay as they are.
+    Rows stay in order, and weights do not change. Each worker has one batch in memory at a time.
+
+    Args:
+        source: Folder of the raw rows.
+        into: Folder to create. Its files have about `THINNED_ROWS` rows. It stays empty if no row
+            is kept.
+        negative_rate: Share of the rows without a click to keep.
+        features: The recommender's features.
+        expected_rows: Number of rows of `source` according to its manifest.
+        weighted: Whether the rows have weights.
+        workers: Processes that share the files.
 
     Raises:
-        ContractError: a file cannot be read or has not the raw schema's types, or the folder has another number of
-            rows.
+        ContractError: a file cannot be read or has other types than the raw schema, or the folder
+            has another number of rows.
     """
     into.mkdir(parents=True)
-    lots = forked.shares(raw_files(source), max(1, round(expected_rows * negative_rate / THINNED_ROWS)))
+    groups = forked.shares(raw_files(source), max(1, round(expected_rows * negative_rate / THINNED_ROWS)))
     copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
-    tasks = [(lot, into / f"part-{number:05d}.parquet") for number, lot in enumerate(lots)]
-    thinning = partial(_thin_files, negative_rate=negative_rate, features=features, copied=copied)
-    found = workers.run_all(thinning, tasks)
+    tasks = [(group, into / f"part-{number:05d}.parquet") for number, group in enumerate(groups)]
+    downsample_files = partial(_downsample_files, negative_rate=negative_rate, features=features, copied=copied)
+    found = workers.run_all(downsample_files, tasks)
     if (num_read := sum(read for read, _ in found)) != expected_rows:
         raise ContractError(f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}")
     return sum(kept for _, kept in found)
 
 
-def _thin_files(
+def _downsample_files(
     task: tuple[list[Path], Path], *, negative_rate: float, features: Features, copied: list[str]
 ) -> tuple[int, int]:
-    """How many rows were read, and kept in the one file of the task."""
+    """Copy the kept rows of the task's files into one file.
+
+    Returns the number of rows read and the number of rows kept.
+    """
     paths, into = task
     columns = [*copied, REQUEST_ID, ROW]
     num_read = num_rows = 0
@@ -107,38 +133,38 @@ def _thin_files(
 
 
 def kept_rows(batch: Any, negative_rate: float) -> Any:
-    """Which rows of an Arrow batch with label, request id and row are kept: all clicks, and a share of the others.
+    """Return a mask of the rows that negative downsampling keeps.
 
-    Decided by the row's identity alone: not by its place, nor by the rows beside it.
+    It keeps all clicks and a share of the other rows. The choice depends only on the row's
+    identity, not on its position or its neighbours.
+
+    Args:
+        batch: Arrow batch with label, request id and row number.
+        negative_rate: Share of the rows without a click to keep.
     """
     identities = row_identities(batch.column(REQUEST_ID), batch.column(ROW).to_numpy(zero_copy_only=False))
     clicked = pc.equal(batch.column(LABEL), 1).fill_null(True).to_numpy(zero_copy_only=False)
     return clicked | (uniforms(identities, SALT) < negative_rate)
 
 
-logger = logging.getLogger(__name__)
-
-FIT_ROWS = 65_536
-"""Rows of a partition while categories are counted, at most: those of a raw row group, so that processes count equally
-many."""
-
-TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
-REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
-"""Old rows: encoded with the round's workflow, which is fitted without them."""
-SCRATCH = ".scratch"
-"""While the step works: counts of parts of the rows, then files that the engine needs."""
-THINNED = ".thinned"
-"""While the step works: the rows to be learned that `negative_rate` keeps."""
-
-
 def preprocess(
     raw: RawDataset, *, parent: ParentWorkflow | None, final: Path, dask_scheduler: str = ""
 ) -> tuple[TrainingSet, dict[str, Any]]:
-    """The training set that is now in `final`, in place of an earlier try's; and numbers of it for people.
+    """Write the training set into `final`, replacing that of an earlier try.
+
+    Args:
+        raw: Manifest of the raw rows.
+        parent: Workflow of the parent model, or None.
+        final: Folder of the training set.
+        dask_scheduler: Address of a Dask scheduler. Empty to use this machine.
+
+    Returns:
+        The manifest, and numbers about the training set for the run's report.
 
     Raises:
-        ContractError: the raw rows are not what they say, a setting is wrong, or the parent learned other columns.
-        PermanentError: what was written is not what HugeCTR or the served graph expects.
+        ContractError: the raw rows do not match their manifest, a setting is wrong, or the parent
+            was trained on other columns.
+        PermanentError: the written files do not match what HugeCTR or the served graph expects.
     """
     settings = raw.recommender.section("preprocessing", PreprocessingSettings)
     engine = engine_of(settings.engine)
@@ -216,7 +242,7 @@ def _facts_of(training_set: TrainingSet, changes: list[VocabularyChange], column
 def _parts(
     raw: RawDataset, negative_rate: float, *, aside: Path, workers: Workers
 ) -> Iterator[dict[str, tuple[Path, int]]]:
-    """Folder and number of rows of each part that there is; of what is to be learned, the rows that are kept of it."""
+    """Yield the folder and the number of rows of each part, with training rows downsampled."""
     stated = {
         TRAIN: (raw.train_uri, raw.num_train_rows),
         HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
@@ -229,7 +255,7 @@ def _parts(
         return
     for part in (TRAIN, REPLAY):
         if part in parts:
-            folder = aside / THINNED / part
+            folder = aside / DOWNSAMPLED / part
             source, num_rows = parts[part]
             kept = thin(
                 source,
@@ -241,11 +267,11 @@ def _parts(
                 workers=workers,
             )
             parts[part] = (folder, kept)
-            logger.info("%s thinned: %d rows kept", part, parts[part][1])
+            logger.info("%s downsampled: %d rows kept", part, parts[part][1])
     if not parts[TRAIN][1]:
         raise ContractError(f"negative_rate {negative_rate} keeps no row of {raw.train_uri}, expected a larger one")
     yield {part: (folder, num_rows) for part, (folder, num_rows) in parts.items() if part != REPLAY or num_rows}
-    shutil.rmtree(aside / THINNED)
+    shutil.rmtree(aside / DOWNSAMPLED)
 
 
 def _fit_workflow(
@@ -257,12 +283,13 @@ def _fit_workflow(
     workers: Workers,
     aside: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
-    """Writes this round's workflow, with what the next one should know, into its folder in `aside`."""
+    """Fit the workflow of this run and write it, with the recorded counts, into `aside`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
     unscaled = engine.unscaler(features, new) if new else None
-    pa.scalar(0)  # pyarrow imports pandas, if it is there, at its first use: once, not in every process that is forked
+    # pyarrow imports pandas, if it is installed, at its first use. Do this once, before forking.
+    pa.scalar(0)
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     workflow, columns = fitting.next_workflow(
         fitting.statistics_of_all(shares, unscaled=unscaled, workers=workers, scratch=aside / SCRATCH),

@@ -1,4 +1,4 @@
-"""The raw rows in partitions, in the order of file names, as Arrow reads them."""
+"""Divide the raw rows into partitions, in the order of file names, and read them with Arrow."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,24 +15,24 @@ from evergreen.runtime.errors import ContractError
 
 
 class Partition(NamedTuple):
-    """Rows that one task reads."""
+    """Rows of one file that one task reads."""
 
     path: str
     groups: tuple[int, ...]
-    """Row groups of the file; at least one."""
+    """Row groups of the file, at least one."""
     num_rows: int
     features: Features
     excluded: tuple[str, ...] = ()
-    """Features that are missing whatever the file holds."""
+    """Features that are read as missing, whatever the file contains."""
     weighted: bool = False
-    """Whether rows have weights."""
+    """Whether the rows have weights."""
 
 
 def raw_files(folder: Path) -> list[Path]:
-    """The Parquet files of a raw folder in row order.
+    """Return the Parquet files of a raw folder in row order.
 
     Raises:
-        ContractError: the folder is absent or holds none.
+        ContractError: the folder is absent or contains no such file.
     """
     files = sorted(folder.glob("*.parquet"))
     if not files:
@@ -49,14 +49,21 @@ def plan_partitions(
     excluded: tuple[str, ...] = (),
     weighted: bool = False,
 ) -> list[Partition]:
-    """Partitions of about `partition_rows` rows each, none empty, in row order; only the files' footers are read.
+    """Return partitions of about `partition_rows` rows each, in row order.
 
-    The features `excluded` are not read from the files: they are missing in every row. A weight is read of `weighted`
-    rows.
+    No partition is empty. Only the footers of the files are read.
+
+    Args:
+        folder: Folder of the raw rows.
+        expected_rows: Number of rows according to the manifest.
+        partition_rows: Number of rows of a partition. A larger row group stays whole.
+        features: The recommender's features.
+        excluded: Features that are not read and are missing in every row.
+        weighted: Whether the rows have weights.
 
     Raises:
-        ContractError: an unreadable file, a column that is absent or of another type, or a number of rows that is
-            not `expected_rows` or is 0.
+        ContractError: a file cannot be read, a column is absent or has another type, or the number
+            of rows is 0 or differs from `expected_rows`.
     """
     partitions: list[Partition] = []
     columns = (LABEL, *features.names, *((WEIGHT,) if weighted else ()))
@@ -74,10 +81,14 @@ def plan_partitions(
 
 
 def read_partition(partition: Partition, *, first_rows: int | None = None) -> Any:
-    """The label, the features and the weight of a partition, or of its first rows, as an Arrow record batch.
+    """Return label, features and weight of a partition as an Arrow record batch.
+
+    Args:
+        partition: The rows to read.
+        first_rows: Number of rows to read from its start. None to read all.
 
     Raises:
-        ContractError: the file is damaged.
+        ContractError: the file is corrupt.
     """
     path, groups, _, features, excluded, weighted = partition
     types = raw_types(features, weighted=weighted)
@@ -94,7 +105,10 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
 
 
 def place_columns(rows: Any, features: Features) -> dict[str, Any]:
-    """The categories of a record batch as Arrow arrays, null = missing: by place, see `Features.place_names`."""
+    """Return the categories of a record batch as Arrow arrays, named as in `Features.place_names`.
+
+    A list feature has one array for each element. A missing category is null.
+    """
     found = {name: rows.column(name) for name in features.categorical}
     for name in features.lists:
         places = list_matrix(rows.column(name), features.list_options_of(name)).T
@@ -103,9 +117,11 @@ def place_columns(rows: Any, features: Features) -> dict[str, Any]:
 
 
 def distinct_values(values: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Per value, its place among the distinct ones (behind the last where it is missing), and these as they come.
+    """Return the index of each value among the distinct values, and the distinct values.
 
-    By Arrow, whose hash table is three times as fast as pandas' (7 to 11 ns a value, 26 to 33 by `factorize`).
+    The distinct values are in the order of their first occurrence. A missing value gets the index
+    after the last one. Arrow's hash table is three times as fast as pandas' (7 to 11 ns per value,
+    against 26 to 33 with `factorize`).
     """
     encoded = pa.array(values, from_pandas=True).dictionary_encode()
     distinct = encoded.dictionary.to_numpy(zero_copy_only=False)
@@ -113,7 +129,10 @@ def distinct_values(values: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], int]]:
-    """Consecutive row groups, put together up to `partition_rows` rows, and the rows of each lot."""
+    """Combine consecutive row groups up to `partition_rows` rows.
+
+    Returns the row groups and the number of rows of each combination.
+    """
     grouped: list[tuple[tuple[int, ...], int]] = []
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
@@ -127,10 +146,10 @@ def _grouped(metadata: Any, partition_rows: int) -> list[tuple[tuple[int, ...], 
 
 
 def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
-    """The raw Parquet file at `path`, footer read.
+    """Open the raw Parquet file at `path` and read its footer.
 
     Raises:
-        ContractError: the file is damaged, or one of the columns is absent or of another type.
+        ContractError: the file is corrupt, or one of the columns is absent or has another type.
     """
     with reading_parquet(path):
         file = parquet_file(path)

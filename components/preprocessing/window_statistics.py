@@ -1,7 +1,7 @@
-"""What a round must know of its rows: how often each slot's categories occur, and the moments of numeric columns.
+"""Statistics of a run's rows: counts of each slot's categories, and moments of numeric columns.
 
-Of distinct values counts, of numbers sums of integers: statistics of parts of the rows are merged without loss, so they
-are the same bits however the rows are divided. Which values are counted is the engines'.
+Counts and sums are integers, so statistics of parts of the rows merge without loss. The result is
+equal bit for bit however the rows are divided. The engines decide which values are counted.
 """
 
 from collections.abc import Mapping
@@ -15,29 +15,31 @@ from components.preprocessing.raw_partitions import place_columns
 from evergreen.config.features import Features
 
 UNIT = 2.0**-149
-"""Every float32 is a whole number of these, and a sum of integers is the same in any order."""
+"""Every float32 is an integer multiple of this unit, so sums are exact and do not depend on the
+order."""
 
 Counts = tuple[NDArray[Any], NDArray[np.int64]]
-"""Distinct values of a column or a slot, ascending, and how often each occurs; of a bucketed column float32, 12 bytes
-for each."""
+"""Distinct values of a column or slot, ascending, and the number of rows with each. Values of a
+bucketed column are float32, so each entry takes 12 bytes."""
 
 
 class Moment(NamedTuple):
-    """Of the values of one numeric column before they are scaled."""
+    """Moments of one numeric column before it is scaled."""
 
     num_values: int
     total: int
-    """In units of `UNIT`; exact."""
+    """Exact sum of the values, in multiples of `UNIT`."""
     squares: int
-    """In units of `UNIT` squared; likewise."""
+    """Exact sum of the squares, in multiples of `UNIT` squared."""
     least: float
     largest: float
-    """Both of float32, and infinite where there is no value."""
+    """`least` and `largest` are float32 values. Both are infinite if there is no value."""
 
     def mean_and_std(self) -> tuple[float, float]:
-        """Mean and standard deviation (of a sample, n - 1); 0 for the latter of one value.
+        """Return the mean and the sample standard deviation (n - 1).
 
-        The numerator n * squares - total^2 is exact: integers have no rounding.
+        The standard deviation of one value is 0. The numerator n * squares - total^2 is exact,
+        because integers are not rounded.
         """
         n = self.num_values
         variance = (n * self.squares - self.total * self.total) / (n * max(n - 1, 1))
@@ -45,17 +47,20 @@ class Moment(NamedTuple):
 
 
 Moments = dict[str, Moment]
-"""By column."""
+"""Moments by column name."""
 
 Statistics = tuple[dict[str, Counts], Moments]
-"""Counts by slot, of a bucketed column those of its values, clipped; moments of every other column that is fitted."""
+"""Counts by slot, and moments by column. For a bucketed column the clipped values are counted. All
+other fitted columns have moments."""
 
 
 def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[np.float32]]) -> Statistics:
-    """The statistics of a partition.
+    """Return the statistics of a partition.
 
-    `rows` are as `raw_partitions.read_partition` gives them; `numbers` are what `engines.EncodingEngine.unscaler` gives
-    of the numeric columns that are fitted.
+    Args:
+        rows: Record batch of `raw_partitions.read_partition`.
+        features: The recommender's features.
+        numbers: Numeric columns to fit, as `engines.EncodingEngine.unscaler` computes them.
     """
     slots: dict[int, list[Any]] = {slot: [] for slot in features.places.slots}
     for place, slot in zip(place_columns(rows, features).values(), features.places.slots):
@@ -70,13 +75,16 @@ def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[n
 
 
 def merged(found: list[Statistics]) -> Statistics:
-    """Statistics of disjoint rows as those of all; at least one."""
+    """Merge statistics of disjoint rows, at least one."""
     counts = {name: _merged_counts([each[name] for each, _ in found]) for name in found[0][0]}
     return counts, {name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]}
 
 
 def _counts(values: Any) -> Counts:
-    """Of an Arrow array, whose hash table is three times as fast as pandas'; null is not counted."""
+    """Count the distinct values of an Arrow array, without nulls.
+
+    Arrow's hash table is three times as fast as pandas'.
+    """
     distinct, counts = (each.to_numpy() for each in values.drop_null().value_counts().flatten())
     order = np.argsort(distinct)
     return distinct[order], counts[order]
@@ -97,14 +105,16 @@ def _merged_moments(found: list[Moment]) -> Moment:
 
 
 def _moments(values: NDArray[np.float32]) -> Moment:
-    ends = float(values.min(initial=np.inf)) + 0.0, float(values.max(initial=-np.inf)) + 0.0  # -0.0 is 0.0
+    # Adding 0.0 turns -0.0 into 0.0.
+    ends = float(values.min(initial=np.inf)) + 0.0, float(values.max(initial=-np.inf)) + 0.0
     return Moment(len(values), *_exact_sums(values), *ends)
 
 
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
-    """Sum and sum of squares of any float32, by binary exponent: exact below 2^29 rows.
+    """Return the exact sum and sum of squares of float32 values, for fewer than 2^29 rows.
 
-    A mantissa has 24 bits, half of its square too, and bincount adds in float64, which is exact up to 2^53.
+    The values are added by binary exponent. A mantissa has 24 bits, and so does each half of its
+    square. `bincount` adds in float64, which is exact up to 2^53.
     """
     bits = values.view(np.uint32)
     exponents = ((bits >> 23) & 0xFF).astype(np.int64)

@@ -1,1 +1,1 @@
-"""The training step: TrainingSet (+ parent Model) -> Model in the store."""
+"""Training step: fits a network and publishes the model to the registry."""

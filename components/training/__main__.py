@@ -29,33 +29,42 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The step's flags; its settings come with the training set."""
+    """Return the parser of the step's flags. The settings come with the training set."""
     parser = CommandParser(
         prog="python -m components.training",
         description=__doc__,
-        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed, as where the loss is not finite, the disk is full "
-        "or a worker was killed; 75 preempted by SIGTERM: saved, and the same command goes on.",
+        epilog="Exit codes: 0 done; 2 wrong flag or input; 3 failed (for example, the loss is "
+        "not finite, the disk is full or a worker was killed); 75 preempted by SIGTERM (saved, "
+        "the same command continues).",
     )
     add = parser.add_argument
     add(
-        "--run", required=True, default=argparse.SUPPRESS, help="of the run; a second try goes on from the first's save"
+        "--run",
+        required=True,
+        default=argparse.SUPPRESS,
+        help="name of the run (a second try continues from the first's save)",
     )
-    add("--store", required=True, default=argparse.SUPPRESS, help="model store, an absolute path or file:// URI")
+    add("--store", required=True, default=argparse.SUPPRESS, help="model registry, an absolute path or file:// URI")
     add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
-    add("--backend", default="pytorch", help="trainer: pytorch, hugectr (dcn only) or torchrec (several processes)")
-    add("--num-gpus", type=int, default=1, help="GPUs that share a batch; more than one only for hugectr")
-    add("--train-job", default="", help="what runs the step's workers: a TrainJob's spec as JSON; empty = this process")
-    add("--processes", type=int, default=1, help="worker processes, each with a GPU where there are any; torchrec only")
+    add("--backend", default="pytorch", help="pytorch, hugectr (only for dcn) or torchrec (several processes)")
+    add("--num-gpus", type=int, default=1, help="GPUs that share a batch (more than one only for hugectr)")
+    add("--train-job", default="", help="JSON spec of a TrainJob for the step's workers (empty: this process)")
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        help="worker processes, each on its own GPU if there are GPUs (only torchrec)",
+    )
     add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
-    add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="where the Model manifest is written")
+    add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="path of the Model manifest to write")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; its exit code is an `exit_codes.ExitCode`.
+    """Run the step and return an `exit_codes.ExitCode`.
 
-    SIGTERM preempts: the fit is saved, and the same command goes on from there.
+    SIGTERM preempts the step: the fit is saved, and the same command continues it.
     """
     own_umask()
     log_as_text("%(asctime)s %(name)s %(message)s")
@@ -63,14 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     share_cores()
     store, work = local_path(flags.store), local_path(flags.work)
     if flags.train_job:
-        from components.training.train_job import TrainJobs, train_elsewhere  # its client takes 0.2 s to import
+        # The Kubernetes client takes 0.2 s to import.
+        from components.training.train_job import TrainJobs, train_elsewhere
 
         with stop_on_sigterm(), noted(store, flags.run, "training") as note:
             train_elsewhere(flags, note, TrainJobs.of_this_pod())
         return ExitCode.DONE
     if flags.processes < 1 or (flags.processes > 1 and flags.backend != "torchrec"):
         raise ContractError(
-            f"processes is {flags.processes} with backend {flags.backend}, expected 1, or more with backend torchrec"
+            f"processes is {flags.processes} with backend {flags.backend}, "
+            "expected 1, or more than 1 with backend torchrec"
         )
     if flags.backend == "torchrec" and not launch.is_worker():
         return launch.run_workers(sys.argv[1:] if argv is None else argv, flags.processes)
@@ -80,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.backend == "hugectr" and (nodes := communicator()) and nodes.Get_rank():
         follow(importlib.import_module("hugectr"), nodes)
         return ExitCode.DONE
-    # The request goes around the note, which otherwise would take SIGTERM for an end without a save.
+    # `stop_on_sigterm` is outside `noted`, which would otherwise treat SIGTERM as an end without a
+    # save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
         import torch
 
@@ -88,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         training_set = TrainingSet.read(flags.training_set)
         report = read_reference(training_set.validation_report, ValidationReport, source=str(flags.training_set))
-        asked = TrainingRun(
+        request = TrainingRun(
             run=flags.run,
             store=store,
             work=work,
@@ -97,18 +109,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             config=network_config(training_set.recommender),
             settings=training_set.recommender.section("training", TrainingSettings),
         )
-        model, result = train(asked, training_set, report, stop=stop)
+        model, result = train(request, training_set, report, stop=stop)
         reference = keep(training_set, work / flags.run / "training" / "training_set.json")
         replace(model, training_set=reference).write(flags.output)
         forget_checkpoint(work, flags.run)
         numbers = _numbers(model.num_train_rows, result)
-        threads = torch.get_num_threads()  # equal bits need equally many
+        # Reproducing the weights bit for bit needs the same number of threads.
+        threads = torch.get_num_threads()
         note.facts = {"model": model.model_id, "parent": model.parent_model_id, "threads": threads, **numbers}
     return ExitCode.DONE
 
 
 def _numbers(num_train_rows: int, result: "FitResult") -> dict[str, float]:
-    """Those that exist."""
+    """Return the numbers of the run's note, without those that do not exist."""
     numbers = {
         **{f"progressive_{name}": value for name, value in result.progressive.items()},
         "train_rows": num_train_rows,

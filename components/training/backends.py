@@ -16,18 +16,25 @@ BACKENDS = ("pytorch", "hugectr", "torchrec")
 def require_backend(
     backend: str, config: NetworkConfig, features: Features | None = None, *, weight: str | None = None
 ) -> None:
-    """Refuses what no engine supports, before anything is read.
+    """Check that a backend supports the network and the data, before anything is read.
+
+    Args:
+        backend: Name of the backend.
+        config: Configuration of the network.
+        features: The recommender's features. None skips the checks of list features.
+        weight: Column with sample weights, or None.
 
     Raises:
-        ContractError: no backend has this name, or it lacks the network, a kind of feature or weights.
+        ContractError: there is no such backend, or it does not support the network, a kind of
+            feature or weights.
     """
     if backend not in BACKENDS:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "hugectr" and config.network != "dcn":
-        raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
+        raise ContractError(f"network is {config.network!r}, expected dcn, the only network of backend hugectr")
     if backend != "pytorch" and not config.num_categorical:
-        needs = {"hugectr": "reads no rows without keys", "torchrec": "shares out tables of vectors"}[backend]
-        raise ContractError(f"num_categorical is 0, expected at least 1: backend {backend} {needs}")
+        reason = {"hugectr": "reads only rows with keys", "torchrec": "shards embedding tables"}[backend]
+        raise ContractError(f"num_categorical is 0, expected at least 1: backend {backend} {reason}")
     if backend == "hugectr" and features:
         pools: dict[str, dict[str, str]] = defaultdict(dict)
         for name in features.lists:
@@ -36,13 +43,13 @@ def require_backend(
         for table, by_pool in pools.items():
             if len(by_pool) > 1:
                 raise ContractError(
-                    f"lists that look up the vectors of {table} are pooled by sum ({by_pool['sum']}) and by mean "
-                    f"({by_pool['mean']}), expected one of both with backend hugectr: its embeddings pool one way"
+                    f"lists with the vectors of {table} are pooled by sum ({by_pool['sum']}) and "
+                    f"by mean ({by_pool['mean']}), expected only one of the two with backend "
+                    "hugectr, whose embeddings have one way of pooling"
                 )
     if backend == "hugectr" and weight is not None:
         raise ContractError(
-            f"data.weight is {weight!r}, expected none with backend hugectr: its readers take a label, dense values "
-            "and keys of a row, and its losses no weight"
+            f"data.weight is {weight!r}, expected none: backend hugectr does not support sample weights"
         )
 
 
@@ -56,14 +63,19 @@ def make_engine(
     num_gpus: int = 1,
     features: Features | None = None,
 ) -> Engine:
-    """A new engine of that name, with a network that waits for its weights.
+    """Return a new engine, whose network has no weights until `restore` is called.
 
-    `scratch` is a folder for files that an engine needs while it works; it is not created where it needs none.
-    `num_gpus` of each node share a batch; PyTorch takes one. `features` say what a row looks up; without them it is
-    every slot once.
+    Args:
+        backend: Name of the backend.
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        settings: Settings of the fit.
+        scratch: Folder for temporary files. It is only created by an engine that needs it.
+        num_gpus: GPUs of each node that share a batch. PyTorch uses one.
+        features: Features that a row looks up. None to look up every slot once.
 
     Raises:
-        ContractError: no backend has this name, or it refuses the network or a setting.
+        ContractError: there is no such backend, or it does not support the network or a setting.
         PermanentError: the backend's library is not installed, or its device is too small.
     """
     require_backend(backend, config, features)
@@ -71,7 +83,7 @@ def make_engine(
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
     places = features.id_places if features else None
-    # Both libraries take seconds to import; a misuse is answered without them.
+    # The libraries take seconds to import, so wrong arguments are reported first.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 

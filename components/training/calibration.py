@@ -1,10 +1,12 @@
-"""The last step of a fit: the final logit's bias.
+"""Correct the bias of the final logit, as the last step of a fit.
 
-What an optimizer learned last leaves a model's mean prediction several percent off, in either direction. The bias alone
-corrects it: the predictions' mean becomes the click rate of the newest learned rows. No ranking changes by it. The
-correction for thinned rows is `start`'s, that for features which are served as one value is `fit`'s.
+The rows that an optimizer trained on last leave a model's mean prediction several percent too high
+or too low. Correcting the bias alone makes the mean prediction equal to the click rate of the
+newest training rows. It changes no ranking. `start` corrects for negative downsampling, and `fit`
+corrects for features that are served as one value.
 
-Rows may have weights, which count relative to each other: weights of 3 give what weights of 1 give.
+Rows may have weights. Only their ratios count: if all weights are 3, the result is the same as if
+all are 1.
 """
 
 import math
@@ -13,23 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PRIOR_DEVIATION = 0.1
-"""Standard deviation of the shift, as fits without the correction showed it. A few dozen clicks, whose rate is known to
-some ten percent, then hardly move a parent that many more had calibrated."""
-_CLIPPED = 1e-7
+"""Standard deviation of the shift, measured in fits without the correction. A few dozen clicks
+determine the click rate only to about ten percent. This prior keeps them from moving a parent that
+was calibrated on many more."""
+_MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
-"""The rows by which the bias is set: all, their newest third, or their newest tenth."""
-_CONTRADICTED = 3.0
-"""Standard errors by which the newest tenth's clicks must differ from what is expected before fewer rows are taken."""
+"""Rows that can set the bias: all rows, the newest third, or the newest tenth."""
+_MAX_STANDARD_ERRORS = 3.0
+"""Largest difference between the newest tenth's clicks and the expected clicks, in standard errors.
+If it is larger, fewer rows are used."""
 
 
 def newest_bias_shift(
     labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
 ) -> float:
-    """`bias_shift` by the largest of all rows, the newest third and the newest tenth that still holds at the end.
+    """Return the `bias_shift` of the largest part of the rows that still fits the newest ones.
 
-    A part holds where the clicks of the newest tenth are within three standard errors (binomial) of what its shift
-    makes the model expect. So a click rate that changed within the window, and was learned, is not taken back. Labels
-    are 0 or 1, in order of time; without weights all rows count alike. All are [n].
+    The parts are all rows, the newest third and the newest tenth. A part fits if its shift explains
+    the clicks of the newest tenth to within three standard errors (binomial). Therefore a change of
+    the click rate within the window, which the model has learned, is not undone.
+
+    Args:
+        labels: 0 or 1 in order of time, [n].
+        probabilities: Predictions of the model, [n].
+        weights: Sample weights, [n], or None if all rows count equally.
 
     >>> labels = np.tile([1.0, 0.0, 0.0, 0.0], 10_000)  # one click in four rows
     >>> round(newest_bias_shift(labels, np.full(40_000, 0.25)), 3)
@@ -44,7 +53,7 @@ def newest_bias_shift(
         shift = bias_shift(labels[rows], probabilities[rows], None if weights is None else weights[rows])
         expected = 1 / (1 + np.exp(-logits - shift))
         error = math.sqrt(_total(expected * (1 - expected), evidence))
-        if abs(_total(expected, evidence) - clicks) <= _CONTRADICTED * error:
+        if abs(_total(expected, evidence) - clicks) <= _MAX_STANDARD_ERRORS * error:
             break
     return shift
 
@@ -52,10 +61,15 @@ def newest_bias_shift(
 def bias_shift(
     labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
 ) -> float:
-    """What to add to every logit: the most likely shift, given a normal prior around 0.
+    """Return the most likely shift of all logits, given a normal prior around 0.
 
-    Minimises the log loss' sum over the rows plus shift^2 / (2 * 0.1^2) by Newton's method; the sum is convex. Labels
-    are 0 or 1; without weights all rows count alike; all are [n]. Each row's log loss is multiplied by its `_evidence`.
+    It minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2) by Newton's method. This
+    sum is convex. Each row's log loss is multiplied by its `_evidence`.
+
+    Args:
+        labels: 0 or 1, [n].
+        probabilities: Predictions of the model, [n].
+        weights: Sample weights, [n], or None if all rows count equally.
 
     >>> labels, probabilities = np.repeat([0.0, 1.0], [30_000, 10_000]), np.full(40_000, 0.2)
     >>> round(bias_shift(labels, probabilities), 3)  # log(0.25 / 0.75) - log(0.2 / 0.8) is 0.288
@@ -79,10 +93,11 @@ def bias_shift(
 def _evidence(
     labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Weights scaled so that their rows say as much as so many rows of weight 1; 1 for equal weights, [n].
+    """Scale the weights so that each one counts as that many independent rows of weight 1, [n].
 
-    A weighted sum of the rows' errors has the variance of the sum of their squares, weighted by the squared weights;
-    what a sum of independent rows of weight 1 would have is the sum weighted by the weights themselves.
+    Equal weights become 1. The variance of a weighted sum of errors is estimated by the squared
+    errors times the squared weights. The same number of independent rows of weight 1 would give the
+    squared errors times the weights. The scale makes the two equal.
     """
     squares = (labels - probabilities.astype(np.float64)) ** 2
     doubled = _total(squares, weights.astype(np.float64) ** 2)
@@ -94,14 +109,15 @@ def _total(values: NDArray[np.floating], weights: NDArray[np.floating] | None) -
 
 
 def corrected(probabilities: NDArray[np.float32], shift: float) -> NDArray[np.float32]:
-    """The probabilities after every logit is moved by `shift`, [n].
+    """Return the probabilities after adding `shift` to every logit, [n].
 
-    >>> corrected(np.array([0.2, 0.5], np.float32), math.log(4)).tolist()  # odds of 1/4 and 1 become 1 and 4
+    >>> # Odds of 1/4 and 1 become 1 and 4.
+    >>> corrected(np.array([0.2, 0.5], np.float32), math.log(4)).tolist()
     [0.5, 0.800000011920929]
     """
     return (1 / (1 + np.exp(-_logits(probabilities) - shift))).astype(np.float32)
 
 
 def _logits(probabilities: NDArray[np.float32]) -> NDArray[np.float64]:
-    clipped = np.clip(probabilities.astype(np.float64), _CLIPPED, 1 - _CLIPPED)
+    clipped = np.clip(probabilities.astype(np.float64), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
     return np.log(clipped / (1 - clipped))

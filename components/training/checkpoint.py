@@ -1,9 +1,10 @@
-"""A fit's checkpoint: folders of weights, and one small file that says which of them count and where the fit stands.
+"""Checkpoints of a fit: folders of weights, and a small file that records the progress.
 
-The small file is replaced in one rename after the weights that it names are on the disk, so a fit that is killed at any
-moment finds the last checkpoint whole; folders that no file names are removed by the next save. Random numbers need no
-state: each call of the engine has its own seed. Whether a checkpoint belongs to the run that finds it is the step's
-question.
+The small file also names the folders that are current. It is replaced by one rename after these
+weights are on disk. A fit that is killed at any moment therefore finds its last checkpoint
+complete. The next save removes folders that the file does not name. No state of a random generator
+is stored, because each call of the engine has its own seed. `step` checks whether a checkpoint
+belongs to the current run.
 """
 
 import json
@@ -23,62 +24,67 @@ from evergreen.statistics.metrics import grouped_deviation
 logger = logging.getLogger(__name__)
 
 START = "start"
-"""Folder of the weights that a fit began from; a parent's are put there before it."""
+"""Folder of the weights at the start of the fit. For an incremental run the caller writes it before
+the fit."""
 FINAL = "final"
-"""Folder of the weights that a fit ended with."""
+"""Folder of the final weights of the fit."""
 _PROGRESS = "progress.json"
 _LOSSES = "row_losses-{:02d}.npy"
-"""Of each trial."""
+"""File of a trial's row losses, by the number of the trial."""
 _NUM_BLOCKS = 20
-"""Of fewer the standard error is too uncertain, and more cut too many requests in two."""
+"""Number of time blocks. With fewer blocks the standard error is too uncertain. With more blocks
+too many requests are split between two blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a fit stands, and the folder of the weights it has there."""
+    """Progress of a fit, and the folder of its weights."""
 
     trial: int
-    """Which of the learning rates is tried; one past the last = the end."""
+    """Number of the learning rate on trial. After the last trial it is one more than the largest
+    number."""
     passes: int
-    """Passes made over the rows."""
+    """Completed passes over the rows."""
     batches: int = 0
-    """Batches made of the next pass."""
+    """Completed batches of the current pass."""
     loss_sum: float = 0.0
-    """Sum of their mean losses."""
+    """Sum of the mean losses of these batches."""
     step: int
     weights: str
-    """Name of a folder."""
+    """Name of the folder with the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judgement:
-    """How a trial's network did on rows just before it learned them."""
+    """Evaluation of a trial's network on rows just before it trains on them."""
 
     scores: Mapping[str, float | None]
-    """`auc` and `log_loss`."""
+    """`auc` and `log_loss`, or None where undefined."""
     row_losses: NDArray[np.float64]
-    """Log loss of each of the rows after its logit was corrected as at the end of a fit, times its weight where rows
-    have some; the same rows in every trial, none where the trial diverged."""
+    """Log loss of each row, after the correction of the bias that ends a fit, times the row's
+    weight if it has one. All trials use the same rows. Empty if the trial diverged."""
 
 
 DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
-"""Of a trial that is given up."""
+"""Evaluation of a trial that was abandoned."""
 
 
 def best_of(judged: Sequence[Judgement]) -> int:
-    """The number of the best trial; a later one only where it is better by more than one standard error.
+    """Return the number of the best trial.
 
-    The standard error is one of `time_blocks`; where it is unknown (see `grouped_deviation`), the earlier one stays.
+    A later trial wins only if it is better by more than one standard error. The standard error is
+    computed over `time_blocks`. If it is undefined (see `grouped_deviation`), the earlier trial
+    wins.
 
     >>> first, second = (Judgement(scores={}, row_losses=np.full(20, loss)) for loss in (0.5, 0.1))
     >>> best_of([first, second]), best_of([second, first])
     (1, 0)
     """
     best = 0
-    for number, judgement in enumerate(judged):
-        if not len(judgement.row_losses):
+    for number, evaluation in enumerate(judged):
+        if not len(evaluation.row_losses):
             continue
-        gains = judged[best].row_losses - judgement.row_losses
+        gains = judged[best].row_losses - evaluation.row_losses
         deviation = grouped_deviation((gains, time_blocks(len(gains))))
         if deviation and float(gains.mean()) > deviation.standard_error:
             best = number
@@ -86,10 +92,11 @@ def best_of(judged: Sequence[Judgement]) -> int:
 
 
 def time_blocks(num_rows: int) -> NDArray[np.int64]:
-    """The number of the block of each of so many rows in the order of time: 20 blocks of equal length, [num_rows].
+    """Return the number of each row's time block: 20 blocks of equal length, [num_rows].
 
-    The rows of a request depend on each other and follow each other in time. Encoded rows do not name their request,
-    but a block holds many of them whole, so blocks may be taken as independent.
+    Rows must be in order of time. Rows of one request depend on each other and are adjacent.
+    Encoded rows do not have a request id, but most requests are complete in one block. Blocks can
+    therefore be treated as independent.
 
     >>> time_blocks(40)[[0, 1, 2, 39]].tolist()
     [0, 0, 1, 19]
@@ -100,40 +107,43 @@ def time_blocks(num_rows: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """All that decides how a fit goes on."""
+    """State from which a fit continues."""
 
     now: Position
     judged: tuple[Judgement, ...] = ()
-    """Of each trial that came so far."""
+    """Evaluations of the trials so far."""
     best: Position | None = None
-    """End of the best trial of those that ended."""
+    """Final position of the best completed trial."""
     final_step: int | None = None
-    """Step of the final weights; None = the fit has not ended."""
+    """Optimizer step of the final weights, or None before the fit has ended."""
     served_shift: float = 0.0
-    """See `FitResult`; of the final weights."""
+    """Served shift of the final weights, see `FitResult`."""
 
 
 class CheckpointFolder:
-    """Writes and reads the checkpoints of one fit, below one folder."""
+    """Writes and reads the checkpoints of one fit below one folder."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the folder as it is; it is created by the first write."""
+        """Store the path. The first write creates the folder."""
         self.path = path
         self._losses_on_disk: dict[int, Judgement] = {}
 
     def keep_weights(self, name: str, save: Callable[[Path], None]) -> str:
-        """Lets `save` fill a folder, which appears as `name` when it is whole; what had that name is replaced."""
+        """Call `save` with a temporary folder, and rename it to `name` when it is complete.
+
+        An existing folder of this name is replaced.
+        """
         with whole_directory(self.path / name, replace=True) as aside:
             save(aside)
         return name
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Makes `checkpoint` the one that counts, and removes what it does not name."""
-        for number, judgement in enumerate(checkpoint.judged):
-            if judgement is not self._losses_on_disk.get(number):
+        """Make `checkpoint` the current one, and remove files that it does not name."""
+        for number, evaluation in enumerate(checkpoint.judged):
+            if evaluation is not self._losses_on_disk.get(number):
                 with whole_file(self.path / _LOSSES.format(number)) as file:
-                    np.save(file, judgement.row_losses)
-                self._losses_on_disk[number] = judgement
+                    np.save(file, evaluation.row_losses)
+                self._losses_on_disk[number] = evaluation
         described = {
             "now": asdict(checkpoint.now),
             "best": asdict(checkpoint.best) if checkpoint.best else None,
@@ -145,7 +155,7 @@ class CheckpointFolder:
         self._remove_all_unnamed(checkpoint)
 
     def load(self) -> Checkpoint | None:
-        """The checkpoint that counts; None where there is none."""
+        """Return the current checkpoint, or None if there is none."""
         try:
             described = json.loads((self.path / _PROGRESS).read_text())
         except FileNotFoundError:
@@ -159,20 +169,23 @@ class CheckpointFolder:
         best = Position(**best) if best else None
         final = {name: described[name] for name in ("final_step", "served_shift")}
         found = Checkpoint(now=now, judged=judged, best=best, **final)
-        # Before the next save, which may need the room that a save left which was killed.
+        # Files of a killed save are removed now, because the next save may need their disk space.
         self._remove_all_unnamed(found)
         logger.info("checkpoint found: %s", asdict(now))
         if found.final_step is not None and not (self.path / FINAL).exists():
-            return replace(found, final_step=None)  # the final weights were taken to the model store
+            return replace(found, final_step=None)  # the final weights were moved to the registry
         return found
 
     def forget(self) -> None:
-        """Removes all of it; broken off, it leaves nothing that `load` would find."""
+        """Remove the checkpoint. If this is interrupted, `load` finds nothing."""
         (self.path / _PROGRESS).unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _remove_all_unnamed(self, checkpoint: Checkpoint) -> None:
-        """Removes what does not count, but for what cannot be removed (NFS keeps files that are open)."""
+        """Remove files that the checkpoint does not name.
+
+        Files that cannot be removed are ignored, because NFS keeps files that are open.
+        """
         named = {START, FINAL, _PROGRESS, checkpoint.now.weights}
         named |= {_LOSSES.format(number) for number in range(len(checkpoint.judged))}
         named |= {checkpoint.best.weights} if checkpoint.best else set()

@@ -1,4 +1,4 @@
-"""The training step's KFP signature."""
+"""KFP signature of the training step."""
 
 from kfp import dsl
 from kfp.dsl import Dataset, Input, Model, Output
@@ -18,21 +18,26 @@ def training(
     training_set: Input[Dataset],
     model: Output[Model],
 ) -> None:
-    """Fits the network, from scratch or on from a parent, and puts the model into the store.
+    """Fit the network from scratch or from a parent, and publish the model to the registry.
 
     Args:
-        run: Kubeflow's name of the run. A retried task of it (preempted ones exit with 75) goes on from its last save.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: Folder of the model store.
+        run: Kubeflow's name of the run. A retried task continues from its last save. A preempted
+            task exits with 75.
+        run_resource: Name of the run's workflow. It identifies a scheduled run, whose name is not
+            unique.
+        run_id: Kubeflow's id of the run. Empty on this machine.
+        store: Folder of the model registry.
         work: Folder for intermediate files.
-        backend: Trainer that the image has, pytorch, hugectr (needs a GPU) or torchrec (several processes).
-        num_gpus: GPUs that share a batch; more than one only for hugectr.
-        processes: Workers that share a batch, each with a GPU where there are any; more than one only for torchrec.
-        train_job: What runs the step's workers, a TrainJob's spec as JSON; empty = this step's own container.
-        training_set: TrainingSet manifest of the encoded rows; it names the report whose statistics and schema the
-            model keeps.
-        model: The trained model (manifest).
+        backend: Training backend that the image provides: pytorch, hugectr (needs a GPU) or
+            torchrec (several processes).
+        num_gpus: GPUs that share a batch. More than one only for hugectr.
+        processes: Worker processes that share a batch, each with its own GPU if there are GPUs.
+            More than one only for torchrec.
+        train_job: Spec of the TrainJob that runs the step's workers, as JSON. Empty to train in
+            this step's own container.
+        training_set: Manifest of the encoded rows. It names the report with the statistics and the
+            schema to store with the model.
+        model: Manifest of the trained model.
     """
     from components.training.__main__ import main
     from evergreen.registry.runs import store_name

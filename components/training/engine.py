@@ -1,8 +1,9 @@
-"""The seam between a fit and what does its arithmetic: `Engine`, one network with its optimizer.
+"""Interface between a fit and the engine that computes it.
 
-Which rows, in which order, how often, when to stop and what to keep is `fit`'s, the same for every engine; how a step
-is computed is the engine's. Weights cross this seam as a folder (`evergreen.networks.files`), so no engine needs
-another's library, and no copy of a large table is held in memory for saving.
+An `Engine` is one network with its optimizer. `fit` decides which rows are used, in which order,
+how often, when to stop and what to save, in the same way for every engine. The engine only computes
+the steps. Weights are exchanged as a folder (`evergreen.networks.files`). Therefore no engine needs
+another's library, and saving needs no second copy of a large table in memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from components.training.rows import RowFolder, Rows
 
 Rate = Callable[[int], float]
-"""The learning rate of an optimizer step, by its number; the first step of a model from scratch is number 1."""
+"""Learning rate as a function of the optimizer step. The first step of a model trained from scratch
+is number 1."""
 
 
 class Engine(Protocol):
@@ -24,42 +26,58 @@ class Engine(Protocol):
     backend: str
     """Value of `Model.backend`."""
     num_steps: int
-    """Optimizer steps taken, over all rounds."""
+    """Optimizer steps taken over all runs."""
 
     def restore(self, weights: Path) -> None:
-        """Takes over the model in folder `weights`, its optimizer state and step count (zero where it has none).
+        """Load the model in folder `weights`, with its optimizer state and step count.
+
+        Without optimizer state both are zero.
 
         Raises:
-            ContractError: a file is absent, damaged or of another network.
+            ContractError: a file is absent, corrupt or of another network.
         """
 
     def save(self, folder: Path) -> None:
-        """Writes weights and optimizer state into `folder`, which is empty.
+        """Write weights and optimizer state into the empty `folder`.
 
         Raises:
-            PermanentError: what was written is not what was meant to be.
+            PermanentError: the written files are not what the engine meant to write.
         """
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
-        """The rows that a fit learns from these folders, see `rows.open_rows`."""
+        """Return the training rows of these folders, see `rows.open_rows`."""
 
     def segment_batches(self, batch_size: int) -> int:
-        """Batches that one call of `learn` should get; between calls a fit checks the loss and may save."""
+        """Return the number of batches that one call of `learn` should get.
+
+        Between two calls a fit checks the loss and may save.
+        """
 
     def learn(
         self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
     ) -> float:
-        """Steps through the rows `order`, `batch_size` at a time; the last batch may be smaller.
+        """Train on the rows `order`, `batch_size` rows at a time. The last batch may be smaller.
 
-        Returns the mean over the batches of their mean log loss, in nats; NaN or infinite where a batch's was. Rows
-        with weights count by them in the mean of their batch; a batch that has no weight takes no step and does not
-        count, and without any other the mean is 0. The rows are perhaps mapped from a file, so only those of a batch
-        are copied. `seed` decides dropout within this call; `rate` is the learning rate of each step, None = the
-        settings' at all of them.
+        The loss of a batch is the mean of its rows' log losses, weighted if rows have weights. A
+        batch whose weights are all 0 takes no step and has no loss.
+
+        Args:
+            rows: The rows, perhaps mapped from a file. Only the rows of a batch are copied.
+            order: Row numbers in training order.
+            batch_size: Rows of an optimizer step.
+            seed: Seed of the dropout in this call.
+            rate: Learning rate of each step. None for the constant rate of the settings.
+
+        Returns:
+            Mean of the batches' losses in nats. It is NaN or infinite if the loss of a batch is. It
+            is 0 if no batch has a loss.
         """
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Click probabilities of `rows`, [n], without dropout; ids outside their slot have a zero vector."""
+        """Return click probabilities of `rows`, [n], without dropout.
+
+        An id outside its slot has a zero vector.
+        """
 
     def close(self) -> None:
-        """Releases memory and devices; the engine is of no use afterwards."""
+        """Release memory and devices. The engine cannot be used afterwards."""

@@ -1,16 +1,19 @@
-"""The policy of a fit, the same for every engine: which rows are learned, in which order, at which rates; what is kept.
+"""Training policy, the same for every engine: which rows, in which order, at which learning rates.
 
-Every row is learned once (`passes` = 1): a second pass overfits the rare categories. A first model learns its rows
-shuffled, and its learning rate falls to zero over the second half. A round learns its rows in time order, since the
-world may have changed within its window, and tries several constant rates, each from the parent: a low one keeps what
-is known, a high one learns a change. Just before a fit learns the last tenth of its rows it scores them (progressive
-validation: Blum, Kalai and Langford 1999); that chooses the rate, and no row has to be held back for it. A later rate
-that loses learns no more. `benchmarks.quality` has the measurements.
+Every row is used once (`passes` = 1), because a second pass overfits rare categories. A first model
+trains on shuffled rows, and its learning rate falls to zero over the second half. An incremental
+run trains on its rows in time order, because the click behaviour can change within its window.
 
-Rows may have sample weights: they count in every step, in the choice of the rate and in the correction of the bias,
-but not in an AUC. A model's weights lie in folders, which the engine restores and saves; none are held here. The order
-of the rows within a pass is `row_order`'s, the weights that a fit starts from are `start`'s, the correction of the
-logit is `calibration`'s, what a model in the store consists of is `step`'s.
+An incremental run tries several constant learning rates, each from the parent's weights. A low rate
+preserves what the parent has learned, and a high rate follows a change. Before the last tenth of
+the rows is used for training, it is scored (progressive validation: Blum, Kalai and Langford 1999).
+These scores choose the rate, so no rows have to be held back. A later rate that scores worse is not
+trained further. `benchmarks.quality` has the measurements.
+
+Rows may have sample weights. They count in every step, in the choice of the rate and in the
+correction of the bias, but not in an AUC. Weights of the model are in folders that the engine
+restores and saves, not in memory here. `row_order` orders the rows of a pass, `start` writes the
+initial weights, `calibration` corrects the logit, and `step` publishes the model.
 """
 
 import logging
@@ -49,53 +52,57 @@ from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-_JUDGING_SHARE = 0.1
-"""Share of a pass, its end, that is scored before it is learned."""
+_EVALUATED_SHARE = 0.1
+"""Share of a pass, at its end, that is scored before the network trains on it."""
 _DECAYING_SHARE = 0.5
-"""Share of a first model's steps, their end, in which its learning rate falls to zero."""
-_MOST_SCORED_ROWS = 1 << 20
-"""Rows that are scored at a time; of more, evenly spaced ones are taken. A million rows tell a click rate of 3 % to
-0.6 % of itself."""
+"""Share of a first model's steps, at their end, in which its learning rate falls to zero."""
+_MAX_SCORED_ROWS = 1 << 20
+"""Maximum number of rows that are scored at a time. From more rows, evenly spaced ones are taken. A
+million rows determine a click rate of 3 % to within 0.6 % of its value."""
 _PART_ROWS = 1 << 16
-"""Rows of which labels or numbers are copied at a time, where all are looked at."""
+"""Number of rows whose labels or numbers are copied at a time, in a loop over all rows."""
 _CHECKED_ROWS = 1 << 12
-"""Rows whose scores have to be finite before a trial's weights are kept."""
+"""Number of rows whose scores must be finite before a trial's weights are saved."""
 _EMIT_SECONDS = 10.0
-"""Time between the numbers that are emitted within a pass."""
+"""Time between two reports within a pass."""
 
 Numbers = Mapping[str, float | None]
-"""What a fit emits at one step, by name; None is a number that does not exist."""
+"""Numbers that a fit reports at one step, by name. None stands for a number that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitJob:
-    """One fit."""
+    """Input of one fit."""
 
     training_set: TrainingSet
     config: NetworkConfig
     settings: TrainingSettings
     start: Path | None
-    """Folder of the parent's weights, laid out for the training set; None = from scratch."""
+    """Folder of the parent's weights, in the layout of the training set. None to train from
+    scratch."""
     checkpoint_path: Path
-    """Folder for checkpoints of this fit; a fit that finds one there continues it."""
+    """Folder for the checkpoints of this fit. The fit continues from a checkpoint that it finds
+    there."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitResult:
-    """What a fit ended with."""
+    """Result of one fit."""
 
     weights: Path
-    """Folder of `evergreen.networks.files`; scores are of all rows, also where rows were thinned."""
+    """Folder of the final weights (`evergreen.networks.files`). Their scores apply to all rows, even
+    if the training rows were downsampled."""
     optimizer_step: int
-    """Steps taken, those of earlier rounds included."""
+    """Optimizer steps taken, including those of earlier runs."""
     progressive: Mapping[str, float | None]
-    """`auc` and `log_loss` of a tenth of the rows, scored just before they were learned: a round's newest, any of a
-    first model's. They are of thinned rows where the training set is, and so is what is scored: their log loss is
-    that of another click rate than the held-out rows'."""
+    """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. For an
+    incremental run these are the newest rows. If the training set is downsampled, so are these
+    rows, and their click rate differs from that of the held-out rows. The log losses of the two are
+    then not comparable."""
     learning_rate: float
-    """The rate that was chosen."""
+    """The learning rate that was chosen."""
     rows_per_second: float | None
-    """Fitted rows per second of fitting; None where nothing was fitted in this process."""
+    """Training rows per second in this process, or None if it trained on no rows."""
     served_shift: float
     """See `Model.served_shift`."""
 
@@ -108,15 +115,20 @@ def fit(
     clock: Callable[[], float] = time.monotonic,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> FitResult:
-    """Fits the engine's network to the training set.
+    """Fit the engine's network to the training set.
 
-    `engine` is a new one for the job's network, which the caller closes. `emit` takes the numbers of each pass, and
-    some within it; `should_stop`, asked between segments, says whether to save and end.
+    Args:
+        job: Training set, network, settings and folders.
+        engine: New engine for the job's network. The caller closes it.
+        emit: Called with the numbers of each pass, and now and then within a pass.
+        clock: Time in seconds.
+        should_stop: Called between segments. If it returns True, the fit is saved and ends.
 
     Raises:
-        ContractError: the training set is not what its manifest says, or has labels of one class.
-        PermanentError: a loss or a score is not finite at the first of the rates; a later one is given up instead.
-        Preempted: `should_stop` was true; the fit is saved, and goes on where it is called again.
+        ContractError: the training set does not match its manifest, or its labels are all equal.
+        PermanentError: a loss or a score is not finite at the first learning rate. At a later rate
+            only that trial is abandoned.
+        Preempted: `should_stop` returned True. The fit is saved, and the next call continues it.
     """
     return _Fit(job, engine, emit=emit, clock=clock, should_stop=should_stop).run()
 
@@ -126,11 +138,11 @@ class _DivergedError(PermanentError):
 
 
 class _TrialLost(Exception):  # noqa: N818 - no error
-    """The rate of this trial is not the best so far, and no later row can make it so."""
+    """The rate of this trial is not the best so far, and further training cannot change that."""
 
 
 class _Fit:
-    """One fit under way."""
+    """A fit in progress."""
 
     def __init__(
         self,
@@ -161,7 +173,7 @@ class _Fit:
         settings = self._settings
         self._batch_size = min(settings.batch_size, max(settings.min_batch_size, len(self._part) // settings.min_steps))
         self._num_batches = -(-len(self._part) // self._batch_size)
-        self._judged_at = self._num_batches - max(1, round(self._num_batches * _JUDGING_SHARE))
+        self._evaluated_at = self._num_batches - max(1, round(self._num_batches * _EVALUATED_SHARE))
         shares = settings.round_rates if job.start else (1.0,)
         self._learning_rates = [settings.learning_rate * share for share in shares]
         self._folder = CheckpointFolder(job.checkpoint_path)
@@ -170,7 +182,7 @@ class _Fit:
         self._saved_at = clock()
 
     def run(self) -> FitResult:
-        """Makes the passes at each rate, then corrects the bias of the best weights."""
+        """Train at each learning rate, then correct the bias of the best weights."""
         self._check_labels()
         found = self._folder.load()
         self._on_disk = self._state = found or self._begin()
@@ -187,29 +199,29 @@ class _Fit:
             except _TrialLost:
                 self._leave_trial()
             except _DivergedError as error:
-                self._give_up_trial(error)
+                self._abandon_trial(error)
         self._finish()
         return self._result()
 
     def _check_labels(self) -> None:
-        num_rows, num_clicks, of_weight = 0, 0, "" if self._rows.weights is None else " of a weight above 0"
+        num_rows, num_clicks, of_positive_weight = 0, 0, "" if self._rows.weights is None else " with a weight above 0"
         for part in self._parts():
             labels, weights = self._rows.labels[part], self._weights(part)
             labels = labels if weights is None else labels[weights > 0]
             num_rows, num_clicks = num_rows + len(labels), num_clicks + int(np.count_nonzero(labels))
         if num_clicks in (0, num_rows):
             raise ContractError(
-                f"labels of the {num_rows} rows to learn{of_weight} hold {num_clicks} clicks, expected clicks and "
-                "non-clicks"
+                f"the {num_rows} training rows{of_positive_weight} have {num_clicks} clicks, "
+                "expected rows with and without a click"
             )
 
     def _parts(self) -> Iterator[slice]:
-        """The new rows in parts, which may be copied."""
+        """Yield slices of the new rows that are small enough to copy."""
         for at in range(0, self._num_new, _PART_ROWS):
             yield slice(at, min(at + _PART_ROWS, self._num_new))
 
     def _weights(self, which: slice | NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """The sample weights of some rows; None where each counts 1."""
+        """Return the sample weights of some rows, or None if all rows count equally."""
         return None if self._rows.weights is None else self._rows.weights[which]
 
     def _begin(self) -> Checkpoint:
@@ -234,14 +246,14 @@ class _Fit:
             )
         num_old = len(self._rows) - self._num_new
         logger.info(
-            "fit begins: %d rows in batches of %d, %d replay rows at hand", self._num_new, self._batch_size, num_old
+            "fit starts: %d rows in batches of %d, %d replay rows available", self._num_new, self._batch_size, num_old
         )
         state = Checkpoint(now=self._at_start(0))
         self._folder.save(state)
         return state
 
     def _at_start(self, trial: int) -> Position:
-        """The engine gets the weights that the fit began from."""
+        """Restore the weights at the start of the fit, and return this position."""
         self._engine.restore(self._path(START))
         return Position(trial=trial, passes=0, step=self._engine.num_steps, weights=START)
 
@@ -251,27 +263,27 @@ class _Fit:
         return self._folder.path / weights
 
     def _end_trial(self) -> None:
-        """Keeps the trial's weights where they are the best."""
+        """Save the trial's weights if they are the best so far."""
         trial = self._state.now.trial
         if best_of(self._state.judged) == trial:
-            self._scores(np.arange(min(self._num_new, _CHECKED_ROWS)))  # the last step may have gone wrong
+            self._scores(np.arange(min(self._num_new, _CHECKED_ROWS)))  # the last step may have diverged
             self._save(self._state)
             self._state = replace(self._state, best=self._state.now)
         self._leave_trial()
 
-    def _give_up_trial(self, error: _DivergedError) -> None:
-        """Goes on without the trial where an earlier one ended; else the fit ends with its error."""
+    def _abandon_trial(self, error: _DivergedError) -> None:
+        """Abandon a diverged trial if an earlier one has ended. Otherwise raise its error."""
         trial = self._state.now.trial
         if self._state.best is None:
             raise error
-        logger.warning("learning rate %g is given up: %s", self._learning_rates[trial], error)
+        logger.warning("learning rate %g is abandoned: %s", self._learning_rates[trial], error)
         self._state = replace(self._state, judged=(*self._state.judged[:trial], DIVERGED))
         self._leave_trial()
 
     def _leave_trial(self) -> None:
-        """Goes back to the start for the next trial; after the last to the best weights."""
+        """Return to the start for the next trial, or after the last trial to the best weights."""
         trial, best = self._state.now.trial, self._state.best
-        assert best is not None, "the first trial is the best of those before the second"
+        assert best is not None, "the first trial was saved as the best"
         if trial + 1 < len(self._learning_rates):
             now = self._at_start(trial + 1)
         else:
@@ -281,15 +293,16 @@ class _Fit:
         self._commit(replace(self._state, now=now))
 
     def _finish(self) -> None:
-        """Keeps the best weights with their bias corrected."""
-        numbers = np.arange(0, self._num_new, -(-self._num_new // _MOST_SCORED_ROWS))
+        """Correct the bias of the best weights and save them as the final ones."""
+        numbers = np.arange(0, self._num_new, -(-self._num_new // _MAX_SCORED_ROWS))
         labels, weights = self._rows.labels[numbers], self._weights(numbers)
         shift = newest_bias_shift(labels, self._scores(numbers), weights)
         served_shift = 0.0
         if served_ids := self._served_ids():
             as_served = corrected(self._scores(numbers, ids=served_ids), shift)
             served_shift = newest_bias_shift(labels, as_served, weights)
-        # Weights of thinned rows become those of all rows: once, on the way to the final folder.
+        # The correction for negative downsampling is applied once, when the final folder is
+        # written.
         shift += log_odds_correction(self._job.training_set.negative_rate)
 
         def save(folder: Path) -> None:
@@ -297,24 +310,25 @@ class _Fit:
             add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
-        # The position stays that of the weights on disk, should the final ones be taken away and wanted again.
+        # The position stays that of the weights on disk. After the final weights were moved away, a
+        # later call needs it to make them again.
         self._commit(replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift))
         logger.info(
-            "fit ends: learning rate %g, bias moved by %+.4f and %+.4f more as served",
+            "fit ended: learning rate %g, bias corrected by %+.4f, and by %+.4f for features served as one value",
             self._chosen_rate,
             shift,
             served_shift,
         )
 
     def _served_ids(self) -> dict[int, int]:
-        """See `FeatureWorkflow.served_ids`."""
+        """Return `FeatureWorkflow.served_ids`, or nothing if no feature is served as one value."""
         manifest = self._job.training_set
         if not manifest.recommender.features.served_as:
             return {}
         return FeatureWorkflow.load(local_path(manifest.workflow_uri)).served_ids
 
     def _result(self) -> FitResult:
-        assert self._state.final_step is not None, "only an ended fit has a result"
+        assert self._state.final_step is not None, "the fit has ended"
         return FitResult(
             weights=self._folder.path / FINAL,
             optimizer_step=self._state.final_step,
@@ -333,7 +347,7 @@ class _Fit:
         return self._learning_rates[best_of(self._state.judged)]
 
     def _keep(self, state: Checkpoint) -> None:
-        """Goes on from `state`; writes it only where it is time: nobody needs its weights for anything else."""
+        """Continue from `state`, and write a checkpoint if the last save is old enough."""
         if self._is_save_due:
             self._save(state)
         else:
@@ -350,57 +364,65 @@ class _Fit:
         self._folder.save(state)
         self._on_disk = self._state = state
 
-    def _judge(self, order: PassOrder) -> None:
-        """Scores the rows of the pass that are still to be learned; replayed ones, learned long ago, do not count.
+    def _evaluate(self, order: PassOrder) -> None:
+        """Evaluate the trial on the rows of the pass that remain. Replayed rows do not count.
 
-        Trials are compared after the correction of the bias that `_finish` makes anyway. At a high rate the bias
-        wanders from step to step, and would hide what was learned.
+        Trials are compared after the correction of the bias, which `_finish` applies anyway. At a
+        high rate the bias varies from step to step, which would hide what the network has learned.
         """
-        first, pieces = self._judged_at * self._batch_size, []
+        first, chunks = self._evaluated_at * self._batch_size, []
         for at in range(first, len(order), _PART_ROWS):
-            piece = order.rows(at, at + _PART_ROWS)
-            pieces.append(piece[piece < self._num_new][:: -(-(len(order) - first) // _MOST_SCORED_ROWS)])
-        numbers = np.sort(np.concatenate(pieces))
+            chunk = order.rows(at, at + _PART_ROWS)
+            chunks.append(chunk[chunk < self._num_new][:: -(-(len(order) - first) // _MAX_SCORED_ROWS)])
+        numbers = np.sort(np.concatenate(chunks))
         labels, weights, probabilities = self._rows.labels[numbers], self._weights(numbers), self._scores(numbers)
         final = corrected(probabilities, newest_bias_shift(labels, probabilities, weights))
         loss = log_loss(labels, probabilities, weights=weights)
-        judgement = Judgement(
+        evaluation = Judgement(
             scores={"auc": roc_auc(labels, probabilities), "log_loss": loss},
             row_losses=row_weighted(row_log_losses(labels, final), weights),
         )
         state = self._state
-        self._state = replace(state, judged=(*state.judged, judgement))
-        self._show({"step": self._engine.num_steps, "trial": state.now.trial, **judgement.scores})
+        self._state = replace(state, judged=(*state.judged, evaluation))
+        self._report({"step": self._engine.num_steps, "trial": state.now.trial, **evaluation.scores})
 
     def _scores(self, numbers: NDArray[np.int64], ids: Mapping[int, int] | None = None) -> NDArray[np.float32]:
-        """The network's scores of these rows; `ids` stand in for those of their places in every row."""
+        """Return the network's scores of these rows.
+
+        Args:
+            numbers: Row numbers.
+            ids: Id that replaces those of an id column in every row, by the number of the column.
+        """
         rows = self._rows.take(numbers)
         for place, one in (ids or {}).items():
             rows.ids[:, place] = one
         probabilities = self._engine.score(rows)
         if num_wrong := int((~np.isfinite(probabilities)).sum()):
             raise _DivergedError(
-                f"{num_wrong} of {len(probabilities)} scores are not finite after step {self._engine.num_steps}, "
-                "expected probabilities; try a smaller learning rate"
+                f"{num_wrong} of {len(probabilities)} scores are not finite after step "
+                f"{self._engine.num_steps}, expected probabilities; try a smaller learning rate"
             )
         return probabilities
 
-    def _show(self, numbers: Numbers) -> None:
+    def _report(self, numbers: Numbers) -> None:
         self._emit(numbers)
         logger.info(", ".join(f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None))
 
     def _rate(self, trial: int) -> Rate:
-        """The learning rate of each step: a round's is constant, since its newest rows come last."""
+        """Return the learning rate of each step.
+
+        An incremental run has a constant rate, because its newest rows come last.
+        """
         full, total = self._learning_rates[trial], self._num_batches * self._settings.passes
         if self._job.start:
             return lambda step: full
         return lambda step: full * min(1.0, max(total - step + 1, 1) / total / _DECAYING_SHARE)
 
     def _learn_pass(self) -> Position:
-        """Goes on from the present position to the end of its pass; the position there.
+        """Train from the current position to the end of its pass, and return the new position.
 
-        A segment's seed comes from its position alone, so a pass that goes on after a break takes the steps that an
-        unbroken one takes.
+        The seed of a segment depends only on its position, so an interrupted pass takes the same
+        steps as an uninterrupted one.
         """
         now, num_batches, batch_size = self._state.now, self._num_batches, self._batch_size
         seed = derived_seed(self._settings.seed, now.passes + 1)
@@ -409,30 +431,33 @@ class _Fit:
         segment = self._engine.segment_batches(batch_size)
         emitted_at = self._clock()
         while now.batches < num_batches:
-            if now.batches == self._judged_at and len(self._state.judged) == now.trial:
-                self._judge(order)
+            if now.batches == self._evaluated_at and len(self._state.judged) == now.trial:
+                self._evaluate(order)
                 if best_of(self._state.judged) != now.trial:
                     raise _TrialLost
-            stop = min(now.batches + segment, num_batches if now.batches >= self._judged_at else self._judged_at)
+            stop = min(now.batches + segment, num_batches if now.batches >= self._evaluated_at else self._evaluated_at)
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
             loss = self._learn_segment(numbers, now, rate)
             if not math.isfinite(loss):
                 raise _DivergedError(
-                    f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to {stop} of {num_batches}"
-                    ", expected a finite number; look for values far from the others, or try a smaller learning rate"
+                    f"loss is not finite in pass {now.passes + 1}, batches {now.batches + 1} to "
+                    f"{stop} of {num_batches}, expected a finite number; look for outliers, or "
+                    "try a smaller learning rate"
                 )
             loss_sum = now.loss_sum + loss * (stop - now.batches)
             now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
             if self._clock() - emitted_at >= _EMIT_SECONDS:
                 emitted_at = self._clock()
-                self._show({**self._where(now), "batches": num_batches, "segment_loss": loss, **self._speed()})
-            is_asked = self._should_stop()
-            if is_asked or self._is_save_due:
+                self._report({**self._where(now), "batches": num_batches, "segment_loss": loss, **self._speed()})
+            must_stop = self._should_stop()
+            if must_stop or self._is_save_due:
                 self._save(replace(self._state, now=now))
-            if is_asked:
-                raise Preempted(f"asked to stop: saved in pass {now.passes + 1}, batch {now.batches} of {num_batches}")
+            if must_stop:
+                raise Preempted(
+                    f"stopped on request: saved in pass {now.passes + 1}, batch {now.batches} of {num_batches}"
+                )
         mean_loss = now.loss_sum / num_batches
-        self._show({**self._where(now), "training_loss": mean_loss, **self._speed()})
+        self._report({**self._where(now), "training_loss": mean_loss, **self._speed()})
         return replace(now, passes=now.passes + 1, batches=0, loss_sum=0.0)
 
     def _learn_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:

@@ -1,11 +1,13 @@
-"""SIGTERM while a model is trained: whoever runs the step wants it to end, and to be begun again later.
+"""Handle SIGTERM during training: save the fit and end, so that a later run can continue it.
 
-Kubernetes sends it before it takes a node away and kills 30 seconds later. A fit that is under way is asked to save
-first; anything else ends at once, since it is whole or absent. The exit code is `runtime.errors`'.
+Kubernetes sends SIGTERM before it drains a node, and kills the process 30 seconds later. A fit in
+progress saves first. Anything else ends at once, because its output is complete or absent.
+`runtime.exit_codes` has the exit code.
 
-On Kubeflow a retry does not depend on the code (Argo repeats whatever failed), nor may the save be relied on: by its
-source, KFP's launcher, which stands between Kubernetes and the step, does not handle SIGTERM, and the container ends
-with it. The saves every `checkpoint_minutes` are what such a retry finds.
+On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. The
+save cannot be relied on there either. According to its source, KFP's launcher, which is the parent
+process of the step, does not handle SIGTERM, so the container ends with the launcher. Such a retry
+continues from the last save of `checkpoint_minutes`.
 """
 
 import signal
@@ -18,37 +20,40 @@ from evergreen.runtime.errors import Preempted
 
 
 class StopRequest:
-    """Whether SIGTERM came, and what it does now."""
+    """Records whether SIGTERM arrived, and decides what it does."""
 
     def __init__(self) -> None:
         self.came = False
         self._deferred = False
 
     def __call__(self) -> bool:
-        """Whether the work should end at its next whole state."""
+        """Return whether the work should save and end at the next opportunity."""
         return self.came
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Lets the body look at the request itself, and save what it has, instead of ending it where it stands."""
+        """Defer the end, so that the body can check the request itself and save its work."""
         self._deferred = True
         try:
             yield
         finally:
             self._deferred = False
         if self.came:
-            raise Preempted("SIGTERM came while the fit ended; it is saved whole")
+            raise Preempted("SIGTERM arrived when the fit had ended; the fit is saved")
 
     def arrive(self, signum: int, _frame: Any) -> None:
-        """The signal's handler; a second one changes nothing, least of all what the first one's end still writes."""
+        """Handle the signal. A second signal has no effect and does not interrupt the save."""
         is_first, self.came = not self.came, True
         if is_first and not self._deferred:
-            raise Preempted(f"{signal.Signals(signum).name} came while no fit was under way")
+            raise Preempted(f"{signal.Signals(signum).name} arrived while no fit was running")
 
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[StopRequest]:
-    """Turns SIGTERM into a request to stop, within the body; only a process's main thread gets signals."""
+    """Turn SIGTERM into a request to stop within the body.
+
+    Only the main thread of a process receives signals. In another thread this does nothing.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

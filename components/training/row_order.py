@@ -1,7 +1,8 @@
-"""The order in which one pass learns its rows: shuffled, or in time order.
+"""Order of the training rows within one pass: shuffled, or in time order.
 
-Replayed rows are mixed in evenly; rows, share and seed decide it all, so a resumed pass goes on in the same order. How
-many passes there are, and which order they take, is `fit`'s.
+Replayed rows are mixed in evenly. Rows, share and seed determine the order, so a resumed pass
+continues in the same order. `fit` decides the number of passes and which of the two orders they
+use.
 """
 
 from dataclasses import dataclass
@@ -10,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RUN_ROWS = 1 << 10
-"""Neighbouring rows that move together in a long pass."""
+"""Number of adjacent rows that move together in a long pass."""
 _MOST_RUNS = 1 << 10
-"""Runs that are shuffled into each other in a long pass, at most: a million rows, whose order takes 8 MB."""
+"""Maximum number of row groups that are shuffled together in a long pass. Together they have a
+million rows, whose order takes 8 MB."""
 
 
 def derived_seed(*numbers: int) -> int:
-    """A seed below 2^32 that changes with every number and with their order; the last must not be 0.
+    """Return a seed below 2^32 that depends on every number and on their order.
 
-    (NumPy takes numbers that end in zeros for the shorter ones.)
+    The last number must not be 0, because NumPy ignores zeros at the end.
     """
     assert numbers[-1] != 0
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
@@ -26,22 +28,27 @@ def derived_seed(*numbers: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PassRows:
-    """Which rows a pass goes over."""
+    """Rows of a pass."""
 
     num_new: int
-    """Rows of the window, from number 0 on; all take part."""
+    """Rows of the window, numbered from 0. All are in the pass."""
     num_old: int
-    """Replay rows, which follow them."""
+    """Available replay rows, numbered after the rows of the window."""
     num_replayed: int
-    """Those of one pass, at most as many as there are."""
+    """Replay rows of one pass, at most `num_old`."""
 
     def __len__(self) -> int:
-        """Rows of one pass."""
+        """Return the number of rows of one pass."""
         return self.num_new + self.num_replayed
 
 
 def replayed(num_new: int, share: float, available: int) -> int:
-    """Replay rows beside `num_new` new ones that make `share` (in [0, 1)) of all, at most those available.
+    """Return how many replay rows join `num_new` new rows, so that they are a `share` of all.
+
+    Args:
+        num_new: Number of new rows.
+        share: Share of replay rows, in [0, 1).
+        available: Number of replay rows. The result is at most this.
 
     >>> replayed(900, 0.1, 5000), replayed(900, 0.1, 50), replayed(900, 0.0, 50)
     (100, 50, 0)
@@ -50,13 +57,18 @@ def replayed(num_new: int, share: float, available: int) -> int:
 
 
 class PassOrder:
-    """The row numbers of one pass, in the order in which they are learned.
+    """Row numbers of one pass in training order.
 
-    Shuffled, they take two steps, so that the order of a long pass needs no memory of its length and its reads stay
-    near each other: runs of 1024 neighbouring rows change places over the whole pass, then windows of equally many such
-    runs, 1024 at most, are permuted row by row. A batch so holds rows of hundreds of places of the pass. In time order
-    tenths of the pass, at most as long as those windows, are permuted row by row, so that no batch is of one request.
-    Of the replay rows, evenly spaced ones take part, other ones in each pass.
+    A shuffled pass is shuffled in two steps, so that memory does not grow with its length and reads
+    stay local. First, groups of 1024 adjacent rows are permuted over the whole pass. Then the pass
+    is cut into windows of equally many groups, at most 1024, and the rows of each window are
+    permuted. A batch therefore has rows from hundreds of positions of the pass.
+
+    A pass in time order is cut into tenths, or into smaller windows if a tenth would exceed the
+    window size above. The rows of each window are permuted, so that no batch consists of a single
+    request.
+
+    Each pass uses replay rows at equal distances, starting at a different row.
     """
 
     def __init__(self, part: PassRows, seed: int, *, in_time_order: bool = False) -> None:
@@ -67,7 +79,7 @@ class PassOrder:
         if in_time_order:
             self._window_rows = min(-(-len(part) // 10), _MOST_RUNS * _RUN_ROWS)
         else:
-            # Only whole runs change places: windows then begin at multiples of their length.
+            # Only complete groups are permuted, so that windows start at multiples of their length.
             num_runs = -(-len(part) // _RUN_ROWS)
             self._runs = np.append(np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1)
             num_windows = -(-num_runs // _MOST_RUNS)
@@ -79,7 +91,7 @@ class PassOrder:
         return len(self._part)
 
     def rows(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The row numbers at positions `start` to `stop`, the end of the pass at most."""
+        """Return the row numbers at positions `start` to `stop`, or to the end of the pass."""
         stop = min(stop, len(self))
         pieces = [np.empty(0, np.int64)]
         while start < stop:
@@ -90,7 +102,7 @@ class PassOrder:
         return self._to_rows(np.concatenate(pieces))
 
     def _positions(self, number: int) -> NDArray[np.int64]:
-        """Window `number` as positions in time order; the last one made is kept."""
+        """Return window `number` as positions in time order. The latest window is cached."""
         if number != self._window_number:
             if self._runs is None:
                 positions = np.arange(number * self._window_rows, (number + 1) * self._window_rows)
@@ -105,7 +117,8 @@ class PassOrder:
 
     def _to_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         part = self._part
-        # Replay rows at or before each position, so that every stretch of the pass holds its share of them.
+        # Number of replay rows before and up to each position. Every interval of the pass gets its
+        # share of them.
         before, until = ((positions + end) * part.num_replayed // len(self) for end in (0, 1))
         rows = positions - before
         if part.num_replayed:

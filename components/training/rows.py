@@ -1,9 +1,9 @@
-"""Encoded rows from HugeCTR's Parquet folders: decoded once, into flat files that are mapped and not held in memory.
+"""Training rows, decoded once from HugeCTR's Parquet folders into flat, memory-mapped files.
 
-A row takes 4 bytes a column (ids as int32). What the fit then touches are pages that the kernel may drop again, so
-rows may outgrow memory; decoding holds some ten thousand rows per thread. What the columns mean is
-`config.features`'; what is wrong with a folder is reported here, before a long fit starts. The order in which rows
-are learned is `row_order`'s.
+A row takes 4 bytes for each column (ids as int32). The kernel can drop mapped pages again, so the
+rows may be larger than memory. Decoding has some ten thousand rows per thread in memory.
+`config.features` defines the columns. Errors in a folder are reported here, before a long fit
+starts. `row_order` decides the training order.
 """
 
 import math
@@ -29,9 +29,9 @@ from evergreen.rows.archived_rows import parquet_file, reading_parquet
 from evergreen.runtime.errors import ContractError, PermanentError
 
 _DECODED_ROWS = 1 << 14
-"""Rows decoded at a time by each thread: 4 MB of columns. Half as many took a twentieth longer."""
+"""Rows decoded at a time by each thread: 4 MB of columns. Half as many took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
-"""Rows transposed at a time, so that the part written lies in a core's cache (0.4 MB)."""
+"""Rows transposed at a time, so that the written part fits into a core's cache (0.4 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,19 +45,19 @@ class Rows:
     ids: NDArray[np.int32]
     """Slot-local ids, [n, `Features.id_places`]."""
     weights: NDArray[np.float32] | None = None
-    """Finite and at least 0, [n]; None where each row counts 1."""
+    """Sample weights, finite and at least 0, [n]. None if all rows count equally."""
     group_starts: NDArray[np.int64] | None = None
-    """The number of each row group's first row, in all rows of some files."""
+    """Number of each row group's first row among all rows. None for a selection of rows."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, part: slice) -> "Rows":
-        """The rows of a slice, without a copy."""
+        """Return the rows of a slice, without a copy."""
         return self._selected(part)
 
     def take(self, numbers: NDArray[np.int64]) -> "Rows":
-        """A copy of the rows with these numbers."""
+        """Return a copy of the rows with these numbers."""
         return self._selected(numbers)
 
     def _selected(self, which: slice | NDArray[np.int64]) -> "Rows":
@@ -67,24 +67,25 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFolder:
-    """A HugeCTR Parquet folder and what its manifest says of it."""
+    """A Parquet folder in HugeCTR's form, and the facts that its manifest states."""
 
     path: Path
-    """Folder with Parquet files and `_file_list.txt`, whose paths may be those of another machine."""
+    """Folder with Parquet files and `_file_list.txt`. The list may contain paths of another
+    machine."""
     num_rows: int
     features: Features
     weighted: bool = False
-    """Whether rows have weights."""
+    """Whether the rows have weights."""
 
     @property
     def columns(self) -> list[str]:
-        """Those that are read."""
+        """Columns that are read."""
         weight = [WEIGHT] if self.weighted else []
         return [LABEL, *self.features.dense_inputs, *self.features.id_names, *weight]
 
 
 class Share(NamedTuple):
-    """Which row groups one of several processes decodes: number `number`, and each that is `of` further."""
+    """Row groups that one of several processes decodes: every `of`-th, starting at `number`."""
 
     number: int = 0
     of: int = 1
@@ -94,45 +95,52 @@ _WHOLE = Share()
 
 
 def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path, *, share: Share = _WHOLE) -> Rows:
-    """All rows of the folders, one after another, each in the order of its `_file_list.txt`.
+    """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
-    Rows of row groups that are not of the `share` are zeros, which take room neither on the disk nor in memory.
+    Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
+    files have no name once they are open. They disappear with the arrays, however the process ends,
+    and no later process can mistake them for its own. A later process decodes again, which takes
+    less than a tenth of the time of one pass.
 
-    There is at least one folder, and all have the same features; either all or none have weights.
-
-    The flat files have no name once they are open: they end with the arrays, however the process ends, and no later
-    process can take them for those of another set. It decodes again, in less than a tenth of the time of one pass.
-
-    The folder `cache` is created if it is absent; it is on the disk that shall hold the flat files.
+    Args:
+        folders: At least one folder. All have the same features, and either all or none have
+            weights.
+        slot_sizes: Number of ids of each slot.
+        cache: Folder on the disk for the flat files, created if it is absent.
+        share: Row groups that this process decodes.
 
     Raises:
-        ContractError: a file is absent, damaged, has other columns or types, or nulls; another number of rows; a value
-            that is not finite; a label other than 0 and 1; a weight below 0; an id outside its slot.
-        PermanentError: the flat files cannot be written, as on a full disk.
+        ContractError: a file is absent or corrupt, it has other columns or types than expected, or
+            nulls, or its number of rows differs from the manifest. Another cause is a wrong value:
+            one that is not finite, a label other than 0 or 1, a weight below 0, or an id outside
+            its slot.
+        PermanentError: the flat files cannot be written, for example because the disk is full.
     """
     cache.mkdir(parents=True, exist_ok=True)
     groups = [group for folder in folders for group in _row_groups(folder)]
     starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
     parts = [slice(*bounds) for bounds in zip(starts, starts[1:])][share.number :: share.of]
     rows = _map_nameless_files(cache, starts[-1], alike=folders[0], written=parts)
-    # Arrow and NumPy let other threads run while they work. Of several errors the first in row order is raised.
+    # Arrow and NumPy release the GIL while they work. If several groups fail, the error of the
+    # first one is raised.
     with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
         own = zip(groups[share.number :: share.of], parts)
         deque(pool.map(lambda each: _decode_group(each[0], rows[each[1]], slot_sizes), own), maxlen=0)
-    # Arrow keeps what it freed, which the fit can use.
+    # Arrow keeps the memory that it freed, and the fit can use it.
     pa.default_memory_pool().release_unused()
     return replace(rows, group_starts=np.array(starts[:-1], np.int64))
 
 
 def _map_nameless_files(folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]) -> Rows:
-    """Arrays for so many rows such as those of `alike`, each mapped from a file without a name.
+    """Return zeroed arrays for `num_rows` rows, each mapped from a nameless file.
 
-    The files get room for the rows `written` here: on a full disk that is an error, where a mapped page would kill the
-    process. Labels and weights get room for all.
+    The arrays have the columns of `alike`. Disk space is allocated for the rows `written` by this
+    process, and for all labels and weights. A full disk is therefore reported as an error here.
+    Otherwise a write to a mapped page would kill the process.
     """
 
     def mapped(dtype: type[Any], *shape: int) -> NDArray[Any]:
-        if 0 in shape:  # no empty file can be mapped
+        if 0 in shape:  # an empty file cannot be mapped
             return np.empty(shape, dtype)
         with tempfile.TemporaryFile(dir=folder) as file:
             row_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
@@ -175,7 +183,7 @@ def _row_groups(folder: RowFolder) -> list[_RowGroup]:
         for number in range(metadata.num_row_groups):
             groups.append(_RowGroup(path=path, metadata=metadata, number=number, folder=folder))
     if (found := sum(group.num_rows for group in groups)) != folder.num_rows:
-        raise ContractError(f"{folder.path} holds {found} rows, expected the {folder.num_rows} of its manifest")
+        raise ContractError(f"{folder.path} has {found} rows, expected the manifest's {folder.num_rows}")
     return groups
 
 
@@ -183,7 +191,7 @@ def _read_metadata(path: Path, folder: RowFolder) -> Any:
     with reading_parquet(path):
         metadata = pq.read_metadata(path, memory_map=True)
     if missing := set(folder.columns) - set(metadata.schema.names):
-        raise ContractError(f"{path} has no columns {sorted(missing)}")
+        raise ContractError(f"{path} lacks the columns {sorted(missing)}")
     return metadata
 
 
@@ -194,11 +202,12 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
         _decode(batch, part, slot_sizes, features=group.folder.features, source=f"{group.path}")
         at += batch.num_rows
     if at != len(into):
-        raise ContractError(f"row group {group.number} of {group.path} holds {at} rows, expected {len(into)}")
+        raise ContractError(f"row group {group.number} of {group.path} has {at} rows, expected {len(into)}")
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
-    # Mapped: else each column's compressed pages of a whole row group are copied first (290 against 140 MB).
+    # Without memory mapping, the compressed pages of each column of a row group are copied first
+    # (290 instead of 140 MB).
     with (
         reading_parquet(group.path),
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,
@@ -208,15 +217,19 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
 
 
 def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features, source: str) -> None:
-    """Copies one batch's columns into `into`, checking each value's range once, here and not per step."""
+    """Copy one batch's columns into `into` and check the range of every value.
+
+    The check is done once here, and not in every step.
+    """
 
     def column(name: str, expected: Any, dtype: type) -> NDArray[Any]:
         values = batch.column(batch.schema.get_field_index(name))
         if values.type != expected or values.null_count:
             raise ContractError(
-                f"column {name} of {source} is {values.type} with {values.null_count} nulls, not {expected}"
+                f"column {name} of {source} is {values.type} with {values.null_count} nulls, "
+                f"expected {expected} without nulls"
             )
-        # Arrow's to_numpy imports pandas where that is installed: 0.4 s, and 25 MB that stay.
+        # Arrow's to_numpy imports pandas if it is installed, which takes 0.4 s and 25 MB.
         return np.frombuffer(values.buffers()[1], dtype)[values.offset :][: len(values)]
 
     labels = column(LABEL, pa.float32(), np.float32)
@@ -225,7 +238,7 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
     dense = [column(name, pa.float32(), np.float32) for name in features.dense_inputs]
     for name, values in zip(features.dense_inputs, dense):
         if not np.isfinite(values).all():
-            raise ContractError(f"column {name} of {source} holds NaN or infinity, expected finite values")
+            raise ContractError(f"column {name} of {source} has NaN or infinity, expected finite values")
     ids = [column(name, pa.int64(), np.int64) for name in features.id_names]
     sizes = (slot_sizes[slot] for slot in features.id_places.slots)
     for name, size, values in zip(features.id_names, sizes, ids):
@@ -242,7 +255,7 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
 
 
 def _transpose(columns: list[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Writes columns [n] each into the rows of `into` [n, columns]."""
+    """Write columns, each [n], into the rows of `into`, [n, columns]."""
     for start in range(0, len(into), _TRANSPOSED_ROWS):
         part = into[start : start + _TRANSPOSED_ROWS]
         for number, values in enumerate(columns):

@@ -1,15 +1,18 @@
-"""The weights that a fit starts from: fresh ones, or a parent's laid out for this round's vocabularies.
+"""Initial weights of a fit: fresh ones, or a parent's in the layout of this run's vocabularies.
 
-A parent's table is written piece by piece from one mapped file into another, so that no table is held in memory. Which
-model is the parent is extraction's choice, what changed in the vocabularies is `contracts.workflow`'.
+A parent's table is copied in chunks from one mapped file to another, so that no table has to be in
+memory. Extraction chooses the parent, and `contracts.workflow` describes the changes of the
+vocabularies.
 
-Here is also the correction for training rows of which only a share without a click was kept
-(`TrainingSet.negative_rate`). Rows without a click that are kept with probability r, whatever their features, have 1/r
-times the odds of a click that all rows have, so a model of the kept rows has logits that are log(1/r) too large. Its
-ranking is right, its probabilities are not. Adding log(r) to every logit corrects them, which the bias alone does (King
-and Zeng 2001, "Logistic Regression in Rare Events Data", prior correction). Weights in the model store are corrected;
-weights of a fit under way are not. So the correction is taken back where a fit starts from a parent, and added once
-where its final weights are written.
+This module also corrects for negative downsampling (`TrainingSet.negative_rate`). If rows without a
+click are kept with probability r, whatever their features, the odds of a click among the kept rows
+are 1/r times those among all rows. A model of the kept rows has logits that are too large by
+log(1/r). Its ranking is right, but its probabilities are wrong. Adding log(r) to the bias corrects
+every logit (King and Zeng 2001, "Logistic Regression in Rare Events Data", prior correction).
+
+Weights in the model registry are corrected, and weights during a fit are not. The correction is
+therefore subtracted when a fit starts from a parent, and added once when its final weights are
+written.
 """
 
 import logging
@@ -54,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_odds_correction(negative_rate: float) -> float:
-    """What a logit learned from rows thinned at this rate lacks of one of all rows: log(rate), at most 0.
+    """Return log(rate), the correction of a logit that was trained on downsampled rows, at most 0.
 
     Raises:
         ContractError: the rate is not in (0, 1].
@@ -76,11 +79,20 @@ def write_initial(
     seed: int,
     places: Places | None = None,
 ) -> None:
-    """Writes fresh weights into `folder`, without optimizer state; the same ones for the same seed.
+    """Write fresh weights into `folder`, without optimizer state.
 
-    The dense parameters are the network's own initial ones; its bias is the log-odds of `click_rate` (a share in
-    (0, 1)), since small data would need hundreds of steps to get there. Vectors are U(+-f/sqrt(slot size)) per slot, f
-    the network's `fresh_vectors`. Without `places` each slot is looked up once.
+    Equal seeds give equal weights. The dense parameters are the network's initial ones. The bias is
+    the log-odds of the click rate, because small data sets would need hundreds of steps to learn
+    it. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where f is the network's
+    `fresh_vectors`.
+
+    Args:
+        folder: Folder to write.
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        click_rate: Share of clicks, in (0, 1).
+        seed: Seed of the weights.
+        places: Places that a row looks up. None to look up each slot once.
     """
     dense = _fresh_dense(config, seed)
     tables = tables_of(places or one_each(slot_sizes), config.widths)
@@ -96,10 +108,10 @@ def write_initial(
 
 
 def read_parent(training_set: TrainingSet) -> Model | None:
-    """The model that the round continues, which the rows were encoded for; None = from scratch.
+    """Return the model that this run continues, or None to train from scratch.
 
     Raises:
-        ContractError: its manifest is absent or damaged.
+        ContractError: its manifest is absent or corrupt.
     """
     uri = training_set.parent_model_uri
     return model_in(local_path(uri)) if uri else None
@@ -108,17 +120,24 @@ def read_parent(training_set: TrainingSet) -> Model | None:
 def continue_from(
     parent: Model, training_set: TrainingSet, config: NetworkConfig, *, into: Path, seed: int = 0
 ) -> Path:
-    """Writes the parent's weights, moments and step count into the folder `into`, with this round's vocabularies.
+    """Write the parent's weights, moments and step count in the layout of this run's vocabularies.
 
-    The logits are those of rows thinned as the training set's are, whatever the parent's own rate was, and without the
-    parent's `served_shift`.
+    The written logits are those for the training set's downsampled rows, whatever the parent's own
+    rate was. They do not include the parent's `served_shift`.
 
-    The training set is this round's, encoded with the workflow that goes on from the parent's. What is new of columns
-    that the parent lacks starts as `seed` decides. A folder `into` that an earlier try left is replaced.
+    Args:
+        parent: The parent model.
+        training_set: Training set of this run. Its workflow continues the parent's.
+        config: Configuration of this run's network.
+        into: Folder to write. One left by an earlier try is replaced.
+        seed: Seed of the fresh weights for columns that the parent lacks.
+
+    Returns:
+        `into`.
 
     Raises:
-        ContractError: the parent has another network, its ids mean other categories than the training set's or its
-            dense values other numbers, a slot shrank, or one of its files is damaged.
+        ContractError: the parent has another network, its ids stand for other categories or its
+            dense values for other numbers, a slot shrank, or one of its files is corrupt.
         PermanentError: a file cannot be written.
     """
     features, features_before = training_set.recommender.features, parent.recommender.features
@@ -128,8 +147,8 @@ def continue_from(
     for name, now in zip(features.slots, training_set.slot_sizes):
         if now < (before := sizes_before.get(name, 0)):
             raise ContractError(
-                f"slot size of {name} is {now} in the training set and {before} in the parent {parent.model_id}, "
-                "expected at least as many"
+                f"slot size of {name} is {now} in the training set and {before} in the parent "
+                f"{parent.model_id}, expected at least the parent's"
             )
     old = _workflow(verified_part(parent, Model.WORKFLOW), parent.slot_sizes)
     new = _workflow(local_path(training_set.workflow_uri), training_set.slot_sizes)
@@ -141,15 +160,15 @@ def continue_from(
             add_to_bias(aside, -log_odds_correction(training_set.negative_rate) - parent.served_shift)
     except ContractError as error:
         raise ContractError(
-            f"workflow {training_set.workflow_uri} does not go on from the parent {parent.model_id}'s: {error}"
+            f"workflow {training_set.workflow_uri} does not continue that of the parent {parent.model_id}: {error}"
         ) from error
     added = sum(training_set.slot_sizes) - sum(parent.slot_sizes)
-    logger.info("continuing %s: step %d, %d ids more", parent.model_id, stored.step, added)
+    logger.info("continuing %s: step %d, %d new ids", parent.model_id, stored.step, added)
     return into
 
 
 class ModelLayout(NamedTuple):
-    """What decides the shapes of a model's tensors, and what each position means."""
+    """Shapes of a model's tensors, and the meaning of each position."""
 
     workflow: FeatureWorkflow
     network: NetworkConfig
@@ -167,19 +186,29 @@ class ModelLayout(NamedTuple):
 
 
 def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Path, seed: int = 0) -> None:
-    """Writes the model `stored`, laid out as `before`, into the folder `into`, laid out as `now`.
+    """Write a stored model in the layout of new vocabularies and columns.
 
-    An id whose category lives on keeps its row and its moments, bit for bit, and so do the reserved ids and the dense
-    parameters: rows of such ids alone are scored as before. An id that got its category now starts with its slot's
-    out-of-vocabulary row, by which that category was scored until now, and with zero moments: nothing was observed of
-    it alone. A tombstone's row and moments are zero.
+    The following parts are copied bit for bit: the rows and moments of ids whose category stays,
+    the reserved ids, and the dense parameters. Rows with only such ids are scored as before.
 
-    Columns are found by their names. With columns that are new every logit stays as it was, but for rounding: dense
-    parameters are zero at their places, and so are all moments there; their vectors are a fresh model's, or zero
-    (`NetworkConfig.takes_new_vectors_at_zero`). What belonged to a column that is gone is left out.
+    An id that has a new category starts with the out-of-vocabulary row of its slot, because that
+    category was scored with it until now. Its moments are zero, because there is no history of it
+    alone. The row and the moments of a tombstone are zero.
+
+    Columns are matched by name. New columns do not change the logits, except for rounding: their
+    dense parameters and moments are zero. Their vectors are those of a fresh model, or zero
+    (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are dropped.
+
+    Args:
+        stored: The model to copy.
+        before: Layout of `stored`.
+        now: Layout to write.
+        into: Folder to write.
+        seed: Seed of fresh weights.
 
     Raises:
-        ContractError: an id means another category than before, or a list that is new would change the logits.
+        ContractError: an id stands for another category than before, or a new list would change the
+            logits.
         PermanentError: a file cannot be written.
     """
     features_before, features = before.workflow.features, now.workflow.features
@@ -215,9 +244,9 @@ def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
     for name in now.lists:
         if name not in before.lists and (table := now.list_options_of(name).table) in before.categorical:
             raise ContractError(
-                f"list {name} is new and uses the vectors of {table}, which no weights of this network multiply: it "
-                "would change what was learned; give it vectors of its own, or, to train from scratch, "
-                + run_again("-p parent=none")
+                f"list {name} is new and shares the vectors of {table}, expected vectors of its "
+                "own: this network has no weights that could keep the parent's logits unchanged. "
+                "Give the list its own vectors, or, to train from scratch, " + run_again("-p parent=none")
             )
 
 
@@ -228,7 +257,10 @@ def _carry_positions(
     old_axis: tuple[int, list[Hashable]],
     new_axis: tuple[int, list[Hashable]],
 ) -> None:
-    """Copies what belongs to the same of the columns' positions; the others stay as they are."""
+    """Copy the values at positions of columns that both layouts have.
+
+    Other positions are unchanged.
+    """
     where = {position: i for i, position in enumerate(old_axis[1])}
     kept = [(i, where[position]) for i, position in enumerate(new_axis[1]) if position in where]
     here, there = np.array(kept, np.int64).reshape(-1, 2).T
@@ -244,7 +276,10 @@ def _carry_tables(
     changes: Sequence[VocabularyChange],
     random: np.random.Generator | None,
 ) -> None:
-    """Copies the rows of each slot that was there into zeros, see `grow`; `random` starts weights, None moments."""
+    """Copy the rows of each slot of the old layout into zeros, see `grow`.
+
+    `random` generates fresh vectors if the tensors are weights. It is None for moments.
+    """
     kept = dict(zip(before.workflow.features.slots, old.slots(before.workflow.slot_sizes, before.tables)))
     slots = new.slots(now.workflow.slot_sizes, now.tables)
     for name, vectors, change, vocabulary in zip(
@@ -260,21 +295,21 @@ def _carry_tables(
 
 
 def _write_fresh_rows(vectors: NDArray[np.float32], random: np.random.Generator, network: NetworkConfig) -> None:
-    """Writes the vectors of a slot; see `write_initial`."""
+    """Write fresh vectors of a slot, see `write_initial`."""
     bound = network.fresh_vectors * len(vectors) ** -0.5
     for part in chunks(0, len(vectors)):
         vectors[part] = random.uniform(-bound, bound, vectors[part].shape)
 
 
 def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
-    """The parent's network, which differs from `config` in its columns at most."""
+    """Return the parent's network if it differs from `config` only in its columns."""
     network = config_from_document(parent.config)
     kept, asked = network.as_document(), config.as_document()
     columns = ("num_dense", "num_categorical", "widths")
     if other := {name: value for name, value in asked.items() if kept.get(name) != value and name not in columns}:
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
-            f"{ {name: kept.get(name) for name in other} }; state those, or, to train from scratch, "
+            f"{ {name: kept.get(name) for name in other} }; use those, or, to train from scratch, "
             + run_again("-p parent=none")
         )
     return network
@@ -288,16 +323,16 @@ def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
 
 
 def _require_same_transforms(old: FeatureWorkflow, new: FeatureWorkflow) -> None:
-    """Refuses columns of both workflows that only one excludes, or that are scaled otherwise."""
+    """Check that columns of both workflows are scaled alike, and excluded in both or in neither."""
     both = set(old.features.names).intersection(new.features.names)
     excluded, expected = (both.intersection(workflow.excluded) for workflow in (new, old))
     if excluded != expected:
-        raise ContractError(f"excluded columns are {sorted(excluded)}, expected {sorted(expected)} as before")
+        raise ContractError(f"excluded columns are {sorted(excluded)}, expected the parent's {sorted(expected)}")
     for name in ("means", "stds"):
         before, now = (dict(zip(each.features.numeric, getattr(each, name).tolist())) for each in (old, new))
         if other := {column: value for column, value in now.items() if before.get(column, value) != value}:
             was = {column: before[column] for column in other}
-            raise ContractError(f"{name} of the dense columns are {other}, expected {was} as before")
+            raise ContractError(f"{name} of the dense columns are {other}, expected the parent's {was}")
     for name, boundaries in new.boundaries.items():
         if not np.array_equal(boundaries, kept := old.boundaries.get(name, boundaries)):
-            raise ContractError(f"boundaries of {name} are {boundaries}, expected {kept} as before")
+            raise ContractError(f"boundaries of {name} are {boundaries}, expected the parent's {kept}")

@@ -1,8 +1,9 @@
-"""The step: from manifests and settings to a model in the store, with all that the next steps and rounds need.
+"""Run the training step: fit a network and publish a model to the registry.
 
-The model enters the store whole or not at all. Its weights are moved there, not copied, where work and store share a
-disk: a large table is written once, by the engine. The network's own graph is exported beside them, so that deployment
-needs no torch. Fitting is left to the modules that are called here, judging to evaluation.
+A model is published completely or not at all. If the work folder and the registry are on the same
+disk, its weights are moved and not copied, so the engine writes a large table only once. The
+network's ONNX graph is exported with the weights, so that deployment does not need torch. The
+evaluation step decides whether the model is good enough.
 """
 
 import hashlib
@@ -45,13 +46,23 @@ def publish(
     report: ValidationReport,
     created_at: datetime,
 ) -> Model:
-    """Writes the model's folder into the store and gives its manifest.
+    """Write the model's folder into the registry and return its manifest.
 
-    The id is the time of creation and the first 8 hex digits of the weights' hash, so a retried task that fits the same
-    weights publishes the same model; a folder of that id whose parts differ is replaced.
+    The model's id is the time of creation and the first 8 hex digits of the weights' hash. A
+    retried task that fits the same weights therefore publishes the same model. A folder with this
+    id but other parts is replaced.
 
-    `described` makes the manifest from model id, final folder and the hash of each part. The folder `weights` is gone
-    afterwards; a fit that misses it makes it again. `created_at` is the time of the run's first try, in UTC.
+    Args:
+        store: Folder of the model registry.
+        described: Creates the manifest from the model's id, its final folder and the hash of each
+            part.
+        weights: Folder of the weights. It is moved away, and a later fit that misses it writes it
+            again.
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        workflow_path: Folder of the feature workflow.
+        report: Manifest of the statistics and the schema.
+        created_at: Time of the run's first try, in UTC.
 
     Raises:
         ContractError: the workflow, the statistics or the schema is absent.
@@ -61,16 +72,17 @@ def publish(
     model_id = f"{created_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{weights_hash[:8]}"
     final = model_folder(store, model_id)
     if _is_published(final, weights_hash, created_at):
-        logger.info("model %s is in the store already", model_id)
+        logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # The weights last: what is absent is reported before they are taken from the fit.
+        # The weights are moved last, so that an absent part is reported before the fit loses its
+        # weights.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}
         manifest = described(model_id, final, {Model.WEIGHTS: weights_hash, **sha256})
         manifest.write(parts / Model.MANIFEST)
-    logger.info("model %s is in the store", model_id)
+    logger.info("published model %s to the registry", model_id)
     return manifest
 
 
@@ -83,8 +95,12 @@ def _export_network(weights: Path, config: NetworkConfig, slot_sizes: list[int])
 
 
 def _move(source: Path, target: Path) -> None:
-    """Moves a folder, to another disk by a copy. Under its own name the source is whole or absent at any moment."""
-    # Half of it under its own name would be taken for whole by the next try; under the other name it is removed.
+    """Move a folder, by a copy if the target is on another disk.
+
+    Under its own name the source is complete or absent at any moment.
+    """
+    # After an interrupted copy, the next try would take a partial source for complete. It removes
+    # the renamed folder.
     shutil.move(source.rename(source.with_name(f".{source.name}.moved")), target)
 
 
@@ -101,17 +117,17 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
     for uri, name in files:
         source = local_path(uri)
         if not source.is_file():
-            raise ContractError(f"{source} is absent, expected the validation report's file")
+            raise ContractError(f"{source} is absent, expected a file of the validation report")
         shutil.copyfile(source, parts / name)
 
 
 def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool:
-    """Whether the folder holds this run's model of these weights, all of its parts as its manifest says."""
+    """Return whether the folder has this run's model of these weights, with all parts unchanged."""
     try:
         model = Model.read(folder / Model.MANIFEST)
     except ContractError:
         return False
-    # Another run may have made the same weights of another workflow within the same second.
+    # Another run may have created the same weights with another workflow within the same second.
     return (
         model.created_at == created_at.isoformat()
         and model.sha256[Model.WEIGHTS] == weights_hash
@@ -127,53 +143,60 @@ _SCRATCH = "engine"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What one run is asked to do."""
+    """Request for one training run."""
 
     run: str
-    """Name of the run; a second try under the same name continues the first."""
+    """Name of the run. A second try with the same name continues the first."""
     store: Path
-    """Model store."""
+    """Folder of the model registry."""
     work: Path
     """Folder for intermediate files."""
     backend: str
-    """`pytorch` or `hugectr`."""
+    """One of `engine.BACKENDS`."""
     config: NetworkConfig
     settings: TrainingSettings
     num_gpus: int = 1
-    """GPUs that share a batch; more than one only for `hugectr`."""
+    """GPUs that share a batch. More than one only for `hugectr`."""
 
 
 def train(
-    asked: TrainingRun,
+    request: TrainingRun,
     training_set: TrainingSet,
     report: ValidationReport,
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     stop: StopRequest | None = None,
 ) -> tuple[Model, FitResult]:
-    """The model of this run, in the store.
+    """Train and publish the model of this run.
+
+    Args:
+        request: The request.
+        training_set: Manifest of the encoded rows.
+        report: Manifest of the statistics and the schema.
+        clock: Current time in UTC.
+        stop: Request to stop, or None if nothing can request it.
 
     Raises:
-        ContractError: an input is not what it says, or the parent does not fit.
+        ContractError: an input does not match its manifest, or this run cannot continue its parent.
         PermanentError: the backend's library is not installed, or training diverged.
-        Preempted: `stop` came; the fit is saved.
+        Preempted: `stop` was requested. The fit is saved.
     """
     recommender = training_set.recommender
-    require_backend(asked.backend, asked.config, recommender.features, weight=recommender.data.weight)
+    require_backend(request.backend, request.config, recommender.features, weight=recommender.data.weight)
     parent = read_parent(training_set)
-    folder = asked.work / asked.run / "training"
-    created_at = _begin(folder, _fingerprint(asked, training_set, parent), clock)
-    result = _fitted(asked, training_set, parent, folder=folder, stop=stop or StopRequest())
+    folder = request.work / request.run / "training"
+    created_at = _begin(folder, _fingerprint(request, training_set, parent), clock)
+    result = _fitted(request, training_set, parent, folder=folder, stop=stop or StopRequest())
 
     def described(model_id: str, final: Path, sha256: dict[str, str]) -> Model:
         return Model(
             model_id=model_id,
             uri=final.absolute().as_uri(),
-            backend=asked.backend,
-            config=asked.config.as_document(),
+            backend=request.backend,
+            config=request.config.as_document(),
             slot_sizes=list(training_set.slot_sizes),
             parent_model_id=parent.model_id if parent else None,
-            seed=asked.settings.seed,
+            seed=request.settings.seed,
             num_train_rows=training_set.num_train_rows,
             optimizer_step=result.optimizer_step,
             progressive=dict(result.progressive),
@@ -193,10 +216,10 @@ def train(
         )
 
     model = publish(
-        asked.store,
+        request.store,
         described,
         weights=result.weights,
-        config=asked.config,
+        config=request.config,
         slot_sizes=training_set.slot_sizes,
         workflow_path=local_path(training_set.workflow_uri),
         report=report,
@@ -206,15 +229,15 @@ def train(
 
 
 def _fitted(
-    asked: TrainingRun, training_set: TrainingSet, parent: Model | None, *, folder: Path, stop: StopRequest
+    request: TrainingRun, training_set: TrainingSet, parent: Model | None, *, folder: Path, stop: StopRequest
 ) -> FitResult:
     checkpoint = folder / CHECKPOINT
-    with _engine(asked, training_set, folder) as engine:
+    with _engine(request, training_set, folder) as engine:
         job = FitJob(
             training_set=training_set,
-            config=asked.config,
-            settings=asked.settings,
-            start=_start_from(parent, asked, training_set, into=checkpoint / START) if parent else None,
+            config=request.config,
+            settings=request.settings,
+            start=_start_from(parent, request, training_set, into=checkpoint / START) if parent else None,
             checkpoint_path=checkpoint,
         )
         with stop.deferred():
@@ -226,21 +249,21 @@ def _fitted(
             )
 
 
-def _start_from(parent: Model, asked: TrainingRun, training_set: TrainingSet, *, into: Path) -> Path:
-    return continue_from(parent, training_set, asked.config, into=into, seed=asked.settings.seed)
+def _start_from(parent: Model, request: TrainingRun, training_set: TrainingSet, *, into: Path) -> Path:
+    return continue_from(parent, training_set, request.config, into=into, seed=request.settings.seed)
 
 
 @contextmanager
-def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
+def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
     scratch = folder / _SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # as a killed try leaves it, a table and more
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed try leaves a table and more in it
     engine = make_engine(
-        asked.backend,
-        asked.config,
+        request.backend,
+        request.config,
         training_set.slot_sizes,
-        settings=asked.settings,
+        settings=request.settings,
         scratch=scratch,
-        num_gpus=asked.num_gpus,
+        num_gpus=request.num_gpus,
         features=training_set.recommender.features,
     )
     try:
@@ -251,33 +274,40 @@ def _engine(asked: TrainingRun, training_set: TrainingSet, folder: Path) -> Iter
 
 
 def forget_checkpoint(work: Path, run: str) -> None:
-    """Removes the run's checkpoint, once its model and manifest are written; a new try would fit from the start."""
+    """Remove the run's checkpoint after its model and manifest are written.
+
+    A new try would fit from the start.
+    """
     CheckpointFolder(work / run / "training" / CHECKPOINT).forget()
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:
-    """When this run was first tried; what another input or other settings left under its name is removed."""
+    """Return when this run was first tried.
+
+    Files of an earlier try with other inputs or settings are removed.
+    """
     path = folder / _ATTEMPT
     if path.exists():
         attempt = json.loads(path.read_text())
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
-        logger.info("the earlier try of this run had other inputs: starting afresh")
-        # First what makes the rest count: half of it must not be taken for whole by a try that goes back to those.
+        logger.info("the earlier try of this run had other inputs: starting from scratch")
+        # The attempt file is removed first. Otherwise, after an interruption, a later try with the
+        # old inputs would use partial files.
         path.unlink()
     if folder.exists():
-        shutil.rmtree(folder)  # else this try would go on from what another one left
+        shutil.rmtree(folder)  # otherwise this try would continue from files of another one
     created_at = clock()
     write_whole(path, json.dumps({"fingerprint": fingerprint, "created_at": created_at.isoformat()}) + "\n")
     return created_at
 
 
-def _fingerprint(asked: TrainingRun, training_set: TrainingSet, parent: Model | None) -> str:
-    """Changes with everything that decides the weights."""
+def _fingerprint(request: TrainingRun, training_set: TrainingSet, parent: Model | None) -> str:
+    """Return a hash of everything that determines the weights."""
     decides: dict[str, Any] = {
-        "backend": asked.backend,
-        "config": asked.config.as_document(),
-        "settings": asked.settings.deciding(),
+        "backend": request.backend,
+        "config": request.config.as_document(),
+        "settings": request.settings.deciding(),
         "raw_digest": training_set.raw_digest,
         "num_train_rows": training_set.num_train_rows,
         "num_replay_rows": training_set.num_replay_rows,

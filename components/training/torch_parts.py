@@ -30,19 +30,19 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows of one step, and which rows of the tables they look up. B rows."""
+    """Rows of one step, B of them, and the table rows that they look up."""
 
     labels: Tensor
     """0 or 1, float32 [B]."""
     dense: Tensor
-    """Float32 [B, D]."""
+    """Dense values, float32 [B, D]."""
     lookups: "tuple[Lookups, ...]"
-    """Of each table."""
+    """Look-ups in each table."""
     weights: Tensor | None = None
-    """Each row's share of the batch's loss, float32 [B]; None where all are equal."""
+    """Share of each row in the batch's loss, float32 [B], or None if all are equal."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with `function` applied to each tensor."""
+        """Apply `function` to each tensor of the batch."""
 
         def mapped(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else function(tensor)
@@ -56,33 +56,38 @@ class Batch:
 
 
 class Lookups(NamedTuple):
-    """Which rows of one table a batch looks up, and into which of its B * F vectors each goes."""
+    """Rows of one table that a batch looks up, and the B * F vectors that they become."""
 
     table_rows: Tensor
     """Distinct rows of the table, ascending, int64 [U]."""
     taken: Tensor
-    """Which of `table_rows` each look-up takes, int32 [L]; look-ups of the first vector first."""
+    """Index in `table_rows` of each look-up, int32 [L], ordered by vector."""
     order: Tensor
-    """The vector of each look-up, int32 [L]; look-ups of the first of `table_rows` first."""
+    """Number of the vector of each look-up, int32 [L], ordered by table row."""
     starts: Tensor
-    """Where in `order` the look-ups of each of `table_rows` begin, int32 [U]."""
+    """Start of each table row's look-ups in `order`, int32 [U]."""
     bags: Tensor | None = None
-    """Where in `taken` the look-ups of each vector begin, int32 [B * F]; None = each vector is one look-up."""
+    """Start of each vector's look-ups in `taken`, int32 [B * F]. None if each vector is one
+    look-up."""
     shares: Tensor | None = None
-    """By what the sum of its look-ups is multiplied for each vector, float32 [B * F, 1]."""
+    """Factor of the sum of each vector's look-ups, float32 [B * F, 1]. None if all factors are
+    1."""
 
 
 class TablePlaces(NamedTuple):
-    """The places that look up in one table."""
+    """Places that look up in one table."""
 
     columns: Columns
-    """Of ids."""
+    """Id columns of the table."""
     offsets: NDArray[np.int64]
-    """The first row of the slot of each, which is that of padding, [P]."""
+    """Table row of id 0 (padding) of each place's slot, [P]."""
     places: Places
 
     def lookups(self, ids: NDArray[np.int32]) -> Lookups:
-        """What a batch of `ids` [B, P] looks up; an element that a list does not have is not looked up."""
+        """Return the look-ups of a batch of `ids`, [B, P].
+
+        Padding of a list is not looked up.
+        """
         keys = ids + self.offsets
         if not self.places.lists:
             return lookups_of(keys.ravel())
@@ -102,8 +107,14 @@ class TablePlaces(NamedTuple):
 
 
 def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[TablePlaces]) -> Batch:
-    """The batch of the rows `numbers`, not all of weight 0, which look up in `tables`."""
-    # ndarray.take copies whole rows: 0.07 ms for 2048 of them, where indexing took 0.27.
+    """Return the batch of some rows.
+
+    Args:
+        rows: All rows.
+        numbers: Row numbers of the batch. At least one of these rows has a weight above 0.
+        tables: Places of each table.
+    """
+    # ndarray.take copies whole rows. It takes 0.07 ms for 2048 rows, and indexing takes 0.27 ms.
     ids = rows.ids.take(numbers, axis=0)
     weights = None if rows.weights is None else rows.weights.take(numbers)
     return Batch(
@@ -115,9 +126,9 @@ def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[TablePlace
 
 
 def lookups_of(keys: NDArray[np.int64]) -> Lookups:
-    """The look-ups of the rows `keys` of one table, which this changes."""
-    # A key and its position in one integer sort together: np.sort of int64 took 0.2 ms for 2048 x 26 keys, torch.sort
-    # with positions 0.8 ms, np.argsort 2.4 ms.
+    """Return the look-ups of the table rows `keys`, one for each vector. `keys` is modified."""
+    # Each key and its position are packed into one integer to sort them together. For 2048 x 26
+    # keys np.sort of int64 takes 0.2 ms, torch.sort with positions 0.8 ms and np.argsort 2.4 ms.
     position_bits = max(1, int(len(keys) - 1).bit_length())
     keys <<= position_bits
     keys |= np.arange(len(keys))
@@ -140,15 +151,15 @@ def lookups_of(keys: NDArray[np.int64]) -> Lookups:
 
 @dataclass(frozen=True)
 class Adam:
-    """One step of the optimizer; see the module."""
+    """One step of the optimizer. The module's docstring has the formula."""
 
     settings: TrainingSettings
     number: int
-    """Of the step, from 1."""
+    """Number of the step, from 1."""
     rate: float
 
     def step(self, weights: list[Tensor], gradients: list[Tensor], *, m: list[Tensor], v: list[Tensor]) -> None:
-        """Moves `weights`, `m` and `v`, in place."""
+        """Update `weights`, `m` and `v` in place."""
         settings = self.settings
         adam(
             weights,
@@ -156,7 +167,7 @@ class Adam:
             m,
             v,
             max_exp_avg_sqs=[],
-            # torch counts a step itself before it takes it.
+            # torch increments the step number before it computes the step.
             state_steps=[torch.tensor(float(self.number - 1), device=each.device) for each in weights],
             foreach=False,
             capturable=False,
@@ -173,47 +184,51 @@ class Adam:
 
 
 class DensePart:
-    """A network's parameters and the two moments of each."""
+    """Parameters of a network, and the two moments of each."""
 
     def __init__(self, network: Network) -> None:
-        """The moments are zero."""
+        """Start with moments of zero."""
         self._network = network
         self.weights = dict(network.named_parameters())
         self._moments = [[torch.zeros_like(each) for each in self.weights.values()] for _ in range(2)]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each parameter."""
+        """Shape of each parameter by name."""
         return {name: tuple(each.shape) for name, each in self.weights.items()}
 
     def restore(self, stored: StoredModel) -> None:
-        """Takes over what is stored; without moments there they are zero."""
+        """Load the stored parameters and moments. Moments that are not stored become zero."""
         load_dense(self._network, stored.weights.dense)
         for number, into in enumerate(self._moments):
             for name, target in zip(self.weights, into):
                 target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
 
     def save(self, stored: StoredModel) -> None:
-        """Writes all of it."""
+        """Write the parameters and moments into `stored`."""
         for tensors, values in zip(stored.parts, [[each.detach() for each in self.weights.values()], *self._moments]):
             for name, each in zip(self.weights, values):
                 tensors.dense[name][:] = each.cpu().numpy()
 
     def step(self, adam: Adam, gradients: list[Tensor]) -> None:
-        """Moves all of it, in place."""
+        """Update the parameters and moments in place."""
         adam.step(list(self.weights.values()), gradients, m=self._moments[0], v=self._moments[1])
 
 
 def require_tables(stored: StoredModel, shapes: Sequence[tuple[int, int]], folder: Path) -> None:
-    """Raises ContractError where the tables in `folder` have others than these `shapes`."""
+    """Check the shapes of the tables in `folder`.
+
+    Raises:
+        ContractError: they differ from `shapes`.
+    """
     if (found := [each.shape for each in stored.weights.tables]) != shapes:
         raise ContractError(f"tables in {folder} have shapes {found}, expected {shapes}")
 
 
 def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None]:
-    """The items of `source` in their order, up to `depth` of them made by a thread before they are asked for.
+    """Yield the items of `source` in order, while a thread prepares up to `depth` further items.
 
-    Closing this iterator ends the thread; what `source` raises is raised here, in place of its next item.
+    Closing this iterator ends the thread. An error in `source` is raised here in place of the item.
     """
     pool = ThreadPoolExecutor(1, "prefetch")
     try:
@@ -226,4 +241,5 @@ def made_ahead(source: Iterator[Item], depth: int) -> Generator[Item, None, None
 
 
 SEGMENT_ROWS = {"cpu": 32_768, "cuda": 4_194_304}
-"""Rows of one call of `learn`: on two cores 0.1 s with the default network, 1 s with NVIDIA's sample."""
+"""Rows of one call of `learn`. On two cores it takes 0.1 s with the default network, and 1 s with
+that of NVIDIA's sample."""

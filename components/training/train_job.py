@@ -1,11 +1,12 @@
-"""The training step as a Kubeflow TrainJob: creates it, copies its log and ends as it ended.
+"""Run the training step as a Kubeflow TrainJob: create it, copy its log and end with its result.
 
-The job's workers run this same step from the same share; image, nodes and command come from `pipelines.placement`, how
-processes work together is the engine's. Each step's job has a name of its own, so a step that is tried again finds the
-job of the try before: a running one is followed further, an ended one replaced. Workers that are lost are started again
-by the runtime of `k8s/components/kubeflow-trainer`, and go on from the fit's last save.
+The job's workers run this same step on the same shared volume. `pipelines.placement` sets image,
+nodes and command, and the engine coordinates the processes. The job of a step has a fixed name, so
+a retried step finds the job of its earlier try. It continues to follow a running job, and it
+replaces a failed one. The runtime of `k8s/components/kubeflow-trainer` restarts lost workers, which
+continue from the last save of the fit.
 
-Kubernetes is asked by its own client. Kubeflow's SDK (0.5) sends Python functions, which this is not.
+This module uses the Kubernetes client. Kubeflow's SDK (0.5) can only send Python functions.
 """
 
 import argparse
@@ -36,24 +37,25 @@ logger = logging.getLogger(__name__)
 
 _GROUP, _VERSION = "trainer.kubeflow.org", "v1alpha1"
 POLL_SECONDS = 10.0
-_ASKED = "evergreen/asked"
-"""Annotation with the hash of what was asked for."""
+_SPEC_HASH = "evergreen/asked"
+"""Annotation with the hash of the requested spec."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""The client reads token and certificates beside it, but not the namespace."""
+"""File with the pod's namespace, which the client does not read. The token and the certificates are
+beside it."""
 _LOG_OVERLAP_SECONDS = 60
-"""How far a look at a log goes back before the last one, longer than a request takes."""
+"""Overlap with the previous read of a log. It is longer than a request can take."""
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
-"""Beside those from 500 on: a token is rotated, and a conflict is over at the next attempt."""
-_LONGEST_NAME = 45
-"""Kubernetes allows 63 letters, and JobSet's pods are named `<job>-launcher-0-0-abcde`."""
+"""HTTP statuses worth a retry besides 5xx: a token is being rotated, or a conflict ends with the
+next try."""
+_MAX_NAME_LENGTH = 45
+"""Kubernetes allows 63 characters, and JobSet names its pods `<job>-launcher-0-0-abcde`."""
 
 
 class TrainJobs:
     """The TrainJobs of one namespace and their pods.
 
-    Every method raises:
-        TemporaryError: the API server does not answer, is in trouble, or does not accept the token now.
-        PermanentError: it refused.
+    Every method raises: TemporaryError: the API server does not answer, reports an internal error,
+    or temporarily rejects the token. PermanentError: it rejected the request.
     """
 
     def __init__(
@@ -63,16 +65,16 @@ class TrainJobs:
         *,
         timeout_seconds: tuple[float, float] = (5.0, 30.0),
     ) -> None:
-        """Ask nobody yet.
+        """Create the client without connecting.
 
         Args:
             configuration: Address, token and certificates of the API server.
             namespace: Namespace of the jobs.
-            timeout_seconds: To connect and to read, of each request.
+            timeout_seconds: Timeouts of each request, to connect and to read.
         """
-        # The server is in this cluster, never beyond the proxy that the environment may name.
+        # The API server is in this cluster, so a proxy from the environment must not be used.
         configuration.proxy = None
-        # A request that failed is repeated by the caller, which waits in between.
+        # The caller repeats failed requests and waits in between.
         configuration.retries = 0
         configuration.client_side_validation = False
         connection = client.ApiClient(configuration)
@@ -82,20 +84,22 @@ class TrainJobs:
 
     @classmethod
     def of_this_pod(cls) -> "TrainJobs":
-        """Return those of the namespace that this process's pod is in.
+        """Return the jobs of the namespace of this process's pod.
 
         Raises:
-            ContractError: this process is in no pod, or its pod has no token.
+            ContractError: this process does not run in a pod, or its pod has no token.
         """
         configuration = client.Configuration()
         try:
             config.load_incluster_config(configuration)
             return cls(configuration, _NAMESPACE_FILE.read_text().strip())
         except (config.ConfigException, OSError) as error:
-            raise ContractError(f"no namespace to create a TrainJob in, expected to run in a pod: {error}") from error
+            raise ContractError(
+                f"this process has no namespace for a TrainJob, expected to run in a pod: {error}"
+            ) from error
 
     def create(self, job: dict[str, Any]) -> bool:
-        """Create the job, or return False if there is one of its name."""
+        """Create the job, or return False if a job with its name exists."""
         create = self._custom.create_namespaced_custom_object
         return self._request(create, **self._jobs, body=job, unless=409) is not None
 
@@ -105,13 +109,13 @@ class TrainJobs:
         return None if found is None else {"status": {}, **found}
 
     def own(self, name: str, owners: list[dict[str, Any]]) -> None:
-        """Give the job these owners, if it is still there."""
+        """Set the owners of the job, if it still exists."""
         change = {"metadata": {"ownerReferences": owners}}
         patch = self._custom.patch_namespaced_custom_object
         self._request(patch, **self._jobs, name=name, body=change, unless=404)
 
     def delete(self, name: str) -> None:
-        """End the job's pods and then remove it."""
+        """Delete the job after its pods have ended."""
         delete = self._custom.delete_namespaced_custom_object
         self._request(delete, **self._jobs, name=name, propagation_policy="Foreground", unless=404)
 
@@ -122,23 +126,23 @@ class TrainJobs:
         return list(self._request(listed, namespace=self.namespace, label_selector=selector).items)
 
     def log(self, pod: str, since_seconds: int | None) -> list[str]:
-        """Return the lines that a pod's workers wrote in the last seconds, each behind its time.
+        """Return the lines that a pod's workers wrote recently, each prefixed with its time.
 
         Args:
             pod: Name of the pod.
-            since_seconds: How far to go back, at least 1; None = all lines.
+            since_seconds: Seconds to go back, at least 1. None for all lines.
         """
-        asked = {"name": pod, "namespace": self.namespace, "container": "node", "timestamps": True}
+        requested = {"name": pod, "namespace": self.namespace, "container": "node", "timestamps": True}
         since = {"since_seconds": since_seconds} if since_seconds else {}
 
         def read(**given: Any) -> bytes:
-            # As bytes: the client fails on a log that is not UTF-8.
+            # Read bytes, because the client fails on a log that is not UTF-8.
             return bytes(self._core.read_namespaced_pod_log(**given, _preload_content=False).data)
 
-        return (self._request(read, **asked, **since, unless=404) or b"").decode(errors="replace").splitlines()
+        return (self._request(read, **requested, **since, unless=404) or b"").decode(errors="replace").splitlines()
 
     def _request(self, call: Callable[..., Any], *, unless: int | None = None, **given: Any) -> Any:
-        """Return what the client's method returns, or None if the answer's status is `unless`."""
+        """Return the result of the client's method, or None if the response status is `unless`."""
         action = f"{call.__name__} {given.get('name', '')}".strip()
         try:
             return call(**given, _request_timeout=self._timeout)
@@ -147,7 +151,8 @@ class TrainJobs:
                 return None
             # The client reports a failed TLS handshake as status 0.
             temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
-            text = f"Kubernetes answered {error.status} {error.reason} to {action}: {str(error.body)[:500]}"
+            answer = f"{error.status} {error.reason} to {action}: {str(error.body)[:500]}"
+            text = f"Kubernetes answered {answer}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
         except (HTTPError, OSError) as error:
             raise TemporaryError(f"Kubernetes at {self._host} does not answer {action}: {error}") from error
@@ -161,12 +166,13 @@ def train_elsewhere(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train as the TrainJob that `flags.train_job` describes, and take over the model's manifest and its note.
+    """Train as the TrainJob in `flags.train_job`, and copy its model manifest and its note's facts.
 
     Raises:
-        ContractError: the workers refused their input, or a job of this name is another program's.
-        PermanentError: the job failed; the message has its reason, and what the workers noted.
-        Preempted: SIGTERM came and the job was deleted, or its last workers were preempted.
+        ContractError: the workers rejected their input, or another program created a job with this
+            name.
+        PermanentError: the job failed. The message has its reason and the workers' note.
+        Preempted: SIGTERM arrived and the job was deleted, or its last workers were preempted.
         TemporaryError: somebody deleted the job, or the API server does not answer.
     """
     folder = local_path(flags.work) / flags.run / "train-job"
@@ -183,7 +189,7 @@ def train_elsewhere(
         jobs.delete(name)
         raise
     except PermanentError as error:
-        raise _as_noted(error, _note_of_workers(flags, note)) from error
+        raise _as_reported(error, _note_of_workers(flags, note)) from error
     if workers := _note_of_workers(flags, note):
         note.facts = workers.facts
     shutil.copyfile(shared["output"], flags.output)
@@ -192,41 +198,49 @@ def train_elsewhere(
 
 
 def job_name(run: str) -> str:
-    """Return the name of a run's TrainJob: the run's own if Kubernetes allows it, else its letters and a hash.
+    """Return the name of a run's TrainJob.
+
+    It is the run's name if Kubernetes allows it, else the allowed characters of the name and a
+    hash.
 
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
     """
-    if len(run) <= _LONGEST_NAME and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", run):
+    if len(run) <= _MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", run):
         return run
-    words = re.sub("[^a-z0-9]+", "-", run.lower()).lstrip("0123456789-")[: _LONGEST_NAME - 9].rstrip("-")
+    words = re.sub("[^a-z0-9]+", "-", run.lower()).lstrip("0123456789-")[: _MAX_NAME_LENGTH - 9].rstrip("-")
     return f"{words or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 def build_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the TrainJob that is created."""
-    asked = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    """Return the TrainJob to create."""
+    requested = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": "training"}
-    metadata = {"name": name, "labels": labels, "annotations": {_ASKED: asked}, "ownerReferences": _owners()}
+    metadata = {"name": name, "labels": labels, "annotations": {_SPEC_HASH: requested}, "ownerReferences": _owners()}
     return {"apiVersion": f"{_GROUP}/{_VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
 def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable[[float], None]) -> None:
-    """Create the job, unless one of an earlier try runs or succeeded, and wait until one that ends is gone."""
+    """Create the job, unless a job of an earlier try runs or has succeeded.
+
+    A failed job, or one with another spec, is deleted first. The function waits until it is gone.
+    """
     job = build_job(name, spec)
-    asked = job["metadata"]["annotations"][_ASKED]
+    requested = job["metadata"]["annotations"][_SPEC_HASH]
     while not jobs.create(job):
         found = jobs.find(name)
         if found is None:
             continue
-        theirs = found["metadata"].get("annotations", {}).get(_ASKED)
+        theirs = found["metadata"].get("annotations", {}).get(_SPEC_HASH)
         if theirs is None:
-            raise ContractError(f"TrainJob {name} is there and not of this step, expected no job of the run's name")
+            raise ContractError(
+                f"TrainJob {name} exists and was not created by this step, expected no job with the run's name"
+            )
         if "deletionTimestamp" not in found["metadata"]:
-            if theirs == asked and "Failed" not in _conditions(found):
-                logger.info("TrainJob %s of an earlier try is followed further", name)
+            if theirs == requested and "Failed" not in _conditions(found):
+                logger.info("TrainJob %s of an earlier try still runs or has succeeded: following it", name)
                 return jobs.own(name, _owners())
-            logger.info("TrainJob %s of an earlier try is replaced", name)
+            logger.info("replacing TrainJob %s of an earlier try", name)
             jobs.delete(name)
         sleep(POLL_SECONDS)
     logger.info("TrainJob %s created in namespace %s", name, jobs.namespace)
@@ -234,14 +248,14 @@ def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable
 
 
 def _owners() -> list[dict[str, Any]]:
-    """Return the step's own pod as the owner, so that the job is deleted with it and with a deleted run."""
+    """Return the step's own pod as the owner, so that deleting the pod or its run deletes the job."""
     pod, uid = os.environ.get(POD_NAME), os.environ.get(POD_UID)
     return [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}] if pod and uid else []
 
 
 def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
     """Copy the log of the job's first worker to standard error until the job has succeeded."""
-    log, told = _Log(jobs, name, clock), ""
+    log, reported = _Log(jobs, name, clock), ""
     while True:
         try:
             job = jobs.find(name)
@@ -250,15 +264,17 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock
             sleep(POLL_SECONDS)
             continue
         if job is None:
-            raise TemporaryError(f"TrainJob {name} was deleted by someone; the same command goes on from the last save")
+            raise TemporaryError(
+                f"TrainJob {name} was deleted by someone; the same command continues from the last save"
+            )
         try:
             log.copy()
         except (TemporaryError, PermanentError) as error:
             logger.warning("%s", error)
         conditions = _conditions(job)
         counts = (f"{each['active']} active, {each['failed']} failed" for each in job["status"].get("jobsStatus", []))
-        if (state := "; ".join([*conditions, *counts]) or "waiting") != told:
-            logger.info("TrainJob %s: %s", name, told := state)
+        if (state := "; ".join([*conditions, *counts]) or "waiting") != reported:
+            logger.info("TrainJob %s: %s", name, reported := state)
         if failed := conditions.get("Failed"):
             raise PermanentError(f"TrainJob {name} failed, {failed['reason']}: {failed['message']}")
         if "Complete" in conditions:
@@ -267,40 +283,44 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock
 
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the conditions that are true, by type."""
+    """Return the job's true conditions by type."""
     return {each["type"]: each for each in job["status"].get("conditions", []) if each["status"] == "True"}
 
 
 class _Log:
-    """Log of the job's first worker, each line once, also if another pod replaces it."""
+    """Log of the job's first worker.
+
+    Each line is copied once, even if another pod replaces the worker's.
+    """
 
     def __init__(self, jobs: TrainJobs, name: str, clock: Callable[[], float]) -> None:
         self._jobs, self._name, self._clock = jobs, name, clock
         self._pod, self._last = "", ""
-        self._looked = 0.0
-        """Time of the last read of the log, by `clock`."""
+        self._read_at = 0.0
+        """Time of the last read of the log, from `clock`."""
 
     def copy(self) -> None:
         """Copy new lines to standard error."""
         ranked = []
         for each in self._jobs.pods(self._name):
             labels, made = each.metadata.labels or {}, each.metadata.creation_timestamp
-            part = labels.get("jobset.sigs.k8s.io/replicatedjob-name")  # by MPI the launcher has what all write
+            # With MPI the launcher's log has the output of all workers.
+            part = labels.get("jobset.sigs.k8s.io/replicatedjob-name")
             if labels.get("batch.kubernetes.io/job-completion-index") == "0" and each.status.phase != "Pending":
                 ranked.append((part == "launcher", made, each.metadata.name))
         if not ranked:
             return
         if (pod := max(ranked)[2]) != self._pod:
-            logger.info("the log of TrainJob %s is that of pod %s", self._name, pod)
+            logger.info("following the log of pod %s of TrainJob %s", pod, self._name)
             self._pod, self._last = pod, ""
         now = self._clock()
-        since = math.ceil(now - self._looked) + _LOG_OVERLAP_SECONDS if self._last else None
+        since = math.ceil(now - self._read_at) + _LOG_OVERLAP_SECONDS if self._last else None
         for line in self._jobs.log(pod, since):
             moment, _, text = line.partition(" ")
             if moment > self._last:
                 self._last = moment
                 print(text, file=sys.stderr, flush=True)
-        self._looked = now
+        self._read_at = now
 
 
 def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | None:
@@ -309,9 +329,12 @@ def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | No
     return next((each for each in notes if each.step == ours.step and each.started_at != ours.started_at), None)
 
 
-def _as_noted(error: PermanentError, note: StepNote | None) -> Exception:
-    """Return a job's failure as its workers' step raised it, which torchrun's exit code does not tell."""
-    text = f"{error}; the workers' last note is {note.state}: {note.reason}" if note else str(error)
+def _as_reported(error: PermanentError, note: StepNote | None) -> Exception:
+    """Return a job's failure as the error that the workers' step raised.
+
+    The exit code of torchrun does not contain it.
+    """
+    text = f"{error}; last note of the workers: {note.state} {note.reason}".rstrip() if note else str(error)
     if note and note.state == "preempted":
         return Preempted(text)
     return ContractError(text) if note and note.reason.startswith(ContractError.__name__) else PermanentError(text)

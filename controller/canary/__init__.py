@@ -1,1 +1,1 @@
-"""A canary: a version that takes a growing share of the traffic until it is live or aborted."""
+"""Run a canary, a version with a growing share of the traffic until it is live or aborted."""

@@ -1,4 +1,4 @@
-"""The canary's command line: `python -m controller.canary start|step|watch|advance|abort|status`."""
+"""Run a canary command: `python -m controller.canary start|step|watch|...`."""
 
 import argparse
 import json
@@ -19,26 +19,26 @@ from evergreen.storage.uris import open_objects, typed_uri
 
 MAX_INTERVAL_SECONDS = 3600.0
 _SUMMARIES = {
-    "start": "load a judged model beside the live one and send it traffic",
-    "step": "evaluate once, and do what follows",
-    "watch": "step until there is no canary any more",
-    "status": "say what the next step would find",
-    "advance": "take it to the next share, or to all, on a person's word",
-    "abort": "take the canary's traffic back at once",
+    "start": "load an evaluated model beside the live one and send it traffic",
+    "step": "evaluate the canary once, and grow, release or abort it",
+    "watch": "repeat the step until there is no canary",
+    "status": "evaluate the canary without changing anything",
+    "advance": "give it the next share or release it, whatever the evidence is",
+    "abort": "take all traffic from the canary at once",
 }
 _DEFAULTS: dict[str, Any] = {rule.name: rule.default for rule in fields(CanaryPolicy)}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The commands and their flags."""
+    """Build the parser with its subcommands."""
     parser = CommandParser(prog="evergreen canary", description=steps.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in _SUMMARIES.items():
         command = commands.add_parser(name, help=summary)
         add_site_flags(command)
         if name == "start":
-            command.add_argument("--model-id", required=True, help="the stored model")
-            command.add_argument("--shadow-only", action="store_true", help="it scores and answers nobody")
+            command.add_argument("--model-id", required=True, help="id of the stored model")
+            command.add_argument("--shadow-only", action="store_true", help="score shadow traffic without serving")
             continue
         command.add_argument(
             "--metrics-urls", default="", help="host:port or dns:///name:port of every server's metrics"
@@ -51,17 +51,17 @@ def build_parser() -> argparse.ArgumentParser:
             default=[],
             type=_rule,
             metavar="NAME=VALUE",
-            help=f"a rule other than its default, may be repeated; the rules and their defaults: {_DEFAULTS}",
+            help=f"value of a rule, may be repeated; defaults: {_DEFAULTS}",
         )
         if name in ("advance", "abort"):
-            command.add_argument("--reason", type=change_reason, required=True, help="why, for the journal")
+            command.add_argument("--reason", type=change_reason, required=True, help="reason for the journal")
         if name == "watch":
-            command.add_argument("--interval-seconds", type=float, default=30.0, help="between two steps")
+            command.add_argument("--interval-seconds", type=float, default=30.0, help="seconds between two steps")
     return parser
 
 
 def _rule(text: str) -> tuple[str, Any]:
-    """The name and the value of a rule of `CanaryPolicy`.
+    """Parse the name and the value of a rule of `CanaryPolicy`.
 
     >>> _rule("shares=0.1,0.5"), _rule("min_pairs=500")
     (('shares', (0.1, 0.5)), ('min_pairs', 500))
@@ -76,7 +76,7 @@ def _rule(text: str) -> tuple[str, Any]:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; where it fails, what was live is live."""
+    """Run one command. After a failure the live version is unchanged."""
     arguments = build_parser().parse_args(argv)
     site = site_of(arguments)
     if arguments.command == "watch" and not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
@@ -84,9 +84,9 @@ def main(argv: list[str] | None = None) -> int:
             f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
         )
     if arguments.command == "start":
-        judged = judged_model(site.store, arguments.model_id)
+        evaluated = judged_model(site.store, arguments.model_id)
         share = 0.0 if arguments.shadow_only else serving_canary.FIRST_SHARE
-        done = serving_canary.start(*judged, settings=as_served_now(site.serving(judged[0])), share=share)
+        done = serving_canary.start(*evaluated, settings=as_served_now(site.serving(evaluated[0])), share=share)
         print(f"version {done.version} is the canary, model {done.model_id}")
         return 0
     settings = steps.CanarySettings(

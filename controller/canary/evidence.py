@@ -1,20 +1,24 @@
-"""What a canary is judged by: pairs of scores with their outcomes, and what the servers counted for each arm.
+"""Read a canary's evidence: pairs of scores with labels, and the servers' counters of each arm.
 
-Pairs are rows that stable and canary both scored, read where the monitor leaves matured rows, the archive and the lake.
-A row counts whichever arm served it: requests are drawn for the shadow alike in both arms, and nobody chose their rows.
-Ranked lists, whose rows the serving arm chose, have no shadow columns there (`monitoring.state.archive`), so where all
-traffic is ranked there are no pairs, and a person advances the canary.
+A pair is a row that both the stable version and the canary scored. Pairs are read from the
+monitor's archive and the lake, which contain the matured rows. Either arm may have served the row,
+because requests are drawn for shadow scoring independently of the arm and of their rows. The
+serving arm chose the rows of ranked lists, so these have no shadow columns there
+(`monitoring.state.archive`). If all traffic is ranked, there are no pairs, and a person advances
+the canary.
 
-Counts are read from Triton's Prometheus text of every replica. Counters only grow, so a stage is the difference to the
-plan's `baseline`, summed over replicas before anything is divided: never a mean of means. A server that appeared since,
-or whose counter is below its baseline because it restarted, has counted its warm-up, which is slow (measured: 70
-requests of three times the usual time) and weighs more in the small arm: it counts nothing until a step has taken its
-baseline (`uncounted`). A server that left takes both arms' counts with it. A server that restarted and has counted past
-its whole baseline by the next step is not noticed; its arms are counted short, never negative.
+Counters are read from every replica's Prometheus text. Counters only grow, so the counts of a stage
+are the differences to the plan's `baseline`. The differences are summed over the replicas before
+any division, which avoids a mean of means. The counters of a new or restarted server include its
+warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up weighs
+more in the smaller arm. Such a server is left out until a step has recorded its baseline
+(`uncounted`). When a server leaves, the counts of both arms lose its requests. A restarted server
+whose counters exceed its whole baseline at the next step is not detected. Both arms are then
+counted too low, but never negative.
 
-What these numbers are not: Triton has totals and no medians; a request refused before it reached a model is in none of
-them. Requests that the response cache answers are among the successful ones. What follows from the evidence is
-`serving.canary_policy`'s.
+Triton reports totals and no medians. Requests that are rejected before they reach a model are not
+counted. Requests that the response cache answers count as successful. `serving.canary_policy` decides from
+this evidence.
 """
 
 import logging
@@ -57,29 +61,36 @@ COUNTERS = {
     "infer_us": "nv_inference_compute_infer_duration_us",
     "cache_hits": "nv_cache_num_hits_per_model",
 }
-"""Triton's name of each counter; `infer_us` adds up the time in the model of the requests that it computed."""
+"""Triton's name of each counter. `infer_us` sums the time in the model of all computed requests."""
 QUANTILES = "nv_inference_compute_infer_summary_us"
-"""Triton's quantiles of what `infer_us` adds up, one server's requests of the last minute."""
+"""Triton's quantiles of the time in the model, for one server's requests of the last minute."""
 READ_SECONDS = 10.0
 MAX_TEXT_BYTES = 32 << 20
-"""Triton writes some 100 bytes a counter, and a few dozen counters a model and version."""
+"""Size limit. Triton writes about 100 bytes per counter, and a few dozen counters per model and
+version."""
 _MAX_COUNT = float(1 << 63)
 _NAMES = {name: short for short, name in COUNTERS.items()}
 
 Fetch = Callable[[str], str]
-"""The metrics text of host:port."""
+"""Returns the metrics text of host:port."""
 
 
 def read_pairs(
     places: Sequence[Objects], *, stable: int, canary: int, since: datetime, most: int, user: str | None = None
 ) -> Pairs:
-    """The oldest pairs of two versions in `places` with an event time of `since` or later.
+    """Read the oldest pairs of two versions.
 
-    A file may move from the archive to the lake meanwhile: name the archive first, and it is seen at least once. Memory
-    grows with `most`, not with the lake; of a lake in a bucket the files of these days are fetched one by one. `user`
-    is the column of the users; None = the recommender names none.
+    A file may move from the archive to the lake during the read. If the archive is first in
+    `places`, the file is seen at least once. Memory grows with `most` and not with the lake. The
+    files of a lake in a bucket are downloaded one by one. A corrupt file is skipped with a warning.
 
-    A damaged file is no evidence: a warning names it, and the pairs are those of the other files.
+    Args:
+        places: The monitor's archive and the lake.
+        stable: Stable version.
+        canary: Version of the canary.
+        since: Earliest event time.
+        most: Maximum number of pairs.
+        user: Column of the users. None = the recommender has no such column.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be read.
@@ -106,15 +117,18 @@ def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> An
 
 
 def _oldest(tables: Sequence[Any], most: int) -> Any:
-    """Twice as many rows as are wanted, sorted by time: archive and lake may both hold a row."""
+    """Return the oldest rows sorted by time, twice as many as wanted.
+
+    The archive and the lake may both contain a row.
+    """
     keys = [raw_rows.EVENT_TIME, raw_rows.REQUEST_ID, raw_rows.ROW]
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys]).slice(0, 2 * most)
 
 
 def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
-    """Return the columns of one file, or None if it holds no shadow scores, has moved on or cannot be read.
+    """Return the columns of one file, or None if it has no shadow scores, has moved or is corrupt.
 
-    Users may have come later.
+    Older files may lack the column of the users, which is then null.
     """
     try:
         with archived.opened() as file:
@@ -124,7 +138,7 @@ def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
     except MovedAway:
         return None
     except ContractError as error:
-        logger.warning("a canary's rows are read without a file that cannot be read: %s", error)
+        logger.warning("a file is left out of the canary's evidence: %s", error)
         return None
     columns = [
         rows[each.name].cast(each.type) if each.name in rows.column_names else pa.nulls(len(rows), each.type)
@@ -134,7 +148,10 @@ def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
 
 
 def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
-    """Both arms' scores of rows sorted by time; of rows with one identity the first stays."""
+    """Build the pairs from rows sorted by time.
+
+    The first of several rows with one identity counts.
+    """
     requests, codes = np.unique(rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
     codes = codes.reshape(-1).astype(np.int64)
     positions = rows[raw_rows.ROW].to_numpy().astype(np.int64)
@@ -143,7 +160,7 @@ def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
     served, shadow = (rows[name].to_numpy()[at] for name in (raw_rows.SCORE, raw_rows.SHADOW_SCORE))
     by_stable = rows[raw_rows.MODEL_VERSION].to_numpy()[at] == stable
     groups = codes
-    if user is not None:  # whose category is at least 0
+    if user is not None:  # users are category ids of at least 0
         groups = pc.coalesce(rows[user], pa.array(-1 - codes)).to_numpy()
     return Pairs(
         labels=rows[raw_rows.LABEL].to_numpy()[at].astype(np.uint8),
@@ -154,21 +171,21 @@ def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
 
 
 def fetch(address: str) -> str:
-    """The metrics text of the server whose metrics port is `address` (host:port).
+    """Return the metrics text of the server with the metrics port `address` (host:port).
 
     Raises:
-        TemporaryError: it does not answer.
+        TemporaryError: the server does not answer, or its text is too long.
     """
     deadline, content = time.monotonic() + READ_SECONDS, bytearray()
     try:
-        # Never through the proxy that the environment may name: the server is on this machine or in this cluster.
+        # Bypass any proxy in the environment: the server is on this machine or in this cluster.
         with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=READ_SECONDS) as answer:
             while chunk := answer.read1(1 << 16):
                 content += chunk
                 if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
                     raise TemporaryError(
-                        f"metrics of {address} go on after {len(content):,} bytes, expected their end within "
-                        f"{MAX_TEXT_BYTES:,} bytes and {READ_SECONDS:g} s"
+                        f"metrics of {address} are incomplete after {len(content):,} bytes, expected at most "
+                        f"{MAX_TEXT_BYTES:,} bytes within {READ_SECONDS:g} s"
                     )
             return content.decode()
     except (URLError, HTTPException, OSError, ValueError) as error:
@@ -176,24 +193,25 @@ def fetch(address: str) -> str:
 
 
 def read_baseline(addresses: Sequence[str], stable: Arm, canary: Arm, *, fetch: Fetch = fetch) -> Baseline:
-    """What every server has counted so far for both arms.
+    """Return every server's current counters of both arms.
 
     Raises:
-        TemporaryError: a server does not answer, or with something else.
+        TemporaryError: a server does not answer, or sends an unexpected text.
     """
     arms = {STABLE: stable, CANARY: canary}
     return {address: counted(fetch(address), arms, source=address) for address in addresses}
 
 
 def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> dict[str, dict[str, float]]:
-    """The counters of each arm's model and version in a metrics text; what is not in it has counted nothing.
+    """Return the counters of each arm's model and version in a metrics text. Absent counters are 0.
 
     Raises:
-        TemporaryError: it is no metrics text, or a counter is no number from 0; names its `source`.
+        TemporaryError: `text` is not a metrics text, or a counter is not a finite number from 0.
+            The message contains `source`.
     """
     found = {name: dict.fromkeys(COUNTERS, 0.0) for name in arms}
     for arm, sample in _samples(text, arms, source):
-        name = sample.name.removesuffix("_total")  # which the parser appends, as OpenMetrics wants it
+        name = sample.name.removesuffix("_total")  # the parser appends it, as in OpenMetrics
         if name in _NAMES:
             if not 0 <= sample.value < _MAX_COUNT:
                 raise TemporaryError(
@@ -204,12 +222,13 @@ def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> di
 
 
 def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
-    """Microseconds in the model that 1 % of the server's requests of the last minute exceed; None without any.
+    """Return the p99 of the time in the model in microseconds, over the server's last minute.
 
-    None also where the server keeps no quantiles: it does not by itself, nor where the response cache may answer.
+    Returns None if there were no requests, or if the server has no quantiles. By default Triton
+    computes none, and it computes none for a model with a response cache.
 
     Raises:
-        TemporaryError: it is no metrics text; names its `source`.
+        TemporaryError: `text` is not a metrics text. The message contains `source`.
     """
     for _, sample in _samples(text, {"": arm}, source):
         if sample.name == QUANTILES and sample.labels.get("quantile") == "0.99" and 0 <= sample.value < math.inf:
@@ -218,7 +237,7 @@ def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
 
 
 def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str, Any]]:
-    """The samples of each arm's model and version, with the arm's name."""
+    """Return the samples of each arm's model and version, with the arm's name."""
     wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     try:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -229,7 +248,10 @@ def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str,
 
 
 def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
-    """What each arm counted between `baseline` and `now`, over the servers that are in both and did not restart."""
+    """Return each arm's counts since `baseline`, summed over servers that have one.
+
+    Servers that are new or were restarted are left out.
+    """
     sums = {arm: dict.fromkeys(COUNTERS, 0.0) for arm in (STABLE, CANARY)}
     for address in now.keys() - uncounted(baseline, now).keys():
         for arm, counters in now[address].items():
@@ -239,7 +261,10 @@ def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
 
 
 def uncounted(baseline: Baseline, now: Baseline) -> Baseline:
-    """Those servers of `now` that need it as their baseline: they are new, or restarted, which either arm shows."""
+    """Return the servers that need their current counters as a baseline: new or restarted ones.
+
+    A restart is detected if a counter of either arm is below its baseline.
+    """
     return {
         address: arms
         for address, arms in now.items()

@@ -1,23 +1,24 @@
-"""A canary's life: started, grown step by step (1 -> 5 -> 25 % -> released to all) or aborted, and unloaded.
+"""Start, grow, release or abort a canary (1, 5, 25 % of the traffic, then all), and unload it.
 
-It is prepared and rehearsed like a release: the version gets its number, proof and files as any release does, and is
-announced in the journal. What differs is the name that it is loaded under, and that the traffic plan instead of the
-configuration makes clients ask for it.
+A canary is prepared like a release. The version gets a number, a parity check and files, is
+rehearsed, and is announced in the journal. Two points differ from a release: the canary is loaded
+under another name, and the traffic plan sends clients to the canary instead of the configuration.
 
-A step may run at any time and any number of times, since all it knows is in the journal, the traffic plan and the
-evidence. The lock is not held while evidence is read, nor while clients drain: a rollback is never kept waiting.
-`watch` steps until it is over; `advance` and `abort` are a person's. A canary in the shadow only is watched alike, and
-answers once it is started again to do so, or advanced.
+A step may run at any time and repeatedly, because all its state is in the journal, the traffic plan
+and the evidence. The lock is not held while evidence is read or while clients drain, so a rollback
+never waits for a canary. `watch` calls `step` until the canary has ended. `advance` and `abort` are
+commands for people. A shadow canary is watched in the same way. A shadow canary serves traffic once
+it is started again with a share, or advanced.
 
-The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it. Every change is a
-fixed order of writes, so that what a crash left shows how far it came:
+The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
+Every change is a fixed order of writes, so the state after a crash shows how far it came:
 
     start    intent, version's files, canary's files, servers, plan, CANARY
     grow     plan, CANARY (with its new share)
     promote  intent, switch, PROMOTE, plan, drained, unloaded, canary's files removed
     abort    plan, drained, unloaded, canary's files removed, CANARY_ENDED
 
-A plan with a canary that the journal does not name is taken back; a canary's files without a plan are to be removed.
+A plan whose canary is not in the journal is reset. Files of a canary without a plan are removed.
 """
 
 import logging
@@ -49,7 +50,7 @@ from evergreen.serving.canary import (
     load_everywhere,
     unload,
 )
-from evergreen.serving.canary_policy import ABORT, GROW, HOLD, CanaryJudgement, CanaryPolicy, judge, judge_counts
+from evergreen.serving.canary_policy import ABORT, GROW, HOLD, CanaryDecision, CanaryPolicy, judge, judge_counts
 from evergreen.serving.servers import addresses
 from evergreen.serving.site import Site, SiteSettings, opened, reset_plan
 from evergreen.storage.objects import Objects
@@ -59,14 +60,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CanarySettings:
-    """Where a canary is, and how it is judged."""
+    """Deployment target of a canary, its evidence and its rules."""
 
     site: SiteSettings
     evidence: tuple[Objects, ...] = ()
-    """Where matured rows are: the monitor's archive, then the lake."""
+    """Matured rows: the monitor's archive, then the lake."""
     metrics: tuple[str, ...] = ()
-    """Metrics ports of all servers, host:port or dns:///name:port; none = it can be aborted by outcomes, and never
-    grows."""
+    """Metrics ports of all servers, host:port or dns:///name:port. Without them the canary can be
+    aborted by labels, but never grows."""
     policy: CanaryPolicy = field(default_factory=CanaryPolicy)
     drain_seconds: float = DRAIN_SECONDS
     fetch: Fetch = fetch
@@ -76,15 +77,17 @@ _CHANGED_MEANWHILE = Step(action=CHANGED, reason="the plan changed while its evi
 
 
 def step(settings: CanarySettings) -> Step:
-    """Evaluates, repairs and does one thing; see the module.
+    """Evaluate the canary, repair what a crash left, and make one change.
 
-    A bad canary is aborted and a place without one left alone whether or not servers answer: one that is down must not
-    keep the other's share going, and before the first model no server may be there at all.
+    A bad canary is aborted even if servers do not answer, because a server that is down must not
+    prolong the canary's share on the others. Without a canary nothing is contacted, because there
+    may be no server before the first model.
 
     Raises:
-        ContractError: the evidence or the repository is damaged.
-        TemporaryError: a server does not answer, or another deployment is at work; to be called again.
-        PermanentError: the live version could not be changed; what was live is live.
+        ContractError: the evidence or the repository is corrupt.
+        TemporaryError: a server does not answer, or another deployment is running. Call again
+            later.
+        PermanentError: the live version could not be changed, and is still live.
     """
     site = settings.site
     if not promotion_journal.read_entries(site.store):
@@ -96,7 +99,7 @@ def step(settings: CanarySettings) -> Step:
         if is_at_rest and not repository.canary.whole() and not promotion_journal.interrupted(site.store):
             return NO_CANARY
         return _proceed(plan, settings, None)
-    found, fresh = _judge(plan, settings)
+    found, fresh = _evaluate(plan, settings)
     if found.action == ABORT:
         with repository.locked():
             if repository.read_plan() != plan:
@@ -107,25 +110,29 @@ def step(settings: CanarySettings) -> Step:
 
 
 def advance(settings: CanarySettings, reason: str) -> Step:
-    """The next share, or all, on a person's word; an undecided canary waits for it, and a shadow may start by it.
+    """Give the canary its next share, or release it, because a person decided so.
+
+    The command also lets an undecided canary continue and a shadow canary serve.
 
     Raises:
-        TemporaryError, PermanentError: as `step`; what was live is live.
+        TemporaryError, PermanentError: as in `step`. The live version is unchanged.
     """
     plan = settings.site.open_repository().read_plan()
-    return _proceed(plan, settings, CanaryJudgement(action=GROW, reason=reason))
+    return _proceed(plan, settings, CanaryDecision(action=GROW, reason=reason))
 
 
 def abort(settings: CanarySettings, reason: str) -> Step:
-    """Takes the canary's traffic back at once, whether or not servers answer; `step` unloads it once clients know.
+    """Take all traffic from the canary at once, even if servers do not answer.
+
+    `step` unloads it after the clients have read the plan.
 
     Raises:
-        TemporaryError: another deployment is at work.
+        TemporaryError: another deployment is running.
     """
     repository = settings.site.open_repository()
     with repository.locked():
         at_work, plan = canary_at_work(settings.site.store), repository.read_plan()
-        # A start that was killed before its line is in the plan alone.
+        # If a start was killed before its journal entry, only the plan names the canary.
         if at_work is None and (plan is None or plan.canary is None):
             return NO_CANARY
         reset_plan(settings.site, repository, reason)
@@ -139,16 +146,16 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
     report: Callable[[Step], None] = lambda _: None,
 ) -> Step:
-    """Steps until there is no canary any more; the last step. What fails for now is tried again.
+    """Call `step` until there is no canary, and return the last step. Temporary errors are retried.
 
     Raises:
-        ContractError, PermanentError: as `step`.
+        ContractError, PermanentError: as in `step`.
     """
     while True:
         try:
             done = step(settings)
         except TemporaryError as error:
-            logger.warning("step put off: %s", error)
+            logger.warning("step deferred: %s", error)
             sleep(interval_seconds)
             continue
         report(done)
@@ -158,22 +165,25 @@ def watch(
 
 
 def status(settings: CanarySettings) -> Step:
-    """What the next step would find, without doing it; needs neither lock nor servers."""
+    """Evaluate the canary without changing anything. The evaluation needs no lock and no server."""
     plan = settings.site.open_repository().read_plan()
     if plan is None or plan.canary is None:
         is_over = canary_at_work(settings.site.store) is None
         return Step(action=NONE if is_over else DRAINING, reason=plan.reason if plan else "there is no plan")
-    found, _ = _judge(plan, settings)
+    found, _ = _evaluate(plan, settings)
     return _held(plan, found)
 
 
 def _proceed(
-    plan: TrafficPlan | None, settings: CanarySettings, found: CanaryJudgement | None, *, fresh: bool = False
+    plan: TrafficPlan | None, settings: CanarySettings, found: CanaryDecision | None, *, fresh: bool = False
 ) -> Step:
-    """Finishes what was left, loads the canary where it is missing, and does what was found.
+    """Finish earlier changes, load the canary on servers that lack it, and apply a decision.
 
-    `plan` is as it was when the evidence was read; `found` says what to do with the canary, but for aborting it, None
-    where none is at work; `fresh`: servers have counted without a baseline.
+    Args:
+        plan: Plan at the time when the evidence was read.
+        settings: Deployment target and rules.
+        found: Decision to hold or grow. None = there is no canary.
+        fresh: Whether servers have counters without a baseline.
     """
     with opened(settings.site) as site:
         if site.repository.read_plan() != plan:
@@ -186,13 +196,14 @@ def _proceed(
         try:
             load_everywhere(site, at_work.version, only_missing=True)
         except PermanentError as error:
-            # A server refuses it, or it answers golden rows wrongly: no evidence is needed.
+            # A server rejects the canary or its golden rows differ, so it is aborted without
+            # further evidence.
             site.reset_plan(str(error))
             return _aborted(settings, at_work.version, str(error))
         if found.action == GROW:
             return _grow_or_release(site, at_work, plan, settings=settings, found=found)
         if fresh:
-            # Read again: what a server counted while it loaded the canary is no client's.
+            # Read the counters again, because loading the canary has added warm-up requests.
             seen, _ = _read_counters(plan, settings)
             plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
             site.repository.write_plan(plan)
@@ -201,11 +212,14 @@ def _proceed(
 
 
 def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
-    """Finishes what a crash or an earlier step left; None where a canary is at work and plan and journal agree."""
+    """Finish what a crash or an earlier step left.
+
+    Returns None if a canary is running and the plan agrees with the journal.
+    """
     plan, at_work = site.repository.read_plan(), canary_at_work(site.store)
     version = plan.canary.version if plan and plan.canary else None
     if version is not None and (at_work is None or at_work.version != version):
-        site.reset_plan(f"version {version} is no canary any more")
+        site.reset_plan(f"version {version} is no longer a canary")
         site.checkpoint("plan reset")
         plan, version = site.repository.read_plan(), None
     if version is None:
@@ -213,16 +227,16 @@ def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
     assert plan is not None
     assert at_work is not None
     if plan.canary_share != at_work.share:
-        # The line that a crash kept from following its plan.
+        # A crash prevented the journal entry after the plan.
         site.append(replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who))
     return None
 
 
 def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baseline | None, str]:
-    """What every server has counted so far; or None, and why."""
+    """Read every server's counters, or return None and a reason."""
     assert plan.canary is not None
     if not settings.metrics:
-        return None, "no metrics address is named"
+        return None, "--metrics-urls is empty"
     try:
         servers = addresses(settings.metrics, settings.site.resolve)
         return read_baseline(servers, plan.stable, plan.canary, fetch=settings.fetch), ""
@@ -231,14 +245,14 @@ def _read_counters(plan: TrafficPlan, settings: CanarySettings) -> tuple[Baselin
         return None, str(error)
 
 
-def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement, bool]:
-    """What the rules make of the canary's evidence so far, and whether servers have counted without a baseline."""
+def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecision, bool]:
+    """Evaluate the evidence, and return whether servers have counters without a baseline."""
     assert plan.canary is not None
     seen, unread = _read_counters(plan, settings)
     counts = None if seen is None else counts_since(plan.baseline, seen)
-    # Failures count also where the evidence cannot be read.
+    # Test failures first, because they count even if the rows cannot be read.
     if (failing := judge_counts(counts, settings.policy)).action == ABORT:
-        return CanaryJudgement(action=ABORT, reason=failing.reason, by_counts=failing), False
+        return CanaryDecision(action=ABORT, reason=failing.reason, by_counts=failing), False
     recommender = logged_recommender(settings.site.store)
     pairs = read_pairs(
         settings.evidence,
@@ -250,23 +264,26 @@ def _judge(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryJudgement
     )
     found = judge(pairs, counts, settings.policy, unread=unread)
     if found.action == GROW and plan.canary_share == 0.0:
-        reason = f"in the shadow only; {found.reason}; start it again to let it answer"
+        reason = f"shadow traffic only; {found.reason}; start it again with a share to let it serve"
         found = replace(found, action=HOLD, reason=reason)
     return found, bool(uncounted(plan.baseline, seen or {}))
 
 
 def _began(plan: TrafficPlan, store: Path) -> datetime:
-    """When the plan's canary, or the shadow that it was before, was recorded; else when the plan was published."""
+    """Return when the canary was first recorded, or else when the plan was published.
+
+    A start as a shadow counts too.
+    """
     lines = [each for each in promotion_journal.read_entries(store) if each.action == promotion_journal.CANARY]
     times = [each.time for each in lines if plan.canary is not None and each.version == plan.canary.version]
-    # The journal's times never go back: after a clock was ahead, the plan's own is right.
+    # Times in the journal never decrease. If the clock was ahead before, the plan's time is right.
     return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
 
 
 def _grow_or_release(
-    site: Site, at_work: Promotion, plan: TrafficPlan, *, settings: CanarySettings, found: CanaryJudgement
+    site: Site, at_work: Promotion, plan: TrafficPlan, *, settings: CanarySettings, found: CanaryDecision
 ) -> Step:
-    """Gives the canary its next share; after the last one, all."""
+    """Give the canary the next larger share, or release it after the last one."""
     larger = [share for share in settings.policy.shares if share > plan.canary_share]
     if larger:
         action, share, wait = GROWN, larger[0], None
@@ -287,13 +304,13 @@ def _grow_or_release(
     )
 
 
-def _held(plan: TrafficPlan, found: CanaryJudgement) -> Step:
+def _held(plan: TrafficPlan, found: CanaryDecision) -> Step:
     assert plan.canary is not None
     return Step(action=HELD, reason=found.reason, version=plan.canary.version, share=plan.canary_share, judgement=found)
 
 
 def _aborted(
-    settings: CanarySettings, version: int | None, reason: str, *, judgement: CanaryJudgement | None = None
+    settings: CanarySettings, version: int | None, reason: str, *, judgement: CanaryDecision | None = None
 ) -> Step:
     logger.error("canary %s is aborted: %s", version, reason)
     return Step(

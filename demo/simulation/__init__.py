@@ -1,4 +1,5 @@
-"""The synthetic click world: Criteo-shaped rows whose true click probability is known, and drift on request.
+"""Simulate click logs in Criteo's shape, with known click probabilities and drift on request.
 
-Only `lake`, which writes Parquet, needs more than NumPy. Nothing here knows of servers or logs.
+Only `world` needs more than NumPy, because it writes Parquet. The package is independent of servers
+and event logs.
 """

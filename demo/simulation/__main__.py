@@ -1,6 +1,6 @@
-"""Command line of the client: replay, simulate a lake, drift a world.
+"""Replay traffic, simulate a lake, or drift the simulated users.
 
-Parses and calls; errors become exit codes in `runtime.exit_codes`.
+The module only parses flags and calls functions. `runtime.exit_codes` maps errors to exit codes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; building it needs the standard library only."""
+    """Build the parser with the standard library only."""
     parser = CommandParser(prog="evergreen", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (run_command, add_arguments, text) in _COMMANDS.items():
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Run one command, and return its exit code."""
     options = build_parser().parse_args(argv)
     log_as_text("%(asctime)s %(levelname)s %(message)s")
     command: Callable[[argparse.Namespace], None] = options.run_command
@@ -47,17 +47,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
-    """Add the flags that say which server is called for which recommender, and how."""
-    described = "model store, or a copy of <store>/recommender/N.json: the recommender whose columns the rows have"
+    """Add the flags for the server, its recommender and the connection."""
+    described = "model registry, or a copy of its file recommender/N.json, which describes the columns of the rows"
     parser.add_argument("--recommender", type=Path, required=is_required, help=described)
     server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
     parser.add_argument("--server", required=True, help=server)
     parser.add_argument("--deadline-seconds", help="per request, retries included")
     parser.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
     for flag, text in (
-        ("--ca-file", "PEM of the authorities that may have signed it; default: those that gRPC brings along"),
-        ("--certificate-file", "PEM of the client's own certificate"),
-        ("--key-file", "PEM of its key"),
+        ("--ca-file", "PEM file of the CA certificates; default: gRPC's own"),
+        ("--certificate-file", "PEM file of the client's certificate"),
+        ("--key-file", "PEM file of the client's private key"),
         ("--token-file", "file with a token, sent as `authorization: Bearer TOKEN`"),
     ):
         parser.add_argument(flag, help=f"with --tls: {text}")
@@ -76,7 +76,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "ends with its parent; keep it open."
     )
     add_server_flags(parser, is_required=False)
-    plan = "model repository (folder or gs:// URI) whose traffic plan is followed; without it the one model is asked"
+    plan = (
+        "model repository (folder or gs:// URI) with the traffic plan to follow; default: the recommender's one model"
+    )
     parser.add_argument("--plan", type=typed_uri, help=plan)
     parser.add_argument(
         "--log",
@@ -84,14 +86,19 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or kafka://host:port/topic",
     )
     rows = parser.add_mutually_exclusive_group(required=True)
-    rows.add_argument("--world", type=Path, help="JSON of the world to draw from")
+    rows.add_argument("--world", type=Path, help="JSON file of the simulator to draw from")
     rows.add_argument("--data", type=Path, help="Parquet file of labelled rows, or a folder of them; replayed once")
-    parser.add_argument("--drifted-world", type=Path, help="with --world: JSON of the world that `drift` switches to")
-    parser.add_argument("--drift-columns", type=_split_names, default=(), help="with --data: to change, as price,shop")
+    parser.add_argument("--drifted-world", type=Path, help="with --world: JSON file of the simulator after `drift`")
+    parser.add_argument(
+        "--drift-columns",
+        type=_split_names,
+        default=(),
+        help="with --data: columns that `drift` changes, such as price,shop",
+    )
     parser.add_argument(
         "--keep-requests",
         action="store_true",
-        help="with --data: rows that have one request_id are one request, of at most --rows-per-request rows",
+        help="with --data: send rows with the same request_id as one request, of at most --rows-per-request rows",
     )
     parser.add_argument("--rate", required=True, help="rows per second")
     parser.add_argument("--rows-per-request", help="default: 64")
@@ -127,16 +134,16 @@ def _replay_traffic(options: argparse.Namespace) -> None:
 
 
 def _sent_recommender(options: argparse.Namespace) -> "Recommender":
-    """Whose rows a replay sends; without a word of it a world's own."""
+    """Return the recommender whose rows are sent. The default is the simulator's."""
     from demo.simulation.tables import RECOMMENDER
     from evergreen.registry.recommenders import recommender_at
 
     if options.recommender is None and options.data:
-        raise ContractError("--recommender is not given, expected with --data the recommender whose rows it holds")
+        raise ContractError("--recommender is absent, expected the recommender of the rows in --data")
     found = RECOMMENDER if options.recommender is None else recommender_at(options.recommender)
     if options.world and found.features != RECOMMENDER.features:
         raise ContractError(
-            f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected a world's, "
+            f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected the simulator's, "
             f"{', '.join(RECOMMENDER.features.names)}"
         )
     return found
@@ -150,7 +157,7 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
 
     if options.data:
         if options.drifted_world:
-            raise ContractError("--drifted-world goes with --world, expected --drift-columns with --data")
+            raise ContractError("--drifted-world is given with --data, expected --drift-columns")
         return FileTraffic(
             options.data,
             recommender,
@@ -159,20 +166,22 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
             keeps_requests=options.keep_requests,
         )
     if options.drift_columns:
-        raise ContractError("--drift-columns goes with --data, expected --drifted-world with --world")
+        raise ContractError("--drift-columns is given with --world, expected --drifted-world")
     if options.keep_requests:
-        raise ContractError("--keep-requests goes with --data: simulated rows have no requests")
+        raise ContractError("--keep-requests is given with --world, expected --data: simulated rows have no requests")
     drifted = World.load(options.drifted_world) if options.drifted_world else None
     return WorldTraffic(World.load(options.world), drifted, np.random.default_rng([options.seed, 9]))
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lake", type=typed_uri, required=True, help="folder, its URI or gs://bucket/path, for days")
-    parser.add_argument("--rows", type=int, required=True, help="rows of the lake")
-    parser.add_argument("--days", type=int, required=True, help="days over which they spread")
-    parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="YYYY-MM-DD")
-    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
-    parser.add_argument("--world", type=Path, required=True, help="JSON file to write the world to")
+    parser.add_argument(
+        "--lake", type=typed_uri, required=True, help="lake for the rows: folder, its URI or gs://bucket/path"
+    )
+    parser.add_argument("--rows", type=int, required=True, help="number of rows")
+    parser.add_argument("--days", type=int, required=True, help="number of days over which the rows are spread")
+    parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="last day, YYYY-MM-DD")
+    parser.add_argument("--seed", type=int, required=True, help="random seed")
+    parser.add_argument("--world", type=Path, required=True, help="JSON file for the simulator")
 
 
 def _simulate_lake(options: argparse.Namespace) -> None:
@@ -186,9 +195,9 @@ def _simulate_lake(options: argparse.Namespace) -> None:
 
 
 def _add_drift(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--world", type=Path, required=True, help="JSON of the world before")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file to write the drifted world to")
-    parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
+    parser.add_argument("--world", type=Path, required=True, help="JSON file of the simulator before")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file for the drifted simulator")
+    parser.add_argument("--seed", type=int, required=True, help="random seed")
 
 
 def _drift_world(options: argparse.Namespace) -> None:
@@ -204,9 +213,9 @@ def _split_names(text: str) -> tuple[str, ...]:
 
 
 _COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
-    "traffic": (_replay_traffic, _add_replay, "send traffic at a stated rate and publish records"),
-    "simulate": (_simulate_lake, _add_simulate, "write a lake of rows of a new synthetic world"),
-    "drift": (_drift_world, _add_drift, "write a drifted copy of a world"),
+    "traffic": (_replay_traffic, _add_replay, "send traffic at a given rate and publish records"),
+    "simulate": (_simulate_lake, _add_simulate, "write a lake of simulated rows"),
+    "drift": (_drift_world, _add_drift, "write a drifted copy of a simulator"),
 }
 
 

@@ -1,9 +1,11 @@
-"""Replays traffic against a server at a stated rate, through `RecommenderClient`, and reports the clicks later.
+"""Replay traffic through `RecommenderClient` at a given rate, and report the clicks later.
 
-Open loop: requests start when their time comes, not when the last answer came, up to a bound in flight; beyond it the
-replay falls behind, and after a second skips what it owes instead of sending a burst. Rows come from `traffic`; how
-good the scores were is the monitor's to measure. As a process (`run_replay`) it obeys standard input, writes a line per
-second and a summary, and ends with its parent: end of standard input means stop.
+The load is open-loop: requests start at their scheduled times and do not wait for earlier answers,
+up to a limit in flight. At the limit the replay falls behind. After a second it skips the missed
+part of the schedule instead of sending a burst. `traffic` provides the rows, and the monitor
+measures the quality of the scores. As a process (`run_replay`) it reads commands from standard
+input, and writes one line per second and a summary. The end of standard input stops the process, so
+it ends with its parent.
 """
 
 import asyncio
@@ -36,32 +38,34 @@ from inference_client.timing import Timing
 logger = logging.getLogger(__name__)
 
 MAX_DELAY_FACTOR = 4.0
-"""No click comes later than this many mean delays."""
+"""Maximum delay of a click, as a multiple of the mean delay."""
 BEFORE, AFTER = "before", "after"
 """Phases of a replay: before and after the drift."""
 _MAX_BEHIND_SECONDS = 1.0
 _MAX_QUEUED_ROWS = 128_000
-"""Rows waiting for the log at which the replay pauses."""
+"""Number of rows in the queue to the event log at which the replay pauses."""
 _STOP_SECONDS = 0.1
-"""Within which a stop ends a wait."""
+"""Seconds within which a stop ends a wait."""
 _MAX_LATENCIES = 200_000
 _MAX_TRUTH_ROWS = 2_000_000
-"""Rows of each phase that the best AUC is computed over, 8 bytes each: a replay may run for weeks."""
+"""Maximum rows of each phase for the Bayes-optimal AUC, with 8 bytes per row. A replay may run for
+weeks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How to replay."""
+    """Rate and limits of a replay."""
 
     rate: float
     """Rows per second."""
     rows_per_request: int = 64
     label_delay_seconds: float = 1.5
-    """Mean delay of a click after its prediction: exponential, cut at `MAX_DELAY_FACTOR` times this."""
+    """Mean seconds between a prediction and its click. The delay is exponential, up to
+    `MAX_DELAY_FACTOR` times this mean."""
     max_rows: int | None = None
-    """Stop after this many rows sent; None = on command."""
+    """Number of rows after which the replay stops. None = it stops on command."""
     max_in_flight: int = 16
-    """Requests at once; beyond it the replay falls behind."""
+    """Maximum concurrent requests. At this limit the replay falls behind."""
     max_consecutive_failures: int = 20
 
     def __post_init__(self) -> None:
@@ -74,7 +78,7 @@ class ReplaySettings:
 
 
 class Replay:
-    """One replay; commands may come at any time while it runs, from its own event loop."""
+    """One replay. Send it commands at any time from its event loop."""
 
     def __init__(
         self,
@@ -86,9 +90,15 @@ class Replay:
         run: str,
         timing: Timing | None = None,
     ) -> None:
-        """Prepares; `send` begins.
+        """Prepare the replay, which `send` starts.
 
-        `run` names the replay in request ids, and must be new to the log.
+        Args:
+            client: Client that scores the rows.
+            traffic: Source of the requests.
+            settings: Rate and limits.
+            random: Random numbers for the click delays.
+            run: Prefix of the request ids, unique in the event log.
+            timing: Clocks and waits.
         """
         self._client, self._traffic = client, traffic
         self._settings, self._timing = settings, timing or Timing()
@@ -97,17 +107,18 @@ class Replay:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._consecutive_failures = 0
         self._defect: BaseException | None = None
-        """An unexpected error of a request's task, which `send` raises."""
+        """Unexpected error of a request's task, which `send` raises."""
         self.statistics = ReplayStatistics()
         self.skipped_seconds = 0.0
-        """Schedule time that was skipped because the server or the log could not keep up."""
+        """Seconds of the schedule that were skipped because the server or the event log was too
+        slow."""
         self.exhausted = False
-        """Whether the traffic ran out of rows."""
+        """Whether the traffic has no more rows."""
         self.failure: str | None = None
-        """Why the replay gave up: too many requests in a row failed."""
+        """Why the replay gave up after too many consecutive failures, or None."""
 
     def command(self, line: str) -> None:
-        """Obeys one line, `drift` or `stop`; any other is logged and ignored."""
+        """Execute the command `drift` or `stop`. Any other line is logged and ignored."""
         words = line.split()
         try:
             if words == ["drift"]:
@@ -120,11 +131,11 @@ class Replay:
             logger.error("command ignored: %s", error)
 
     def stop(self) -> None:
-        """Ends `send` after the requests in flight."""
+        """Stop `send` after the requests in flight."""
         self._stopping = True
 
     async def send(self) -> None:
-        """Sends requests until stopped, exhausted, at `max_rows`, or after too many failures in a row.
+        """Send requests until a stop, the end of the traffic, `max_rows`, or too many failures.
 
         Requests in flight are waited for and never cancelled (see `transport`).
         """
@@ -162,7 +173,7 @@ class Replay:
         while self._client.log_counts.queued_rows >= _MAX_QUEUED_ROWS and not self._stopping:
             await self._timing.sleep(_STOP_SECONDS)
         if self._client.log_counts.refused:
-            # Nobody would ever read what came of these requests.
+            # Nobody would ever read the outcomes of these requests.
             self.stop()
 
     def _forget_request(self, task: asyncio.Task[None]) -> None:
@@ -187,7 +198,7 @@ class Replay:
         latency = self._timing.timer() - started
         self.statistics.count_answer(request, phase, version=scored.model_version, latency_seconds=latency)
         if not scored.logged:
-            # A click without its prediction would be of no use.
+            # A click without its prediction cannot be joined.
             return
         clicked, mean = np.flatnonzero(request.label), self._settings.label_delay_seconds
         delays = np.minimum(self._random.exponential(mean, len(clicked)), MAX_DELAY_FACTOR * mean)
@@ -196,7 +207,7 @@ class Replay:
 
     def _drift_world(self) -> None:
         if self.statistics.phase == AFTER:
-            raise ContractError("the world has drifted already")
+            raise ContractError("the traffic has drifted already")
         self._traffic.drift()
         self.statistics.drift_time = self._timing.clock()
         logger.info("drift begins after %d rows", self.statistics.rows)
@@ -207,18 +218,18 @@ class ReplayStatistics:
 
     def __init__(self) -> None:
         self.sent = self.failed = 0
-        """Requests sent, answered or not; of these, requests without a usable answer after all retries."""
+        """Requests sent, and requests that failed after all retries."""
         self.rows = self.clicks = 0
-        """Rows answered; clicks among them."""
+        """Rows answered, and clicks among them."""
         self.drift_time: float | None = None
-        """Seconds since the epoch of the switch; None before it."""
+        """Time of the drift in seconds since the epoch, or None before it."""
         self._versions: Counter[int] = Counter()
         self._errors: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {BEFORE: [], AFTER: []}
         self._truth_rows: Counter[str] = Counter()
-        self._said = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
-        """What the lines so far have counted."""
+        self._reported = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
+        """Counts of all lines so far."""
         self._second_latencies: list[float] = []
         self._second_versions: Counter[int] = Counter()
 
@@ -228,7 +239,7 @@ class ReplayStatistics:
         return BEFORE if self.drift_time is None else AFTER
 
     def count_answer(self, request: Request, phase: str, *, version: int, latency_seconds: float) -> None:
-        """Counts one answer; `phase` is the one that its rows were drawn in."""
+        """Count one answer. `phase` is the phase in which its rows were drawn."""
         n = len(request.label)
         self.rows += n
         self.clicks += int(request.label.sum())
@@ -242,25 +253,29 @@ class ReplayStatistics:
             self._truth[phase].append((request.label, request.probability.astype(np.float32)))
 
     def count_failure(self, error: Exception) -> None:
-        """Counts one request that failed for good."""
+        """Count one request that failed after all retries."""
         self.failed += 1
         self._errors[type(error).__name__] += 1
 
     def take_second(self, time: float) -> dict[str, Any]:
-        """The line about what happened since the last one; `versions` has the rows that each answered."""
+        """Return the line about the time since the last line.
+
+        `versions` has the rows answered by each.
+        """
         counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
-        line: dict[str, Any] = {name: count - self._said[name] for name, count in counts.items()}
+        line: dict[str, Any] = {name: count - self._reported[name] for name, count in counts.items()}
         latencies, self._second_latencies = self._second_latencies, []
-        self._said = counts
+        self._reported = counts
         percentiles = {f"p{p}_ms": _milliseconds(latencies, p) for p in (50, 99)}
         versions = {str(version): rows for version, rows in sorted(self._second_versions.items())}
         self._second_versions.clear()
         return {"time": round(time, 3), "phase": self.phase, **line, **percentiles, "versions": versions}
 
     def summary(self) -> dict[str, Any]:
-        """Everything counted; None where a number is undefined.
+        """Return all counts. A number that is undefined is None.
 
-        Percentiles are of the first 200,000 answers, `bayes_auc` is of each phase's first 2,000,000 rows.
+        Percentiles cover the first 200,000 answers, and `bayes_auc` each phase's first 2,000,000
+        rows.
         """
         return {
             "requests": {"sent": self.sent, "failed": self.failed},
@@ -286,33 +301,34 @@ def _milliseconds(latencies: list[float], percentile: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayProcess:
-    """Where a replay reads and writes."""
+    """Inputs and outputs of a replay."""
 
     server: str
     recommender: Recommender
-    """Whose rows are sent."""
+    """Recommender whose rows are sent."""
     log_url: str
     seed: int
     stats_path: Path
-    """One JSON line per second."""
+    """File with one JSON line per second."""
     summary_path: Path
-    """Written when the replay ends, whichever way."""
+    """JSON file that is written when the replay ends for any reason."""
     run: str
-    """Names the replay in request ids; must be new to the log."""
+    """Prefix of the request ids, unique in the event log."""
     plan_uri: str | None = None
-    """Model repository whose traffic plan is followed; None = everyone asks the one model."""
+    """Model repository with the traffic plan to follow. None = all requests use the one model."""
     stdin: int = 0
-    """File descriptor of the commands: drift, stop; its end means stop."""
+    """File descriptor of the commands drift and stop. Its end means stop."""
 
 
 async def run_replay(
     process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client_settings: ClientSettings
 ) -> dict[str, Any]:
-    """Replays until a command, the end of the traffic or too many failures stop it; the summary.
+    """Replay until a command, the end of the traffic or too many failures, and return the summary.
 
     Raises:
-        ContractError: The log cannot be used as asked.
-        PermanentError: Too many requests failed in a row, or records were lost; the summary is written.
+        ContractError: the event log's URL or its use is invalid.
+        PermanentError: too many consecutive requests failed, or records were lost. The summary is
+            written.
     """
     client = RecommenderClient(
         process.server,
@@ -325,7 +341,7 @@ async def run_replay(
     process.stats_path.parent.mkdir(parents=True, exist_ok=True)
     async with client:
         replay = Replay(client, traffic, settings, random=np.random.default_rng([process.seed, 8]), run=process.run)
-        _obey_standard_input(process.stdin, replay)
+        _follow_standard_input(process.stdin, replay)
         with open(process.stats_path, "w") as stats:
             lines = asyncio.create_task(_write_lines(replay, stats))
             await replay.send()
@@ -355,7 +371,7 @@ async def run_replay(
     return summary
 
 
-def _obey_standard_input(stdin: int, replay: Replay) -> None:
+def _follow_standard_input(stdin: int, replay: Replay) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, replay.stop)
@@ -375,7 +391,8 @@ def _write_line(replay: Replay, stats: IO[str]) -> None:
 
 
 def _read_commands(stdin: int, loop: asyncio.AbstractEventLoop, replay: Replay) -> None:
-    # os.read and not sys.stdin: a daemon thread inside a buffered reader can abort the interpreter's exit.
+    # Use os.read instead of sys.stdin, because a daemon thread in a buffered reader can abort the
+    # interpreter's exit.
     unread = b""
     try:
         while chunk := os.read(stdin, 4096):

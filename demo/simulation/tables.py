@@ -1,11 +1,12 @@
-"""Precomputed tables that make drawing a row cheap, one per column, and rows drawn from a set of them.
+"""Precompute one table per column, which makes drawing rows fast.
 
-A table knows the distribution of its column and the planted effect of every value. Which tables there are, how effects
-become probabilities and what drift does to them is decided in `world`.
+A table contains the distribution of its column and the planted effect of every value. `world`
+chooses the tables, converts effects to probabilities, and applies drift.
 
-The world's columns are shaped after real Criteo rows (missing shares, tails, cardinalities). Cardinalities are scaled
-for a laptop: up to 20,000 distinct values. The shares of planted variance say which columns matter: most of it lies in
-columns of few, frequent categories, so that a change can be learned again from some ten thousand rows.
+The columns have the shape of real Criteo rows (missing shares, tails, cardinalities). Cardinalities
+are reduced for a laptop to at most 20,000 distinct values. The shares of planted variance say which
+columns matter. Most of the variance is in columns with few, frequent categories, so that a change
+can be learned from some ten thousand rows.
 """
 
 from dataclasses import dataclass, replace
@@ -21,15 +22,19 @@ from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, NUM_CATEGORICAL, NUM_DENSE
 
 RECOMMENDER = CRITEO_RECOMMENDER
-"""Whose rows a world draws, where nobody describes another one with the same features."""
+"""Recommender of simulated rows, unless another one with the same features is given."""
 
 
 @dataclass(frozen=True)
 class WorldDenseColumn:
-    """A heavy-tailed integer: floor(exp(mu + sigma z)) + minimum, z standard normal, cut at the maximum."""
+    """Heavy-tailed integer column.
+
+    The values are floor(exp(mu + sigma z)) + minimum with standard normal z, at most the maximum.
+    """
 
     missing: float
-    """Share of rows without a value. Columns with the same share lack it in the same rows, as in the real log."""
+    """Share of rows without a value. Columns with the same share lack it in the same rows, as in
+    the real log."""
     minimum: int
     median: int
     p99: int
@@ -40,14 +45,15 @@ class WorldDenseColumn:
 
 @dataclass(frozen=True)
 class WorldCategoryColumn:
-    """A column of hashed categories: one head value, then Zipf."""
+    """Column of hashed categories: one most frequent value, then a Zipf distribution."""
 
     missing: float
     cardinality: int
     head: float
     """Share of the most frequent value among the present ones."""
     exponent: float
-    """Zipf exponent of the others, fitted so that 6,400 rows hold about as many distinct values as real ones."""
+    """Zipf exponent of the other values, fitted so that 6,400 rows have about as many distinct
+    values as real ones."""
     variance: float
 
 
@@ -97,11 +103,11 @@ CATEGORY_COLUMNS: dict[str, WorldCategoryColumn] = {
 }
 
 INTERACTIONS: tuple[tuple[str, str, float], ...] = (("C6", "C9", 0.01), ("C20", "C22", 0.01), ("C1", "C25", 0.01))
-"""Pairs of columns with a weight per pair of (folded) categories, and their share of variance."""
+"""Pairs of columns with their share of variance. Each pair of (folded) categories has a weight."""
 INTERACTION_BUCKETS = 8
 
 DRIFT_COLUMNS = ("C2", "C14", "C17", "C23")
-"""The columns that carry most of the signal, and so the ones to rotate if drift is to hurt."""
+"""Columns with most of the signal, whose rotation has the largest effect."""
 
 assert tuple(DENSE_COLUMNS) == DENSE
 assert tuple(CATEGORY_COLUMNS) == CATEGORICAL
@@ -113,7 +119,7 @@ _CANDIDATE_ORDERS = 32
 
 @dataclass(frozen=True)
 class DenseTable:
-    """One integer column as its quantiles; a value and its effect are found at one random 16-bit position."""
+    """Quantiles of an integer column. One random 16-bit position selects a value and its effect."""
 
     missing: float
     values: NDArray[np.float32]
@@ -122,9 +128,10 @@ class DenseTable:
 
     @classmethod
     def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float) -> "DenseTable":
-        """The table of `column`; its effect is linear in log(1 + value - minimum), with variance about `slope`^2.
+        """Build the table of `column`.
 
-        `slope` is signed.
+        The effect is linear in log(1 + value - minimum), with variance of about `slope`^2. `slope`
+        is signed.
         """
         mu = np.log(column.median - column.minimum + 0.5)
         sigma = (np.log(column.p99 - column.minimum + 0.5) - mu) / _Z_99
@@ -136,14 +143,17 @@ class DenseTable:
 
 
 class Alias(NamedTuple):
-    """Walker's alias table: draws from any discrete distribution with one index and one uniform number."""
+    """Walker's alias table for drawing from a discrete distribution.
+
+    A draw takes one index and one uniform number.
+    """
 
     keep: NDArray[np.float32]
     other: NDArray[np.int32]
 
     @classmethod
     def build(cls, probabilities: NDArray[np.float64]) -> "Alias":
-        """The table of `probabilities`, which sum to 1 (Vose 1991)."""
+        """Build the table of `probabilities`, which sum to 1 (Vose 1991)."""
         n = len(probabilities)
         scaled = (probabilities * n).tolist()
         keep, other = [1.0] * n, list(range(n))
@@ -158,7 +168,7 @@ class Alias(NamedTuple):
         return cls(np.array(keep, dtype=np.float32), np.array(other, dtype=np.int32))
 
     def draw(self, n: int, random: Generator) -> NDArray[np.int32]:
-        """Indices [n]."""
+        """Draw indices [n]."""
         index = random.integers(0, len(self.keep), n, dtype=np.int32)
         moved = random.random(n, dtype=np.float32) >= self.keep[index]
         return np.where(moved, self.other[index], index)
@@ -166,9 +176,9 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True)
 class CategoryTable:
-    """One categorical column: how often each category comes, its 32-bit hash and its planted weight.
+    """Frequencies, 32-bit hashes and planted weights of a categorical column.
 
-    The last entry of `keys` and `weights` stands for the missing value.
+    The last entry of `keys` and `weights` is for the missing value.
     """
 
     missing: float
@@ -183,10 +193,10 @@ class CategoryTable:
 
     @classmethod
     def build(cls, column: WorldCategoryColumn, spread: float, random: Generator) -> "CategoryTable":
-        """The table of `column` with weights drawn from `random`."""
+        """Build the table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
-        # Zipf-Mandelbrot: flattens the top until the head value is the most frequent one, as stated.
+        # Zipf-Mandelbrot: flatten the distribution until the stated value is the most frequent one.
         while (1.0 - column.head) * rest[0] / rest.sum() > column.head:
             ranks += 1.0
             rest = ranks**-column.exponent
@@ -206,14 +216,15 @@ class CategoryTable:
 
     @property
     def row_shares(self) -> NDArray[np.float64]:
-        """Share of all rows per entry, the missing value last."""
+        """Share of all rows per entry. The missing value is the last entry."""
         return np.append(self.frequencies * (1.0 - self.missing), self.missing)
 
     def rotated(self, random: Generator) -> "CategoryTable":
-        """The same categories with the same frequencies, and their weights permuted.
+        """Return the same categories and frequencies with permuted weights.
 
-        Of several random permutations the one least correlated with the old weights is taken: with few categories, a
-        single permutation may keep half of the relation, or reverse it.
+        Of several random permutations the one with the lowest correlation to the old weights is
+        used. With few categories, a single permutation may keep half of the relation, or reverse
+        it.
         """
         shares, old = self.row_shares, self.weights.astype(np.float64)
         best, best_relation = old, np.inf
@@ -225,7 +236,10 @@ class CategoryTable:
         return replace(self, weights=best.astype(np.float32))
 
     def with_new_categories(self, count: int, share: float, random: Generator) -> "CategoryTable":
-        """The column after `count` categories never seen before took `share` of the rows that have a category."""
+        """Return the column with `count` new categories.
+
+        The new categories get `share` of the rows that are not missing.
+        """
         rest = np.arange(1, count + 1, dtype=np.float64) ** -1.0
         frequencies = np.concatenate([self.frequencies * (1.0 - share), share * rest / rest.sum()])
         fresh = random.normal(size=count) * max(self.spread, 1e-9)
@@ -248,17 +262,17 @@ class TableRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """All columns of a world at one time."""
+    """Tables of all columns of a simulator."""
 
     dense: list[DenseTable]
-    """One per integer column."""
+    """One table per integer column."""
     categories: list[CategoryTable]
-    """One per categorical column."""
+    """One table per categorical column."""
     interactions: list[tuple[int, int, NDArray[np.float32]]]
-    """(column, column, weights [buckets * buckets]) each."""
+    """Pairs of column positions with their weights [buckets * buckets]."""
 
     def draw(self, n: int, random: Generator) -> TableRows:
-        """`n` independent rows."""
+        """Draw `n` independent rows."""
         effects = np.zeros(n, dtype=np.float32)
         present_of: dict[float, NDArray[np.bool_]] = {}
 
@@ -292,14 +306,17 @@ class Tables:
 
 
 def _standardised(weights: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights with mean 0 and variance 1 over rows, so that no seed gives a column more influence than planned."""
+    """Scale the weights to mean 0 and variance 1 over rows, whatever the seed."""
     centred = weights - (weights * shares).sum()
     standard: NDArray[np.float64] = centred / np.sqrt((shares * centred**2).sum())
     return standard
 
 
 def hashed(indices: NDArray[np.int64], salt: int) -> NDArray[np.int64]:
-    """Distinct 32-bit values of distinct indices in [0, 2^32): murmur3's finaliser, which is a bijection."""
+    """Hash distinct indices in [0, 2^32) to distinct 32-bit values.
+
+    The hash is murmur3's finalizer, which is a bijection.
+    """
     x = indices.astype(np.uint32) ^ np.uint32(salt)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)

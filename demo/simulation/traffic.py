@@ -1,9 +1,10 @@
-"""Where replayed rows come from: a simulated world, or a file of real ones; both can drift on command.
+"""Provide replayed rows from a simulator or a file of real rows. Both sources can drift on command.
 
-A source hands out rows request by request. Sending them is `replay`'s job; the world's truth is `simulation`'s. Files
-are Parquet under the recommender's names, in any order, with or without labels; one may lack a column that is served as
-one value. Other files become Parquet by `evergreen ingest`, which keeps malformed rows apart; scoring stops at the
-first malformed value and names its file and row.
+A source returns rows request by request. `replay` sends them, and `simulation` knows the true
+probabilities. Files are Parquet with the recommender's column names in any order, with or without
+labels. Columns with a fixed served value may be absent. `evergreen ingest` converts other files to
+Parquet and separates malformed rows. Here the first malformed value is an error with its file and
+row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,38 +26,41 @@ from evergreen.runtime.errors import ContractError, first_line
 from inference_client.rows import FeatureRows, WrongValue, feature_rows, numbers
 
 _BATCH_ROWS = 4096
+_CHUNK_ROWS = 4096
 
 
 class LabelledRows(NamedTuple):
-    """Some rows of a file."""
+    """Batch of rows of a file."""
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = click; zeros where labels were not requested."""
+    """[n] 1 = click. Zeros if labels were not requested."""
     request: list[str] | None = None
-    """Request id of each row; None where requests were not requested."""
+    """Request id of each row. None if request ids were not requested."""
 
 
 def row_files(path: Path) -> list[Path]:
-    """The files that `path` names: itself, or a folder's Parquet files at any depth.
+    """Return the file `path`, or all Parquet files in the folder `path` at any depth.
 
     Raises:
-        ContractError: There are none.
+        ContractError: there are none.
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].exists():
-        raise ContractError(f"data {path} does not exist or holds no Parquet file")
+        raise ContractError(f"data {path} does not exist or contains no Parquet file")
     return files
 
 
 def read_rows(
     files: Sequence[Path], recommender: Recommender, *, labelled: bool = True, with_requests: bool = False
 ) -> Iterator[LabelledRows]:
-    """The rows of the files, batch by batch, in order; the label has the user's own name, else the one of raw rows.
+    """Yield the rows of the files in batches, in order.
+
+    The label column has the name in the recommender, or the one of raw rows.
 
     Raises:
-        ContractError: A file is damaged or no Parquet, lacks a column, or a value is not of its column's type; the
-            message names the file and the row.
+        ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.
+            The message has the file and the row.
     """
     for path in files:
         try:
@@ -66,7 +70,7 @@ def read_rows(
 
 
 def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
-    """All rows of the parts, of which there is at least one."""
+    """Concatenate the rows of one or more parts."""
     return FeatureRows(
         dense=np.concatenate([part.dense for part in parts]),
         categorical=np.concatenate([part.categorical for part in parts]),
@@ -106,39 +110,36 @@ def _labels(name: str, values: pa.Array) -> NDArray[np.int32]:
     return found.astype(np.int32)
 
 
-_CHUNK_ROWS = 4096
-
-
 class Request(NamedTuple):
-    """Rows to send in one request, with their truth, which the server must not see."""
+    """Rows to send in one request, with their labels, which the server must not see."""
 
     features: FeatureRows
     label: NDArray[np.int32]
-    """[n] 1 = clicked."""
+    """[n] 1 = click."""
     probability: NDArray[np.float64] | None
-    """[n] true click probability; None for real rows, where nobody knows it."""
+    """[n] true click probability, or None for real rows."""
 
 
 class Traffic(Protocol):
-    """A source of requests."""
+    """Source of requests."""
 
     def take(self, rows: int) -> Request | None:
-        """The next request of at most `rows` rows; None when the source is exhausted."""
+        """Return the next request of at most `rows` rows, or None if the source is exhausted."""
 
     def drift(self) -> None:
-        """Changes the world for all rows that are not taken yet.
+        """Change the distribution of all rows that are not taken yet.
 
         Raises:
-            ContractError: The source has nothing to change into.
+            ContractError: the source has no drift.
         """
 
     @property
     def drift_note(self) -> dict[str, Any]:
-        """How drift changes the rows, for the summary."""
+        """Description of the drift, for the summary."""
 
 
 class WorldTraffic:
-    """Rows drawn from a world, and from the drifted one after `drift`."""
+    """Rows drawn from a simulator, and after `drift` from the drifted one."""
 
     def __init__(self, world: World, drifted: World | None, random: Generator) -> None:
         self._world, self._drifted = world, drifted
@@ -147,8 +148,8 @@ class WorldTraffic:
         self._at = 0
 
     def take(self, rows: int) -> Request:
-        """See `Traffic.take`; never exhausted."""
-        # Drawing 64 rows takes as long as drawing 1,000, so they are drawn ahead.
+        """Draw the next request, see `Traffic.take`. The source is never exhausted."""
+        # Drawing 64 rows takes as long as drawing 1,000, so rows are drawn ahead.
         if self._chunk is None or self._at + rows > len(self._chunk.label):
             self._chunk, self._at = self._world.draw(max(rows, _CHUNK_ROWS), self._random), 0
         part = slice(self._at, self._at + rows)
@@ -158,9 +159,9 @@ class WorldTraffic:
         return Request(features, chunk.label[part], chunk.probability[part])
 
     def drift(self) -> None:
-        """See `Traffic.drift`; rows drawn ahead are discarded."""
+        """Switch to the drifted simulator, see `Traffic.drift`. Rows drawn ahead are discarded."""
         if self._drifted is None:
-            raise ContractError("no drifted world was given")
+            raise ContractError("--drifted-world is absent, expected it for drift")
         self._world, self._chunk = self._drifted, None
 
     @property
@@ -178,10 +179,11 @@ class WorldTraffic:
 
 
 class FileTraffic:
-    """The labelled rows of a file (or a folder of them) in order, once; see `row_files`.
+    """Labelled rows of a file or a folder of files, in order and once.
 
-    Drift permutes the distinct values of categorical columns, and mirrors numeric ones at their median: the lowest
-    becomes the highest, and so on. Labels stay with the rows that the file holds, so what a value means truly changes.
+    Drift permutes the distinct values of categorical columns, and mirrors numeric columns at their
+    median, so that the lowest value becomes the highest. The labels stay with their rows, so the
+    relation between values and labels really changes.
     """
 
     def __init__(
@@ -196,18 +198,18 @@ class FileTraffic:
         """Open the data.
 
         Args:
-            path: A file, or a folder of files.
-            recommender: Whose rows they are.
-            drift_columns: Columns whose values change by `drift`.
-            seed: Of the permutation of categories.
-            keeps_requests: Whether rows go together if, and only if, they follow each other with one request id.
+            path: File, or folder of files.
+            recommender: Recommender of the rows.
+            drift_columns: Columns whose values `drift` changes.
+            seed: Seed of the permutation of categories.
+            keeps_requests: Whether a request is a series of rows with one request id.
 
         Raises:
-            ContractError: The data is absent or unreadable, or a drift column is no feature.
+            ContractError: the data is absent or unreadable, or a drift column is not a feature.
         """
         self._own = recommender.features
         if wrong := [name for name in drift_columns if name not in self._own.names]:
-            raise ContractError(f"drift column {wrong[0]!r} is no feature{nearest(wrong[0], self._own.names)}")
+            raise ContractError(f"drift column {wrong[0]!r} is not a feature{nearest(wrong[0], self._own.names)}")
         self._drift_columns, self._seed = drift_columns, seed
         self._has_drifted = False
         files = row_files(path)
@@ -219,7 +221,7 @@ class FileTraffic:
                 values = _column(self._own, batch.features, name)
                 parts.append(values[_is_present(values)])
         self._images: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
-        """By column: its values in rising order, and what each becomes."""
+        """Distinct values of each column in ascending order, with their replacements."""
         for name, parts in found.items():
             values, counts = np.unique(np.concatenate(parts or [np.empty(0)]), return_counts=True)
             random = np.random.default_rng([seed, 7, self._own.names.index(name)])
@@ -229,7 +231,7 @@ class FileTraffic:
         self._label = np.empty(0, dtype=np.int32)
 
     def take(self, rows: int) -> Request | None:
-        """See `Traffic.take`; the last request may be shorter."""
+        """Return the next rows, see `Traffic.take`. The last request may be shorter."""
         while len(self._label) < rows and (batch := next(self._batches, None)) is not None:
             known = [] if self._features is None else [self._features]
             self._features = concatenated([*known, batch.features])
@@ -253,9 +255,9 @@ class FileTraffic:
         return Request(features, label, None)
 
     def drift(self) -> None:
-        """See `Traffic.drift`."""
+        """Change the drift columns, see `Traffic.drift`."""
         if not self._drift_columns:
-            raise ContractError("no drift columns were given")
+            raise ContractError("--drift-columns is empty, expected it for drift")
         self._has_drifted = True
 
     @property
@@ -272,7 +274,7 @@ class FileTraffic:
 
 
 def _column(features: Features, rows: FeatureRows, name: str) -> NDArray[Any]:
-    """[n] a view of the column of that name; of a list its places, [n, places]."""
+    """Return a view of a column [n], or of the positions of a list [n, positions]."""
     if name in features.numeric:
         return rows.dense[:, features.numeric.index(name)]
     if name in features.lists:
@@ -282,13 +284,13 @@ def _column(features: Features, rows: FeatureRows, name: str) -> NDArray[Any]:
 
 
 def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a column has a value, of the column's shape."""
+    """Return a mask of the values that are not missing, in the column's shape."""
     present: NDArray[np.bool_] = ~np.isnan(values) if values.dtype == np.float32 else values != MISSING_CATEGORY
     return present
 
 
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
-    """What each of the rising `values` becomes: the one with as many rows below it as this one has above.
+    """Map each of the ascending `values` to the one with as many rows below as it has above.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

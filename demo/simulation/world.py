@@ -1,9 +1,10 @@
-"""The synthetic click world: a value that draws rows with their true click probability, and drifts on request.
+"""Draw simulated rows with their true click probabilities, with drift on request.
 
-A world is its parameters; the same parameters give the same world in every process, so a world travels as a small
-JSON file. Truth: logit = bias + strength * (dense effects + a weight per category + a few pair interactions), each
-column's effect having the share of variance that `tables` states. Its rows can be written as a lake for extraction: day
-partitions in the raw schema, each file whole or absent.
+A simulator is defined by its parameters. The same parameters give the same rows in every process,
+so a simulator is stored as a small JSON file. The true logit is bias + strength * (dense effects +
+one weight per category + a few pair interactions). Each column's effect has the share of variance
+in `tables`. The rows can be written as a lake for extraction, with day partitions in the raw
+schema. Each file is complete or absent.
 """
 
 import json
@@ -42,11 +43,14 @@ from evergreen.statistics.metrics import roc_auc
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects
 
+_SCHEMA = arrow_schema(criteo.RAW_TYPES)
+ROWS_PER_FILE = 100_000
+ROWS_PER_REQUEST = 64
 _CALIBRATION_ROWS = 40_000
 
 
 class WorldRows(NamedTuple):
-    """Drawn rows."""
+    """Drawn rows with their true probabilities."""
 
     dense: NDArray[np.float32]
     """[n, 13], NaN = missing."""
@@ -60,16 +64,16 @@ class WorldRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """One change of the world."""
+    """Change of a simulator."""
 
     seed: int
     columns: tuple[str, ...] = DRIFT_COLUMNS
-    """Categorical columns whose planted weights rotate."""
+    """Categorical columns whose planted weights are permuted."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
     new_category_share: float = 0.1
-    """Share of the rows of those columns that get categories never seen before."""
+    """Share of those columns' rows that get new categories."""
     new_categories: int = 8
-    """How many per column."""
+    """Number of new categories per column."""
 
     def __post_init__(self) -> None:
         if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
@@ -80,21 +84,23 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The parameters of a world; see `World.create`."""
+    """Parameters of a simulator, see `World.create`."""
 
     seed: int
     click_rate: float
     strength: float
-    """Standard deviation of the logit, about."""
+    """Approximate standard deviation of the logit."""
     bias: float
     drifts: tuple[Drift, ...] = ()
 
     @classmethod
     def create(cls, seed: int, *, click_rate: float = 0.25, bayes_auc: float = 0.80) -> "World":
-        """A world whose best possible AUC is about `bayes_auc` at `click_rate` (0.25 is Kaggle's).
+        """Create a simulator with a Bayes-optimal AUC of about `bayes_auc` at `click_rate`.
+
+        Kaggle's click rate is 0.25.
 
         Raises:
-            ContractError: A share outside (0, 1), or an AUC outside (0.5, 0.95].
+            ContractError: the click rate is outside (0, 1), or the AUC outside (0.5, 0.95].
         """
         if not 0.0 < click_rate < 1.0:
             raise ContractError(f"click_rate is {click_rate}, expected a share in (0, 1)")
@@ -111,34 +117,38 @@ class World:
         return cls(seed=seed, click_rate=click_rate, strength=strength, bias=bias)
 
     def drifted(self, drift: Drift) -> "World":
-        """The world after one more change; the bias follows, so the click rate stays."""
+        """Return the simulator after one more drift.
+
+        The bias is adjusted, so the click rate stays.
+        """
         changed = replace(self, drifts=(*self.drifts, drift))
         return replace(changed, bias=bias_for(self.strength * changed._sample_effects(), self.click_rate))
 
     def draw(self, n: int, random: Generator) -> WorldRows:
-        """`n` independent rows."""
+        """Draw `n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
     def save(self, path: Path) -> None:
-        """Writes the parameters as JSON, whole or not at all."""
+        """Write the parameters as JSON, atomically."""
         write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "World":
-        """The world in `path`.
+        """Read the simulator in `path`.
 
         Raises:
-            ContractError: the file is absent, no JSON, or has unknown or missing names, or a value of another type.
+            ContractError: the file is absent or not JSON, or has unknown or missing names, or a
+                value of another type.
         """
         try:
             document = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise ContractError(f"world {path} cannot be read: {error}") from error
-        return read_mapping(cls, document, path=f"world {path}")
+            raise ContractError(f"simulator {path} cannot be read: {error}") from error
+        return read_mapping(cls, document, path=f"simulator {path}")
 
     @cached_property
     def tables(self) -> Tables:
-        """One table per column with every drift applied in turn, and the weights of the interactions."""
+        """Tables of all columns after every drift, and the weights of the interactions."""
         return Tables(
             dense=self._dense_tables(), categories=self._category_tables(), interactions=self._interaction_tables()
         )
@@ -158,7 +168,7 @@ class World:
             spread = float(np.sqrt(column.variance))
             table = CategoryTable.build(column, spread, np.random.default_rng([self.seed, 2, number]))
             for drift in self.drifts:
-                # A stream per column: naming one more column changes no other.
+                # Each column has its own random stream, so naming one more column changes no other.
                 random = np.random.default_rng([drift.seed, 3, number])
                 if name in drift.columns:
                     table = table.rotated(random)
@@ -181,7 +191,7 @@ class World:
 
 
 def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bias: float) -> WorldRows:
-    """`n` independent rows of `tables` whose logit is bias + strength * effects."""
+    """Draw `n` independent rows of `tables` with the logit bias + strength * effects."""
     drawn = tables.draw(n, random)
     probability = sigmoid(strength * drawn.effects + bias)
     label = (random.random(n) < probability).astype(np.int32)
@@ -189,17 +199,23 @@ def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bi
 
 
 def sigmoid(logit: NDArray[Any]) -> NDArray[np.float64]:
-    """Probabilities of logits, in float64."""
+    """Return the probabilities of logits in float64."""
     return 1.0 / (1.0 + np.exp(-logit.astype(np.float64)))
 
 
 def bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
-    """The bias at which rows of these logits [n] click at `click_rate`."""
+    """Return the bias at which the mean probability is `click_rate`.
+
+    `effects` [n] are the logits without the bias.
+    """
     return _bisected(lambda bias: float(sigmoid(effects + bias).mean()), click_rate, low=-40.0, high=40.0)
 
 
 def expected_auc(probability: NDArray[np.float64]) -> float:
-    """AUC of the true probability over rows that click with it: each row counts as a click by its probability."""
+    """Return the expected AUC of true click probabilities.
+
+    Each row counts as a click by its probability, and as no click by the rest.
+    """
     ordered = np.sort(probability)
     others = 1.0 - ordered
     below = np.cumsum(others) - others / 2.0
@@ -213,37 +229,33 @@ def _bisected(rising: Callable[[float], float], goal: float, *, low: float, high
     return (low + high) / 2.0
 
 
-_SCHEMA = arrow_schema(criteo.RAW_TYPES)
-ROWS_PER_FILE = 100_000
-ROWS_PER_REQUEST = 64
-
-
 @dataclass(frozen=True, kw_only=True)
 class LakeReport:
-    """What was written."""
+    """Summary of a written lake."""
 
     rows: int
     clicks: int
     days: list[str]
     bayes_auc: float | None
-    """Best AUC that any model could reach on these rows; None unless both classes are present."""
+    """Bayes-optimal AUC of these rows. None unless both classes are present."""
 
 
 def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
-    """Writes `rows` rows of `world`, spread evenly over `days` days that end with `last_day`, to a folder or a bucket.
+    """Write `rows` simulated rows to a folder or a bucket, evenly over days up to `last_day`.
 
-    Each file is whole or absent; a day is complete when its last file is there.
+    Each file is complete or absent. A day is complete when its last file exists.
 
     Raises:
-        ContractError: There are fewer rows than days, no days, a day is there already, or `uri` is neither.
-        TemporaryError, PermanentError: The lake cannot be written to.
+        ContractError: there are fewer rows than days, no days, a day exists already, or `uri` is
+            neither a folder nor a bucket.
+        TemporaryError, PermanentError: the lake cannot be written.
     """
     if days < 1 or rows < days:
         raise ContractError(f"asked for {rows} rows over {days} days, expected at least one row a day")
     lake, random = open_objects(uri), np.random.default_rng([seed, 6])
     names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
     if existing := [name for name in names if lake.list(f"{raw_rows.DAY_PARTITION.format(day=name)}/")]:
-        raise ContractError(f"lake {uri} holds day {existing[0]} already, expected none of {names}")
+        raise ContractError(f"lake {uri} holds day {existing[0]} already, expected no day of {names}")
     written: list[WorldRows] = []
     for number, name in enumerate(names):
         count = rows * (number + 1) // days - rows * number // days
@@ -254,7 +266,10 @@ def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
 
 
 def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
-    """The rows as an Arrow table in the raw schema; `times` are seconds since the epoch. No model scored them."""
+    """Return the rows as an Arrow table in the raw schema, without scores.
+
+    `times` are seconds since the epoch.
+    """
     columns: dict[str, Any] = {raw_rows.LABEL: pa.array(rows.label)}
     for i, name in enumerate(criteo.DENSE):
         values = rows.dense[:, i]

@@ -1,6 +1,6 @@
 """The section `release`: how a model is rounded, released, served and watched.
 
-Where a version goes and what runs it there is the installation's (`repository.triton_config.ServingOptions`).
+The installation sets the repository and the backend (`repository.triton_config.ServingOptions`).
 """
 
 from dataclasses import dataclass
@@ -22,25 +22,28 @@ class ServingSettings:
     """Settings of a served version that do not depend on the server.
 
     Raises:
-        ContractError: a value that no server takes.
+        ContractError: a value is outside the range that servers accept.
     """
 
     instances: int = 2
-    """Copies of the model that work side by side (per GPU, on `gpu`). With one, and a limited queue, Triton 2.51 loses
-    a wake-up now and then, and that request waits out a tick of half a second (measured: 99 of 16,200; with two 0 of
-    33,500)."""
+    """Number of model instances that run in parallel, per GPU if `device` is `gpu`. With one
+    instance and a limited queue, Triton 2.51 occasionally misses a wake-up, and that request waits
+    half a second (measured: 99 of 16,200 requests, with two instances 0 of 33,500)."""
     response_cache: bool = False
-    """Whether the server may answer a request as it answered an equal one; it needs a cache to do so
-    (flag `--cache-config`). The cache's key is one hash of the model's name, version and the inputs' names and bytes;
-    no weights. So a version's number must never be given to other weights, and deployment gives no number twice."""
+    """Whether Triton may answer a repeated request from its response cache, which needs
+    `--cache-config`. The cache key is a hash of the model's name and version and of the inputs'
+    names and bytes. The key does not contain the weights. Deployment therefore never reuses a
+    version number for other weights."""
     warmup_rows: int = 4
-    """Golden rows that the model must answer before it reports that it is ready; 0 = none."""
+    """Number of golden rows that the model must score before it reports ready. 0 = no warm-up."""
     max_queued_requests: int = 512
-    """Requests that may wait; the next one is refused at once."""
+    """Maximum number of queued requests. Further requests are rejected immediately."""
     queue_timeout_microseconds: int = 5_000_000
-    """Longest wait; Triton looks every half second, so a refusal may come that much later."""
+    """Longest time in the queue. Triton checks it every half second, so a rejection can come that
+    much later."""
     max_queue_delay_microseconds: int = 0
-    """How long a batch may wait for company; 0 = it takes what is there, which costs a lone request nothing."""
+    """Longest time that a request waits for others to form a batch. 0 = batch only what is already
+    queued, which adds no latency to a single request."""
 
     def __post_init__(self) -> None:
         expect(self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances")
@@ -132,13 +135,15 @@ class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
     """How a model is rolled out and served, and what rolls it back.
 
     Raises:
-        ContractError: no such rollout, or a value that no server takes.
+        ContractError: the rollout is unknown, or a value is outside the range that servers accept.
     """
 
     rollout: str = AUTO
-    """`auto` (`full` after a pass or as the first version, `canary` where the gate could not tell), `full` (all traffic
-    at once; needs a pass), `canary` (a small share first, grown while it does no worse), `shadow` (scored beside the
-    live model and logged, not served) or `none` (judged and kept; a person promotes it, or nobody does)."""
+    """`auto`, `full`, `canary`, `shadow` or `none`. `full` gives the version all traffic at once,
+    and needs a pass. `canary` starts with a small share, which grows while the canary is not worse.
+    `shadow` scores and logs requests beside the live model, and serves none. `none` evaluates and
+    stores the model, which a person may promote later. `auto` is `full` after a pass or for the
+    first version, and `canary` if the gate was inconclusive."""
 
     def __post_init__(self) -> None:
         for kind in (TableSettings, ServingSettings, BakingSettings):

@@ -1,17 +1,19 @@
-"""The networks behind one seam: an `nn.Module` and its configuration each, a model's files, scores, the ONNX export.
+"""Networks, their configurations and files, scoring, and the ONNX export.
 
-`configs` has the table of all networks, `network` what each of them promises; `dcn`, `deepfm` and `dlrm` are the
-networks. `files` is a model's folder in the store, `scoring` gives probabilities.
-`configs` and `files` import no torch, so that command lines, deployment and the monitor can use them.
+`configs` has the table of all networks, and `network` has their common interface. `dcn`, `deepfm`
+and `dlrm` are the networks. `files` reads and writes a model's folder in the registry. `scoring`
+computes click probabilities. `configs` and `files` do not import torch, so that command lines,
+deployment and the monitor can use them.
 """
 
 import os
 
 
 def share_cores() -> None:
-    """Lets OpenMP's threads sleep while they wait; works only before torch is imported.
+    """Let OpenMP's threads sleep while they wait. Call this before torch is imported.
 
-    By default they spin at barriers, which made a fit 20 times slower on a laptop whose cores were shared with live
-    traffic (63 s against 3 to 5 s). A value that the environment sets is kept.
+    By default the threads spin at barriers. On a laptop whose cores also served live traffic, this
+    made a fit about 20 times slower (63 s instead of 3 to 5 s). A value set in the environment is
+    kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,10 +1,12 @@
-"""The Deep & Cross Network: cross layers and a tower side by side on x0 = concat(vectors, dense values).
+"""Deep & Cross Network: cross layers and a tower side by side on x0.
 
-Cross layer of DCN v1 (Wang et al. 2017, arXiv 1708.05123): `x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`; of DCN v2 with
-low-rank matrices (Wang et al. 2021, arXiv 2008.13535): `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one
-linear layer on concat(tower, cross). HugeCTR's MultiCross layer computes the same.
+x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, arXiv 1708.05123) is
+`x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`. A cross layer of DCN v2 with low-rank matrices (Wang et
+al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
+layer on concat(tower, cross). HugeCTR's MultiCross layer computes the same.
 
-Shape suffixes: as in `network`; L cross layers, M = L + 1, K rank of a cross layer's matrices.
+Shape suffixes are as in `network`, and L cross layers, M = L + 1, K rank of a cross layer's
+matrices.
 """
 
 import torch
@@ -16,10 +18,10 @@ from evergreen.networks.network import Network, linear, mlp
 
 
 class Dcn(Network):
-    """DCN v1, or v2 where `projection_dim` is set; initialised as HugeCTR does."""
+    """DCN v1, or DCN v2 if `projection_dim` is set. Weights are initialised as in HugeCTR."""
 
     factor_bias: Tensor
-    """1 for each cross layer, 0 for the final layer, [M]."""
+    """1 for each cross layer and 0 for the final layer, [M]."""
 
     def __init__(self, config: DcnConfig) -> None:
         super().__init__()
@@ -33,24 +35,27 @@ class Dcn(Network):
             self.register_buffer("factor_bias", torch.tensor([1.0] * shape[0] + [0.0]), persistent=False)
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
-        # Two parameters of one layer: a graph multiplies by constants only, which ONNX Runtime packs once, and bit for
-        # bit alike whatever the number of rows.
+        # The final layer is split into two parameters, so that the exported graph multiplies only
+        # by constants. ONNX Runtime packs constants once, and its results are then equal bit for
+        # bit for any number of rows.
         final_1 = linear(config.tower[-1] + config.input_width, 1, bias=False).weight.detach()
         self.final_tower = nn.Parameter(final_1[:, : config.tower[-1]].clone())
         self.final_cross = nn.Parameter(final_1[:, config.tower[-1] :].clone())
         self._cross_logits = self._by_matrices if rank else self._by_vectors
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """See `Network`."""
+        """Return the logits, see `Network`."""
         x0_BX = torch.cat([embeddings_BFE.flatten(1), dense_BD], dim=1)
         return (affine(self.tower(x0_BX), self.final_tower, self.bias) + self._cross_logits(x0_BX))[:, 0]
 
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
-        """The cross layers' share of the logits, of DCN v1, [B, 1].
+        """Return the cross layers' share of the logits for DCN v1, [B, 1].
 
-        Every cross layer's output is `scale * x0 + shift`, with one scale per row and one shift vector for all rows:
-        x_{l+1} = (scale_l + x_l . w_l) * x0 + (shift_l + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l.
-        So one product of x0 with all weight vectors replaces L passes over [B, X], in training as in the served graph.
+        The output of every cross layer is `scale * x0 + shift`, with one scale for each row and one
+        shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 + (shift_l
+        + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l. Therefore one product of x0
+        with all weight vectors replaces L passes over [B, X], both in training and in the served
+        graph.
         """
         vectors_MX = torch.cat([self.cross_weight, self.final_cross])
         shifts_MX = torch.cat([torch.zeros_like(self.final_cross), self.cross_bias.cumsum(0)])
@@ -62,7 +67,7 @@ class Dcn(Network):
         return scale_B1 * product_B1 + constants_M[-1]
 
     def _by_matrices(self, x0_BX: Tensor) -> Tensor:
-        """The same of DCN v2."""
+        """Return the cross layers' share of the logits for DCN v2, [B, 1]."""
         cross_BX = x0_BX
         for u_XK, v_KX, bias_X in zip(self.cross_u, self.cross_v, self.cross_bias):
             cross_BX = x0_BX * torch.addmm(bias_X, cross_BX @ u_XK, v_KX) + cross_BX

@@ -1,13 +1,16 @@
-"""DeepFM: a factorization machine and a tower that share their vectors (Guo et al. 2017, arXiv 1703.04247).
+"""DeepFM: a factorization machine and a tower with shared vectors (Guo et al.
 
-The first number of a category's vector is its first-order weight, the others are its factors, as in HugeCTR's sample.
-A dense value takes part with factors of its own, scaled by the value. The pairwise products of all factors are summed
-as half of (square of the sum - sum of the squares).
+2017, arXiv 1703.04247).
 
-Sums over fields and factors are products with ones: ONNX Runtime's own sums may differ in the last bits by where in the
-batch a row stands.
+The first number of a category's vector is its first-order weight. The other numbers are its
+factors, as in HugeCTR's sample. A dense value has factors of its own, which are scaled by the
+value. The sum of the pairwise products of all factors is half of (square of the sum - sum of the
+squares).
 
-Shape suffixes: as in `network`; K factors (E - 1), N fields (F + D).
+Sums over fields and factors are computed as products with ones. ONNX Runtime's own sums can differ
+in the last bits, depending on the row's position in the batch.
+
+Shape suffixes are as in `network`, and K factors (E - 1), N fields (F + D).
 """
 
 import torch
@@ -19,12 +22,13 @@ from evergreen.networks.network import Network, linear, mlp
 
 
 class DeepFm(Network):
-    """First-order weights, pairwise products and a tower, added up."""
+    """Sum of first-order weights, pairwise products and a tower."""
 
     field_sums: Tensor
-    """Sums each factor over the fields, [K, N * K]."""
+    """Matrix that sums each factor over the fields, [K, N * K]."""
     pair_sum: Tensor
-    """Half of the squares of those sums, less half of the squares of all factors, [1, K + N * K]."""
+    """Weights of the squares, [1, K + N * K]: 0.5 for the squared sums and -0.5 for the squared
+    factors."""
     category_sum: Tensor
     """Ones, [1, F]."""
 
@@ -41,7 +45,7 @@ class DeepFm(Network):
         self.final = linear(config.tower[-1], 1, bias=False)
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """See `Network`."""
+        """Return the logits, see `Network`."""
         first_BF, factors_BFK = embeddings_BFE[:, :, 0], embeddings_BFE[:, :, 1:]
         fields_BX = torch.cat([factors_BFK, dense_BD.unsqueeze(2) * self.dense_factors], dim=1).flatten(1)
         sums_BK = affine(fields_BX, self.field_sums)

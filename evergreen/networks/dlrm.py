@@ -1,10 +1,12 @@
-"""DLRM: the dense values become one more vector, all pairs of vectors are multiplied, a tower judges the products.
+"""DLRM: dot products of all pairs of vectors, and a tower on them (Naumov et al.
 
-Naumov et al. 2019, arXiv 1906.00091. The bottom tower leads the dense values through one hidden layer, as wide as the
-top tower's last, to a vector of the categories' width; the top tower takes that vector and the dot products of all
-pairs of different vectors. Without dense values there is neither the bottom tower nor its vector.
+2019, arXiv 1906.00091).
 
-Shape suffixes: as in `network`; N vectors (F, and 1 of the dense values), P pairs of them.
+The bottom tower turns the dense values into one more vector. It has one hidden layer, as wide as
+the last layer of the top tower. The top tower takes this vector and the dot products of all pairs
+of different vectors. Without dense values there is no bottom tower and no such vector.
+
+Shape suffixes are as in `network`, and N vectors (F, plus 1 for the dense values), P pairs.
 """
 
 import torch
@@ -15,10 +17,10 @@ from evergreen.networks.network import Network, linear, mlp
 
 
 class Dlrm(Network):
-    """Bottom tower, dot products, top tower."""
+    """Bottom tower, dot products and top tower."""
 
     pairs: Tensor
-    """Positions in a flat [N, N] of the products below its diagonal, [P]."""
+    """Positions of the products below the diagonal in the flattened [N, N] matrix, [P]."""
 
     def __init__(self, config: DlrmConfig) -> None:
         super().__init__()
@@ -33,7 +35,7 @@ class Dlrm(Network):
         self.final = linear(config.tower[-1], 1, bias=False)
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """See `Network`."""
+        """Return the logits, see `Network`."""
         dense_BE, vectors_BNE = dense_BD, embeddings_BFE
         if self.bottom is not None:
             dense_BE = self.bottom(dense_BD)

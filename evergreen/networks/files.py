@@ -1,14 +1,16 @@
-"""A model's files: `weights.safetensors`, `optimizer.safetensors` and `network.onnx`, in one folder.
+"""A model's files: `weights.safetensors`, `optimizer.safetensors` and `network.onnx` in one folder.
 
-Joins training, which writes them, to evaluation, deployment and the next incremental round, which read them. The
-weights file holds the embedding table of all slots as `embeddings` and the dense parameters under their `state_dict`
-names; where slots have vectors of different widths, there is a table of each width, such as `embeddings/8`. The
-optimizer file holds Adam's two moments of each tensor as `<name>.exp_avg` and `<name>.exp_avg_sq`, and the number of
-steps in its metadata. A table's rows are `offset[slot] + id`, `offset` the running sum of its slots' sizes.
+Training writes them. Evaluation, deployment and the next incremental run read them. The weights
+file has the embedding table of all slots as `embeddings`, and the dense parameters under their
+`state_dict` names. If vectors have different widths, there is one table for each width, such as
+`embeddings/8`. The optimizer file has Adam's two moments of each tensor as `<name>.exp_avg` and
+`<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
+`offset[slot] + id`, where `offset` is the running sum of the sizes of the table's slots.
 
-Both files are mapped, for reading and for writing: a table that is larger than the memory can be copied piece by piece,
-and no table is held twice. They are written here and not by the library, which takes whole tensors only; the library
-checks what is read. `network.onnx` is `network.export_onnx`'s.
+Both files are memory-mapped for reading and for writing. A table that is larger than memory can
+therefore be copied in chunks, and no table is in memory twice. This module writes the files itself,
+because the safetensors library only writes complete tensors. The library checks every file that is
+read. `network.export_onnx` creates `network.onnx`.
 """
 
 import json
@@ -31,7 +33,7 @@ NETWORK_FILE = "network.onnx"
 TABLE = "embeddings"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ROWS_PER_CHUNK = 1 << 16
-"""Rows that are copied at a time: 4 MB of vectors of width 16."""
+"""Number of rows copied at a time: 4 MB for vectors of width 16."""
 _HEADER_ALIGNMENT = 64
 
 FloatArray = NDArray[np.float32]
@@ -40,21 +42,26 @@ Columns = NDArray[np.int64] | slice
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """One number for each parameter of a model: its weights, or one of Adam's moments."""
+    """One number for each parameter of a model: the weights, or one of Adam's moments."""
 
     tables: tuple[FloatArray, ...]
-    """One for each width of vectors, ascending; [sum of its slots' sizes, width]."""
+    """One table for each width of vectors, ascending by width, each [sum of its slots' sizes,
+    width]."""
     dense: dict[str, FloatArray]
-    """By `state_dict` name."""
+    """Dense parameters by `state_dict` name."""
 
     @property
     def table(self) -> FloatArray:
-        """The only table, where all vectors have one width."""
+        """The only table of a model whose vectors all have the same width."""
         (table,) = self.tables
         return table
 
     def slots(self, slot_sizes: Sequence[int], tables: "Sequence[Table]") -> list[FloatArray]:
-        """The vectors of each slot [size, width], as parts of the tables.
+        """Return the vectors of each slot, [size, width], as views of the tables.
+
+        Args:
+            slot_sizes: Number of ids of each slot.
+            tables: Layout of the tables.
 
         Raises:
             ContractError: the tables have other numbers of rows.
@@ -70,34 +77,38 @@ class Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredModel:
-    """The contents of a folder, mapped from its files."""
+    """Contents of a model's folder, mapped from its files."""
 
     weights: Tensors
     moments: tuple[Tensors, Tensors] | None
-    """Adam's m and v; None where no optimizer state was kept."""
+    """Adam's m and v, or None if no optimizer state was saved."""
     step: int
-    """Optimizer steps taken, over all rounds; 0 without optimizer state."""
+    """Number of optimizer steps taken over all runs. It is 0 without optimizer state."""
 
     @property
     def parts(self) -> tuple[Tensors, ...]:
-        """Weights, then moments where they were kept."""
+        """The weights, followed by the moments if they were saved."""
         return (self.weights, *(self.moments or ()))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor of the weights file, those of the tables first."""
+        """Shape of each tensor of the weights file, tables first."""
         tables = table_shapes([each.shape for each in self.weights.tables])
         return {**tables, **{name: each.shape for name, each in self.weights.dense.items()}}
 
 
 def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
-    """The model in `folder`, after checking that its files are whole and belong together.
+    """Return the model in `folder`, after checking that its files are complete and belong together.
 
-    The arrays are mapped privately: writing to them changes no file.
+    The arrays are mapped privately, so writing to them changes no file.
+
+    Args:
+        folder: Folder of the model.
+        slot_sizes: Number of ids of each slot.
 
     Raises:
-        ContractError: a file is absent or damaged, the table has not one row per id, or the optimizer's tensors are not
-            the weights'.
+        ContractError: a file is absent or corrupt, the tables do not have one row for each id, or
+            the optimizer file does not have the tensors of the weights file.
     """
     tensors, _ = _open_tensors(folder / WEIGHTS_FILE)
     shapes = {name: each.shape for name, each in tensors.items() if _is_table(name)}
@@ -112,7 +123,7 @@ def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
     state, metadata = _open_tensors(path)
     expected = {f"{name}.{moment}": each.shape for name, each in tensors.items() for moment in MOMENTS}
     if wrong := {name: each.shape for name, each in state.items()}.items() ^ expected.items():
-        raise ContractError(f"model file {path} has other tensors than its weights: {sorted(wrong)[:4]}")
+        raise ContractError(f"model file {path} does not have the tensors of its weights file: {sorted(wrong)[:4]}")
     first, second = (_split({name: state[f"{name}.{moment}"] for name in tensors}) for moment in MOMENTS)
     if not metadata.get("step", "").isdigit():
         raise ContractError(f"model file {path} has step {metadata.get('step')!r}, expected a whole number")
@@ -123,14 +134,19 @@ def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
 def new_model(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], *, step: int = 0, with_moments: bool = True
 ) -> Iterator[StoredModel]:
-    """Yields a model of zeros whose mapped arrays the caller fills; the files are complete after the body.
+    """Yield a model of zeros, whose mapped arrays the caller fills.
 
-    A folder that must not be seen half is written inside `durable.whole_directory`, which also flushes it to disk.
+    The files are complete when the body ends. To publish a folder atomically and flush it to disk,
+    use this inside `durable.whole_directory`.
 
-    `shapes` has the shape of each tensor, among them the `table_shapes`. An absent folder is created.
+    Args:
+        folder: Folder to write, created if it is absent.
+        shapes: Shape of each tensor, including the `table_shapes`.
+        step: Number of optimizer steps taken.
+        with_moments: Whether to write an optimizer file.
 
     Raises:
-        PermanentError: the disk has no room for them.
+        PermanentError: the disk does not have enough room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = _create_tensors(folder / WEIGHTS_FILE, shapes, {})
@@ -144,25 +160,26 @@ def new_model(
 
 
 def add_to_bias(folder: Path, amount: float) -> None:
-    """Adds `amount` to the logit's bias in the weights of `folder`.
+    """Add `amount` to the logit's bias in the weights of `folder`.
 
-    In float64: what a round adds a later one takes off, so that only the two roundings to float32 are left.
+    The sum is computed in float64. A later run subtracts what this run adds, so only the two
+    roundings to float32 remain.
 
     Raises:
-        ContractError: the weights file is absent or damaged.
+        ContractError: the weights file is absent or corrupt.
     """
     tensors, _ = _open_tensors(folder / WEIGHTS_FILE, mode="r+")
     tensors["bias"][:] = tensors["bias"].astype(np.float64) + amount
 
 
 def chunks(start: int, stop: int) -> Iterator[slice]:
-    """Slices of at most `ROWS_PER_CHUNK` rows that cover `start` to `stop`."""
+    """Yield slices of at most `ROWS_PER_CHUNK` rows that cover `start` to `stop`."""
     for at in range(start, stop, ROWS_PER_CHUNK):
         yield slice(at, min(at + ROWS_PER_CHUNK, stop))
 
 
 def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """The table's row of each slot's id 0: the sizes before it, summed.
+    """Return the table row of id 0 of each slot, which is the sum of the sizes before it.
 
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])
@@ -171,7 +188,7 @@ def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def table_shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The tables' shapes, which have different widths, by the names of their tensors.
+    """Return the shapes of the tables by the names of their tensors. All widths must differ.
 
     >>> table_shapes([(12, 4)]), table_shapes([(9, 4), (3, 8)])
     ({'embeddings': (12, 4)}, {'embeddings/4': (9, 4), 'embeddings/8': (3, 8)})
@@ -180,33 +197,35 @@ def table_shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]
 
 
 class Table(NamedTuple):
-    """What lies in one table, the vectors of one width, and who looks them up."""
+    """Layout of one table: the slots it contains, and the id columns that look up in it."""
 
     slots: tuple[int, ...]
-    """The slots whose vectors it holds, one after another."""
+    """Slots whose vectors are in the table, in row order."""
     columns: tuple[int, ...]
-    """The columns of ids that look up here."""
+    """Id columns that look up in this table."""
     places: Places
-    """These columns' places alone; their slots are positions in `slots`."""
+    """Places of these columns. Their slots are positions in `slots`."""
     vectors: tuple[int, ...]
-    """Which of a row's vectors they become."""
+    """Numbers of the row's vectors that come from this table."""
 
     def sizes(self, slot_sizes: Sequence[int]) -> list[int]:
-        """Of `slots`, from the sizes of all."""
+        """Return the sizes of this table's slots."""
         return [slot_sizes[slot] for slot in self.slots]
 
     def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-        """The table's row of id 0 of the slot of each of `columns`."""
+        """Return, for each of `columns`, the table row of id 0 of its slot."""
         return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
 
 
 def one_each(slot_sizes: Sequence[int]) -> Places:
-    """The places of rows that look every slot up once."""
+    """Return the places of rows that look up every slot once."""
     return Places(tuple(range(len(slot_sizes))), ())
 
 
 def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
-    """First place, end and pooling of each of a row's vectors; one that is looked up once has no pooling.
+    """Return the first place, the end and the pooling of each vector of a row.
+
+    The pooling is None for a vector that is looked up once.
 
     >>> spans_of(Places(slots=(0, 1, 1), lists=(PooledPlaces(1, 3, "sum"),)))
     [(0, 1, None), PooledPlaces(start=1, stop=3, pool='sum')]
@@ -219,9 +238,14 @@ def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
 
 
 def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
-    """The tables by width, ascending; `widths` are those of a row's vectors, without them there is one table.
+    """Return the layout of the tables, ascending by width.
 
-    >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))  # user, item, the last two items
+    Args:
+        places: Places that a row looks up.
+        widths: Width of each of the row's vectors. Empty if all have the same width.
+
+    >>> # A user, an item, and a list of the last two items.
+    >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))
     >>> for table in tables_of(places, [8, 4, 4]):
     ...     print(table.slots, table.columns, table.places.slots, table.vectors)
     (1,) (1, 2, 3) (0, 0, 0) (1, 2)
@@ -245,23 +269,31 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
 
 
 def num_rows(tables: Sequence[Table], slot_sizes: Sequence[int]) -> list[int]:
-    """Rows of each table."""
+    """Return the number of rows of each table."""
     return [sum(table.sizes(slot_sizes)) for table in tables]
 
 
 def require_rows(values: Sequence[Sized], tables: Sequence[Table], slot_sizes: Sequence[int]) -> None:
-    """Returns if the `values` have the tables' numbers of rows.
+    """Check that the `values` have the number of rows of the tables.
+
+    Args:
+        values: Table contents.
+        tables: Layout of the tables.
+        slot_sizes: Number of ids of each slot.
 
     Raises:
-        ContractError: they have others.
+        ContractError: the numbers of rows differ.
     """
     if (found := [len(each) for each in values]) != (expected := num_rows(tables, slot_sizes)):
-        said = (" and ".join(map(str, each)) for each in (found, expected))
-        raise ContractError("embeddings have {} rows, expected {} from the vocabularies".format(*said))
+        numbers = (" and ".join(map(str, each)) for each in (found, expected))
+        raise ContractError("embeddings have {} rows, expected {} from the vocabularies".format(*numbers))
 
 
 def columns_of(tables: Sequence[Table]) -> list[Columns]:
-    """What takes each table's columns from those of all; the only table's without a copy."""
+    """Return an index for each table that selects its id columns.
+
+    The index of a single table is a slice, which avoids a copy.
+    """
     return [slice(None)] if len(tables) == 1 else [np.array(table.columns) for table in tables]
 
 
@@ -275,7 +307,7 @@ def _split(tensors: dict[str, FloatArray]) -> Tensors:
 
 
 def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str, FloatArray], dict[str, str]]:
-    """The file's tensors, mapped, and its metadata."""
+    """Map the file's tensors and read its metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -296,7 +328,11 @@ def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str,
 def _create_tensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: dict[str, str]
 ) -> dict[str, FloatArray]:
-    """A new file of zeros, mapped. All its room is taken here: a mapped page without room would kill the process."""
+    """Create a file of zeros and map it.
+
+    All disk space is allocated here, because a write to a mapped page without space would kill the
+    process.
+    """
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
@@ -311,12 +347,14 @@ def _create_tensors(
             file.flush()
             os.posix_fallocate(file.fileno(), 0, start + end)
     except OSError as error:
-        raise PermanentError(f"model file {path} cannot have {start + end} bytes: {error.strerror}") from error
+        raise PermanentError(
+            f"model file {path} cannot be allocated with {start + end} bytes: {error.strerror}"
+        ) from error
     return _mapped(path, header, start, mode="r+")
 
 
 def _mapped(path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]) -> dict[str, FloatArray]:
-    """The tensors of a header, which lie from byte `start` on; the file is mapped once."""
+    """Map the tensors of a header whose data begins at byte `start`. The file is mapped once."""
     whole = np.memmap(path, np.uint8, mode).view(np.ndarray)[start:]
     found: dict[str, FloatArray] = {}
     for name, entry in header.items():

@@ -1,10 +1,12 @@
-"""What every network promises: dense values and category vectors in, one logit per row out; and its ONNX export.
+"""Common interface of all networks, and their ONNX export.
 
-A network is a subclass of `Network` in the module that its configuration names. Its parameters are all dense: the
-embedding table belongs to whoever looks the vectors up (training, `scoring`, the served graph).
+A network takes dense values and category vectors, and returns one logit for each row. It is a
+subclass of `Network` in the module that its configuration names. All its parameters are dense. The
+embedding tables belong to the callers that look up the vectors: training, `scoring` and the served
+graph.
 
-Shape suffixes here and in the networks: B rows, D dense values, F categorical columns, E embedding width, X all values
-of a row (F * E + D).
+Shape suffixes here and in the networks: B rows, D dense values, F vectors, E embedding width, X all
+values of a row (F * E + D).
 """
 
 import importlib
@@ -21,16 +23,16 @@ from evergreen.config.model import NetworkConfig
 from evergreen.runtime.errors import ContractError
 
 OPSET = 17
-"""ONNX operators of the export, and of the served graph around it."""
+"""Version of the ONNX operators in the export and in the served graph around it."""
 DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT = "dense", "embeddings", "logit"
-"""Tensors of the exported graph: [rows, D], [rows, F, E] and [rows]; see `Network.forward`."""
+"""Tensors of the exported graph: [rows, D], [rows, F, E] and [rows]. See `Network.forward`."""
 
 
 class Network(nn.Module):
-    """Base of all networks; a new one takes fresh weights from torch's random generator.
+    """Base class of all networks. A new network draws its weights from torch's random generator.
 
-    `bias` is part of every logit and of nothing else: a fresh model starts it at the log-odds of the click rate, and
-    the correction for thinned rows is added to it.
+    `bias` is added to every logit and is used nowhere else. A fresh model starts with the log-odds
+    of the click rate. The correction for negative downsampling is added to it.
     """
 
     def __init__(self) -> None:
@@ -38,15 +40,24 @@ class Network(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
-        """Logits [B]; both inputs are float32, the dense values normalised.
+        """Return the logits, [B].
 
-        Vectors of different widths, which a network takes whose configuration says so, come as one: F is 1.
+        Args:
+            dense_BD: Normalised dense values, float32.
+            embeddings_BFE: Vectors, float32. Vectors of different widths are concatenated to one
+                vector, so F is 1. Only a network with `takes_widths` accepts them.
         """
         raise NotImplementedError
 
 
 def mlp(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers, each with ReLU and dropout; `hidden` are the widths of their outputs."""
+    """Return linear layers, each followed by ReLU and dropout.
+
+    Args:
+        width: Width of the input.
+        hidden: Output width of each layer.
+        dropout: Share of activations that training sets to zero.
+    """
     widths = zip([width, *hidden], hidden)
     return nn.Sequential(
         *(layer for fan_in, fan_out in widths for layer in (linear(fan_in, fan_out), nn.ReLU(), nn.Dropout(dropout)))
@@ -54,9 +65,10 @@ def mlp(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequen
 
 
 def linear(fan_in: int, fan_out: int, *, bias: bool = True) -> nn.Linear:
-    """A linear layer with HugeCTR's initial weights: N(0, sqrt(2 / (in + out)) / 0.8796), biases N(0, sqrt(1 / out)).
+    """Return a linear layer with HugeCTR's initial weights.
 
-    HugeCTR divides by the standard deviation of a truncated normal distribution, but does not truncate.
+    Weights are N(0, sqrt(2 / (in + out)) / 0.8796), and biases are N(0, sqrt(1 / out)). HugeCTR
+    divides by the standard deviation of a truncated normal distribution, but does not truncate.
     """
     layer = nn.Linear(fan_in, fan_out, bias=bias)
     nn.init.normal_(layer.weight, std=(2 / (fan_in + fan_out)) ** 0.5 / 0.87962566)
@@ -66,7 +78,7 @@ def linear(fan_in: int, fan_out: int, *, bias: bool = True) -> nn.Linear:
 
 
 def build_network(config: NetworkConfig, seed: int = 0) -> Network:
-    """A network of this configuration with the fresh weights that `seed` decides, on the CPU."""
+    """Return a network of this configuration on the CPU, with fresh weights for this `seed`."""
     module = importlib.import_module(f"evergreen.networks.{config.network}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -76,7 +88,7 @@ def build_network(config: NetworkConfig, seed: int = 0) -> Network:
 
 @torch.no_grad()
 def load_dense(network: Network, dense: Mapping[str, NDArray[np.float32]]) -> None:
-    """Copies dense parameters, by their `state_dict` names, into `network`.
+    """Copy dense parameters, by their `state_dict` names, into `network`.
 
     Raises:
         ContractError: a parameter is missing, unknown or of another shape.
@@ -93,10 +105,11 @@ def load_dense(network: Network, dense: Mapping[str, NDArray[np.float32]]) -> No
 
 
 def export_onnx(network: Network, config: NetworkConfig) -> bytes:
-    """The network as one ONNX message, for any number of rows; equal weights give equal bytes.
+    """Return the network as one ONNX message, for any number of rows.
 
-    By torch's TorchScript exporter: it takes 0.3 s where the newer one takes 5 s and two more packages, and its output
-    (IR version 8) is read by older ONNX Runtimes too, such as those of NVIDIA's Triton images.
+    Equal weights give equal bytes. The export uses torch's TorchScript exporter. It takes 0.3 s,
+    and the newer exporter takes 5 s and needs two more packages. Its output (IR version 8) can also
+    be read by older ONNX Runtimes, such as those in NVIDIA's Triton images.
     """
     rows = 2
     vectors = (1, sum(config.widths)) if config.widths else (config.num_categorical, config.embedding_dim)
@@ -105,7 +118,7 @@ def export_onnx(network: Network, config: NetworkConfig) -> bytes:
     was_training = network.training
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter's deprecation
+            warnings.simplefilter("ignore")  # the exporter warns that it is deprecated
             torch.onnx.export(
                 network.eval().cpu(),
                 example,

@@ -1,6 +1,7 @@
-"""Click probabilities of encoded rows: a network with its tables of vectors.
+"""Click probabilities of encoded rows, from a network and its embedding tables.
 
-Used by training to score rows before it learns them and by evaluation to judge a candidate, whatever engine made it.
+Training uses this to score rows before it trains on them. Evaluation uses it for candidates of all
+engines.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ BATCH_ROWS = 2048
 
 
 class Scorer:
-    """Scores rows with a network and tables, where all lie."""
+    """Scores rows with a network and its tables, on the device of the tables."""
 
     def __init__(
         self,
@@ -36,12 +37,18 @@ class Scorer:
         slot_sizes: Sequence[int],
         numbers: str = FLOAT32,
     ) -> None:
-        """Takes the network and the `values` of the `tables` as they are; they may change between calls.
+        """Store the network and the tables without copying them. They may change between calls.
 
-        Vectors are rounded to `numbers` (`rounding.TABLE_TYPES`) as they are looked up; others than float32 on the CPU.
+        Args:
+            network: The network.
+            values: Contents of each table.
+            tables: Layout of the tables.
+            slot_sizes: Number of ids of each slot.
+            numbers: Number type of `rounding.TABLE_TYPES` to which vectors are rounded when they
+                are looked up. Types other than float32 need tables on the CPU.
 
         Raises:
-            ContractError: the values have not as many rows as the tables.
+            ContractError: the values and the tables have different numbers of rows.
         """
         require_rows(values, tables, slot_sizes)
         self._network, self._values, self._tables, self._numbers = network, values, tables, numbers
@@ -58,15 +65,19 @@ class Scorer:
     def probabilities(
         self, dense: NDArray[np.float32], ids: NDArray[np.integer], *, batch_rows: int = BATCH_ROWS
     ) -> NDArray[np.float32]:
-        """Click probabilities, float32 [n], without dropout; equal input gives equal bits on the same machine.
+        """Return click probabilities, float32 [n], without dropout.
+
+        Equal input gives equal bits on the same machine.
 
         Args:
             dense: Normalised values, [n, D].
-            ids: Slot-local ids, [n, places]; one outside its slot has a zero vector.
-            batch_rows: Rows at a time; the last bits depend on it, as those of every matrix product do.
+            ids: Slot-local ids, [n, places]. An id outside its slot has a zero vector.
+            batch_rows: Number of rows at a time. The last bits depend on it, as in every matrix
+                product.
 
         Raises:
-            ContractError: dense values and ids have not as many rows, or ids not one column per place.
+            ContractError: dense values and ids have different numbers of rows, or the number of id
+                columns is not the number of places.
         """
         if len(dense) != len(ids) or ids.shape[1:] != (self._num_places,):
             raise ContractError(
@@ -99,7 +110,13 @@ class Scorer:
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
-    """The vectors of a row, [B, F, E], from those of its places P; in a list only places where something is count."""
+    """Return the vectors of each row, [B, F, E], pooled from those of its places, [B, P, E].
+
+    Args:
+        vectors_BPE: Vector of each place.
+        is_there_BP: Whether the place has an id. An empty place does not count in a list.
+        places: Places of the table.
+    """
     if not places.lists:
         return vectors_BPE
     parts = [vectors_BPE[:, : places.lists[0].start]]
@@ -113,7 +130,11 @@ def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
 
 
 def side_by_side(found: Sequence[Tensor], tables: Sequence[Table]) -> Tensor:
-    """What a network takes: the vectors [B, F, E] of the only table; of more, all in their order as one, [B, 1, X]."""
+    """Return the vectors in the form that a network takes.
+
+    The vectors of a single table are returned unchanged, [B, F, E]. Vectors of several tables are
+    concatenated in the order of the row's vectors, [B, 1, X].
+    """
     if len(found) == 1:
         return found[0]
     vectors = {i: each for part, table in zip(found, tables) for i, each in zip(table.vectors, part.unbind(1))}
@@ -121,10 +142,15 @@ def side_by_side(found: Sequence[Tensor], tables: Sequence[Table]) -> Tensor:
 
 
 def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> tuple[Network, list[Tensor]]:
-    """The network whose weights lie in `folder`, and its tables, which are mapped from the file.
+    """Return the network with the weights in `folder`, and its tables, mapped from the file.
+
+    Args:
+        folder: Folder of the model.
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
 
     Raises:
-        ContractError: a file is absent or damaged, or the weights are of another network.
+        ContractError: a file is absent or corrupt, or the weights belong to another network.
     """
     weights = open_model(folder, slot_sizes).weights
     widths = tuple(each.shape[1] for each in weights.tables)
@@ -144,10 +170,17 @@ def load_scorer(
     places: Places | None = None,
     numbers: str = FLOAT32,
 ) -> Scorer:
-    """The scorer of the model in `folder`, with its tables in `numbers`; without `places` each slot is looked up once.
+    """Return the scorer of the model in `folder`.
+
+    Args:
+        folder: Folder of the model.
+        config: Configuration of the network.
+        slot_sizes: Number of ids of each slot.
+        places: Places that a row looks up. None to look up each slot once.
+        numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:
-        ContractError: as `load_network`.
+        ContractError: as for `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
     tables = tables_of(places or one_each(slot_sizes), config.widths)

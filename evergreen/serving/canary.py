@@ -16,7 +16,7 @@ from evergreen.registry.models import read_release
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.traffic_plan import DRAIN_SECONDS, Arm, Baseline, TrafficPlan
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
-from evergreen.serving.canary_policy import CanaryJudgement
+from evergreen.serving.canary_policy import CanaryDecision
 from evergreen.serving.intact import golden_rows
 from evergreen.serving.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
 from evergreen.serving.servers import Triton, bring_up
@@ -28,8 +28,9 @@ FIRST_SHARE = 0.01
 
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score, which is what outcomes are judged by. With all of them a decision comes
-soonest; clients drop shadow requests where served ones would have to wait (`inference_client.routing`)."""
+"""Share of the requests that both arms score, which provides the pairs. Decisions come soonest with
+all of them. Clients drop shadow requests that would delay served ones (`inference_client.routing`).
+"""
 
 
 NONE = "none"
@@ -44,40 +45,49 @@ CHANGED = "changed"
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step did."""
+    """Result of one step."""
 
     action: str
-    """`none` (there is no canary), `held`, `grown`, `released`, `aborted` (both: the plan names the live version alone
-    from now on), `draining`, `ended` (unloaded everywhere), `changed` (someone else was faster)."""
+    """`none` (no canary), `held`, `grown`, `released`, `aborted`, `draining`, `ended` (unloaded
+    everywhere) or `changed` (another deployment was faster). After `released` and `aborted` the
+    plan names only the live version."""
     reason: str
     version: int | None = None
     share: float | None = None
     """Share of the traffic after the step."""
     wait_seconds: float | None = None
-    """When to come again, where that is known."""
-    judgement: CanaryJudgement | None = None
+    """Seconds until the next step is useful, if known."""
+    judgement: CanaryDecision | None = None
 
 
-NO_CANARY = Step(action=NONE, reason="no canary is at work")
+NO_CANARY = Step(action=NONE, reason="there is no canary")
 
 
 def start(
     model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, share: float = FIRST_SHARE
 ) -> Release:
-    """The release manifest of the model that is now the canary; a model that is live or the canary keeps its own.
+    """Start a canary and return its release. A model that is live or the canary keeps its release.
 
-    A model that scores in the shadow only and is started again with a share begins to answer. `raw` are the rows that
-    it was judged by; with `share` 0 it scores in the shadow and answers nobody.
+    A shadow canary that is started again with a share begins to serve.
+
+    Args:
+        model: Model to serve.
+        verdict: Verdict about it.
+        raw: Data with the holdout rows of the verdict.
+        settings: Deployment target and serving options.
+        share: Share of the traffic. 0 = score shadow traffic only.
 
     Raises:
-        ContractError: nothing is live, or as a release's.
-        Refused: another canary is at work, or as a release's.
-        TemporaryError: a canary before this one is still draining, or as a release's; nothing changed.
-        PermanentError: a server refused the version or answered wrongly; nothing changed.
+        ContractError: nothing is live, or as in a release.
+        Refused: another canary is running, or as in a release.
+        TemporaryError: a previous canary is still draining, or as in a release. Nothing changed.
+        PermanentError: a server rejected the version or answered wrongly. Nothing changed.
     """
     check_belonging(model, verdict)
     if verdict.decision == FAIL:
-        raise ContractError(f"verdict on model {model.model_id} is {FAIL!r}, expected another one for a canary")
+        raise ContractError(
+            f"verdict on model {model.model_id} is {FAIL!r}, expected a pass or an inconclusive one for a canary"
+        )
     settings = settings.serving(model)
     with opened(settings) as site:
         if (live := site.live) is None:
@@ -86,18 +96,19 @@ def start(
             return read_release(site.store, live.version)
         at_work, before = canary_at_work(site.store), site.repository.read_plan()
         if at_work is not None and at_work.model_id == model.model_id:
-            # A retried step changes nothing, but a shadow begins to answer.
+            # A retried start changes nothing, except that a shadow canary begins to serve.
             if before is not None and before.canary is not None and before.canary_share == 0.0 < share:
-                grow(site, at_work, before, share=share, reason="the shadow takes its first share", baseline={})
+                grow(site, at_work, before, share=share, reason="the shadow canary gets its first share", baseline={})
             return read_release(site.store, at_work.version)
         if at_work is not None:
-            raise Refused(f"version {at_work.version} is a canary, expected it released or ended before another")
+            raise Refused(f"version {at_work.version} is a canary, expected its release or end before another starts")
         check_may_replace(site, verdict, settings)
-        # A plan that could not be renewed may still lead clients to the canary before this one.
-        if site.reset_plan("no canary is at work"):
+        # A plan that an earlier change failed to reset may still send clients to the previous
+        # canary.
+        if site.reset_plan("there is no canary"):
             before = site.repository.read_plan()
         if site.repository.canary.whole() and unload(site, before, None).action == DRAINING:
-            raise TemporaryError("clients may still ask the canary before this one, try again in some seconds")
+            raise TemporaryError("clients may still call the previous canary, try again in some seconds")
         done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         plan = TrafficPlan(
             sequence=before.sequence + 1 if before else 1,
@@ -105,7 +116,7 @@ def start(
             canary=Arm(model_name=site.names.canary, version=done.version),
             canary_share=share,
             shadow_share=SHADOW_SHARE,
-            # A salt of its own, so that not always the same users are the first.
+            # Use a fresh salt, so that different users see each canary first.
             salt=uuid4().hex,
             published_at=site.now(),
             reason=verdict.reason,
@@ -116,7 +127,7 @@ def start(
 
 
 def _publish_canary(site: Site, done: Release, plan: TrafficPlan, *, decision: str, settings: ReleaseSettings) -> None:
-    """Loads the prepared version as the canary everywhere, then publishes the plan that leads clients to it."""
+    """Load the prepared version as the canary on all servers, then publish its traffic plan."""
     version, is_published = done.version, False
     line = site.entry(
         promotion_journal.CANARY,
@@ -142,8 +153,8 @@ def _publish_canary(site: Site, done: Release, plan: TrafficPlan, *, decision: s
             try:
                 site.undo_canary_start(line)
             except (ContractError, TemporaryError, PermanentError, OSError) as left:
-                # What cannot be undone now is the next step's to do.
-                logger.error("canary %d could not be taken back after %s: %s", version, error, left)
+                # The next step undoes what cannot be undone now.
+                logger.error("canary %d could not be undone after %s: %s", version, error, left)
                 site.lost.append(str(left))
             if not is_published:
                 site.repository.withdraw(version)
@@ -152,7 +163,7 @@ def _publish_canary(site: Site, done: Release, plan: TrafficPlan, *, decision: s
 
 
 def grow(site: Site, at_work: Promotion, plan: TrafficPlan, *, share: float, reason: str, baseline: Baseline) -> None:
-    """Publishes the plan by which the canary at work answers `share`, and records it: a new stage begins."""
+    """Start a new stage: publish a plan with the new share, and record it in the journal."""
     site.repository.write_plan(plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline))
     site.checkpoint("plan written")
     site.append(replace(at_work, share=share, reason=reason, who=site.settings.who))
@@ -160,9 +171,9 @@ def grow(site: Site, at_work: Promotion, plan: TrafficPlan, *, share: float, rea
 
 
 def load_everywhere(site: Site, version: int, *, only_missing: bool = False) -> None:
-    """Returns once every server answers golden rows correctly as the canary, those that appear meanwhile too.
+    """Load the canary on every server, including new ones, and probe it with golden rows.
 
-    `only_missing` passes over servers that say they have it.
+    `only_missing` skips servers that report it as ready.
     """
     golden = golden_rows(site.repository, site.store, version)
 
@@ -178,7 +189,7 @@ def load_everywhere(site: Site, version: int, *, only_missing: bool = False) -> 
 def unload(
     site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, drain_seconds: float = DRAIN_SECONDS
 ) -> Step:
-    """Unloads what no plan names, once every client knows."""
+    """Unload a canary that no plan names, after the clients have read the plan."""
     versions = site.repository.canary.whole()
     if at_work is None and not versions:
         return NO_CANARY
@@ -186,7 +197,7 @@ def unload(
     if plan is not None:
         passed = (site.settings.clock() - datetime.fromisoformat(plan.published_at)).total_seconds()
         if passed < 0:
-            # The clock was set back behind the plan: clients are given the time anew.
+            # The clock was set back to before the plan's time, so the drain time starts again.
             site.repository.write_plan(plan.next(published_at=site.now()))
             passed = 0.0
         if passed < drain_seconds:

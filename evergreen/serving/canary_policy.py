@@ -1,26 +1,32 @@
-"""What to do with a canary: hold, grow or abort, from evidence alone. Pure; gathering evidence is `canary.evidence`'s.
+"""Decide from the evidence alone whether to hold, grow or abort a canary.
 
-Outcomes are judged by all pairs since the canary began: both arms scored them, whatever its share was. Looks are
-planned: after `min_pairs` pairs and each time they have doubled, always on the oldest so many, so that asking often, or
-again after a crash, is not looking often. A loss is a significant one if the one-sided test of the AUC difference
-(paired DeLong) or of the mean log loss difference, rows of one user (else of one request) together, is below alpha /
-(looks * 2): Bonferroni, which holds however looks and metrics depend on each other, so an equal model is aborted with
-probability `alpha` at most over the canary's whole life. (O'Brien and Fleming's bounds would cost less power, but need
-independent increments, which rows that mature by request and day are not sure to have.) Both tests take means as
-normal, so clicks of `MIN_REQUESTS` requests must be there, however many rows are: by three clicks, one equal model in
-thirty would be aborted at its first look. It grows when both losses are shown to be within their margins, each at a
-part of `growth_alpha` one-sided, which over all looks add up to it; both must hold, so they need no further correction.
-A look has its part in proportion to its pairs, because the late looks decide. What is undecided at the last look is
-taken back. A canary whose requests make too few pairs for its looks waits for a person, or for a later candidate that
-passes.
+The functions are pure, and `canary.evidence` reads the evidence. The labels are evaluated over all
+pairs since the canary began, because both arms scored every pair, whatever the canary's share.
+Looks are planned: after `min_pairs` pairs and then after each doubling, always on the oldest pairs
+of that number. Frequent steps, or repeated steps after a crash, are therefore not extra looks.
 
-Errors are tested at every step: the test of `sequential_binomial` stays valid under any number of looks. Latency is a
-bound on the ratio of means and no test: Triton's counters have no medians and no spread. It is the time in the model of
-the requests that it computed: waiting in the queue depends on an arm's share, and a response cache holds more of the
-larger arm's requests.
+A loss is significant if a one-sided test is below alpha / (looks * 2). The tests are for the AUC
+difference (paired DeLong) and for the mean log loss difference, with rows clustered by user, or by
+request if there are no users. This Bonferroni correction holds for any dependence between looks and
+metrics. The probability of aborting an equal model is at most `alpha` over the canary's whole life.
+O'Brien-Fleming bounds would have more power. They need independent increments, but rows mature by
+request and day, so the increments may be dependent. Both tests assume normal means, so at least
+`MIN_REQUESTS` requests must have clicks, however many rows there are. With three clicks, one equal
+model in thirty would be aborted at its first look.
 
-Nothing is decided on a number that does not exist: the canary is held until the last look, and the reason names what
-is missing.
+The canary grows when both metrics are shown to be within their margins. Each look has a part of the
+one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must pass, so no
+further correction is needed. A look's part is proportional to its pairs, because the late looks
+decide. A canary that is undecided at the last look is aborted. A canary that gets too few pairs for
+its looks waits for a person, or for a later candidate that passes.
+
+Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
+Latency is not tested but bounded by the ratio of means, because Triton's counters have no medians
+and no spread. Latency means the time in the model of computed requests. Queue times depend on an
+arm's share, and a response cache contains more requests of the larger arm.
+
+If a number is missing, no decision is made: the canary is held until the last look, and the reason
+says what is missing.
 """
 
 import math
@@ -41,63 +47,68 @@ from evergreen.statistics.metrics import (
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
 MIN_REQUESTS = 50
-"""Requests with a click, and requests with a row without one, below which a standard error is not to be trusted."""
+"""Minimum number of requests with a click, and of requests with a row without a click, for a
+reliable standard error."""
 STEADY_MEAN = 10
-"""Latency aborts after so many times `min_requests`: one stall moves the mean of a hundred requests by half. Simulated
-with a stall of 100 ms in 500 requests of 1 ms, an equal model is aborted in 18 % of stages after 100, in 2 % after
-1000."""
+"""Latency can abort a canary only after this many times `min_requests`, because one stall changes
+the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
+ms, an equal model was aborted in 18 % of stages after 100 requests, and in 2 % after 1000."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pairs:
-    """Rows that both arms scored, in the order of their time, request and position in it; each row once."""
+    """Rows that both arms scored, ordered by time, request and position.
+
+    Each row appears once.
+    """
 
     labels: NDArray[np.uint8]
     """[n] 0 or 1."""
     stable: NDArray[np.float32]
-    """[n] probabilities by the stable version, whether served or in the shadow."""
+    """[n] probabilities of the stable version, served or shadow."""
     canary: NDArray[np.float32]
-    """[n] probabilities by the canary."""
+    """[n] probabilities of the canary, served or shadow."""
     groups: NDArray[np.int64]
-    """[n] category of the user that a row belongs to, or a number of the request, below 0 where there are users."""
+    """[n] user id of each row. A row without a user has a number of its request, which is negative
+    if there are users."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def first(self, num_rows: int) -> "Pairs":
-        """The oldest `num_rows` of them."""
+        """Return the oldest `num_rows` pairs."""
         return Pairs(**{name: values[:num_rows] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class ArmCounts:
-    """What the servers counted for one arm since the stage began, summed over all replicas."""
+    """Counters of one arm since the stage began, summed over all replicas."""
 
     success: float = 0.0
     failure: float = 0.0
     infer_us: float = 0.0
-    """Time in the model of the requests that it computed."""
+    """Total time in the model of computed requests, in microseconds."""
     cache_hits: float = 0.0
 
     @property
     def computed(self) -> float:
-        """Successful requests that the model computed, instead of the response cache."""
+        """Successful requests that the model computed, without those from the response cache."""
         return self.success - self.cache_hits
 
     @property
     def requests(self) -> float:
-        """Requests that a model answered or failed."""
+        """Requests that reached the model, successful or failed."""
         return self.success + self.failure
 
     @property
     def mean_ms(self) -> float | None:
-        """Mean time in the model of a request that it computed; None without one."""
+        """Mean time in the model of a computed request in milliseconds, or None without one."""
         return self.infer_us / self.computed / 1000 if self.computed > 0 else None
 
 
 @dataclass(frozen=True)
 class BothCounts:
-    """The counts of both arms."""
+    """Counts of both arms."""
 
     stable: ArmCounts
     canary: ArmCounts
@@ -113,35 +124,37 @@ _BOUNDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryPolicy:
-    """When a canary grows and when it ends."""
+    """Rules for growing and aborting a canary."""
 
     shares: tuple[float, ...] = (0.01, 0.05, 0.25)
-    """Its share at each stage; after the last it is released to all."""
+    """Traffic share of each stage. After the last one the canary is released."""
     min_pairs: int = 2_000
-    """Pairs at the first look; each further look has twice the pairs of the one before."""
+    """Pairs at the first look. Each further look has twice as many pairs as the one before."""
     max_looks: int = 8
-    """Looks at the pairs; a canary that is undecided at the last is taken back."""
+    """Number of looks. A canary that is undecided at the last one is aborted."""
     alpha: float = 0.05
-    """Highest probability of ever aborting a model that is as good, by outcomes."""
+    """Maximum probability that labels ever abort an equally good model."""
     growth_alpha: float = 0.025
-    """Highest probability of ever growing a model whose loss is a margin or more; with the gate's own 2.5 %, 5 %."""
+    """Maximum probability of ever growing a model whose loss exceeds a margin. With the gate's 2.5
+    % the total is 5 %."""
     auc_margin: float = 0.002
-    """Loss of AUC that is tolerated; the gate's default."""
+    """Tolerated loss of AUC. The default is the gate's."""
     log_loss_margin: float = 0.005
-    """Loss in nats per row that is tolerated."""
+    """Tolerated increase of the log loss in nats per row."""
     min_requests: int = 100
-    """Requests that each arm must have had at a stage before errors and latency are judged; latency beyond its bound
-    only holds until they are ten times as many."""
+    """Minimum requests of each arm at a stage before errors and latency are evaluated. Excessive
+    latency only holds the canary until there are ten times as many."""
     error_margin: float = 0.01
-    """Rate of failures beyond the stable arm's that is tolerated."""
+    """Tolerated failure rate above that of the stable arm."""
     error_alpha: float = 0.001
-    """Highest probability of aborting at a stage by errors a model that fails no more than that."""
+    """Maximum probability that errors abort a model at a stage if its failure rate is within the
+    margin."""
     max_latency_ratio: float = 1.5
-    """Highest mean time in the model, as a multiple of the stable arm's."""
+    """Maximum ratio of the mean times in the model, canary to stable."""
 
     def __post_init__(self) -> None:
         if not self.shares or list(self.shares) != sorted(set(self.shares)) or self.shares[0] <= 0:
-            raise ContractError(f"shares are {self.shares}, expected growing ones above 0")
+            raise ContractError(f"shares are {self.shares}, expected ascending values above 0")
         if self.shares[-1] >= 1:
             raise ContractError(f"shares are {self.shares}, expected all below 1: the last step is the release")
         for names, low, high in _BOUNDS:
@@ -151,7 +164,7 @@ class CanaryPolicy:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Pairs at each look.
+        """Number of pairs at each look.
 
         >>> CanaryPolicy(min_pairs=1000, max_looks=3).looks
         (1000, 2000, 4000)
@@ -164,7 +177,7 @@ class CanaryPolicy:
         return self.alpha / (self.max_looks * 2)
 
     def growth_level(self, look: int) -> float:
-        """Significance level of the tests for no loss at a look, counted from 1.
+        """Return the significance level of the tests for growth at a look, counted from 1.
 
         >>> policy = CanaryPolicy(max_looks=2, growth_alpha=0.03)
         >>> policy.growth_level(1), policy.growth_level(2)
@@ -175,21 +188,28 @@ class CanaryPolicy:
 
 @dataclass(frozen=True)
 class ArmDifference:
-    """Canary minus stable, and its standard error."""
+    """Difference canary minus stable with its standard error."""
 
     value: float
     error: float
 
     def loss_p_value(self, sign: int) -> float:
-        """One-sided p-value of a loss; `sign` is 1 where more is better and -1 where less is."""
+        """Return the one-sided p-value of a loss.
+
+        Args:
+            sign: 1 if a larger metric is better, -1 if a smaller one is.
+        """
         if self.error == 0:
             return 1.0 if sign * self.value >= 0 else 0.0
         return NormalDist().cdf(sign * self.value / self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsJudgement:
-    """What errors and latency say; `GROW` where they are within bounds. A number that does not exist is None."""
+class CountsDecision:
+    """Decision from errors and latency.
+
+    `GROW` means that both are within bounds. Unknown numbers are None.
+    """
 
     action: str
     reason: str
@@ -199,57 +219,61 @@ class CountsJudgement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsJudgement:
-    """What outcomes say; a number that does not exist is None."""
+class PairsDecision:
+    """Decision from labels. Unknown numbers are None."""
 
     action: str
     reason: str
     num_pairs: int
     num_clicks: int
     look: int
-    """Looks that were due so far."""
+    """Number of looks that were due so far."""
     pairs_needed: int | None = None
-    """Further pairs until the next look; None where none would help or none are missing."""
+    """Pairs until the next look. None if no further pairs are needed or could help."""
     auc: ArmDifference | None = None
     log_loss: ArmDifference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CanaryJudgement:
-    """What to do, and why; the evidence that it rests on, where there is any."""
+class CanaryDecision:
+    """Decision about the canary, its reason, and the evidence if there is any."""
 
     action: str
     """`HOLD`, `GROW` or `ABORT`."""
     reason: str
-    by_counts: CountsJudgement | None = None
-    by_pairs: PairsJudgement | None = None
+    by_counts: CountsDecision | None = None
+    by_pairs: PairsDecision | None = None
 
 
 def judge(
     pairs: Pairs, counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "a server did not answer"
-) -> CanaryJudgement:
-    """What to do after `pairs` and `counts`.
+) -> CanaryDecision:
+    """Decide about the canary from pairs and counters.
 
-    `counts` are what the servers counted at this stage; None where they could not be read, for the reason `unread`.
+    Args:
+        pairs: Pairs since the canary began.
+        counts: Counters of this stage. None = the counters could not be read.
+        policy: Rules.
+        unread: Reason why the counters could not be read.
     """
     by_counts = judge_counts(counts, policy, unread=unread)
     by_pairs = judge_pairs(pairs, policy)
-    decides: CountsJudgement | PairsJudgement = by_pairs
+    decides: CountsDecision | PairsDecision = by_pairs
     if by_counts.action == ABORT or (by_pairs.action == GROW and by_counts.action == HOLD):
         decides = by_counts
-    return CanaryJudgement(action=decides.action, reason=decides.reason, by_counts=by_counts, by_pairs=by_pairs)
+    return CanaryDecision(action=decides.action, reason=decides.reason, by_counts=by_counts, by_pairs=by_pairs)
 
 
-def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "") -> CountsJudgement:
-    """What errors and latency say; `unread` is why there are no counts."""
+def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "") -> CountsDecision:
+    """Decide from errors and latency. `unread` is the reason if there are no counters."""
     if counts is None:
-        return CountsJudgement(action=HOLD, reason=f"errors and latency are not known: {unread}")
+        return CountsDecision(action=HOLD, reason=f"errors and latency are unknown: {unread}")
     stable, canary = counts.stable, counts.canary
     if canary.requests < policy.min_requests or stable.requests < policy.min_requests:
         few = f"canary {canary.requests:.0f} and stable {stable.requests:.0f} requests, expected {policy.min_requests}"
-        reason = f"too few requests to judge errors and latency: {few}"
-        return CountsJudgement(action=HOLD, reason=reason, counts=counts)
-    judged = _judge_latency(counts, policy)
+        reason = f"too few requests to evaluate errors and latency: {few}"
+        return CountsDecision(action=HOLD, reason=reason, counts=counts)
+    decision = _evaluate_latency(counts, policy)
     allowed = min(stable.failure / stable.requests + policy.error_margin, 1.0)
     p_value = sequential_binomial(int(canary.failure), int(canary.requests), allowed)
     if p_value < policy.error_alpha:
@@ -257,16 +281,16 @@ def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str
             f"{canary.failure:.0f} of {canary.requests:.0f} requests failed, expected at most {allowed:.2%} "
             f"(stable's rate and a margin; p-value {p_value:.2g})"
         )
-        judged = replace(judged, action=ABORT, reason=reason)
-    return replace(judged, error_p_value=p_value)
+        decision = replace(decision, action=ABORT, reason=reason)
+    return replace(decision, error_p_value=p_value)
 
 
-def _judge_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsJudgement:
+def _evaluate_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsDecision:
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
     if timed < policy.min_requests or not canary.mean_ms or not stable.mean_ms:
         few = f"the model computed {timed:.0f} requests of an arm, expected {policy.min_requests}"
-        return CountsJudgement(action=HOLD, reason=f"too few requests to judge latency: {few}", counts=counts)
+        return CountsDecision(action=HOLD, reason=f"too few requests to evaluate latency: {few}", counts=counts)
     ratio = canary.mean_ms / stable.mean_ms
     action, reason = GROW, "errors and latency are within bounds"
     if ratio > policy.max_latency_ratio:
@@ -277,12 +301,12 @@ def _judge_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsJudgement:
         )
         if timed < enough:
             action = HOLD
-            reason += f", after {timed:.0f} requests of an arm, expected {enough} to abort by it"
-    return CountsJudgement(action=action, reason=reason, counts=counts, latency_ratio=ratio)
+            reason += f", after {timed:.0f} requests of an arm, expected {enough} to abort for it"
+    return CountsDecision(action=action, reason=reason, counts=counts, latency_ratio=ratio)
 
 
-def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
-    """What outcomes say at the newest look that is due."""
+def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
+    """Decide from labels at the newest look that is due."""
     look = sum(size <= len(pairs) for size in policy.looks)
     needed = policy.looks[look] - len(pairs) if look < policy.max_looks else None
     differences = measure_differences(pairs.first(policy.looks[look - 1])) if look else None
@@ -291,15 +315,15 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
         action, reason = HOLD, f"{len(pairs)} pairs, {needed} more until the first look"
     elif auc is None or log_loss is None:
         action = HOLD
-        reason = f"pairs up to look {look} hold clicks of fewer than {MIN_REQUESTS} requests, or others of fewer"
+        reason = f"pairs up to look {look} have fewer than {MIN_REQUESTS} requests with clicks or without"
     else:
-        action, reason = _judge_differences(auc, log_loss, policy, look=look)
+        action, reason = _evaluate_differences(auc, log_loss, policy, look=look)
     if action == HOLD and look == policy.max_looks:
         action = ABORT
-        reason += "; that was the last look, so the canary is taken back"
+        reason += "; that was the last look, so the canary is aborted"
     elif action == HOLD and look:
-        reason += f"; {needed} more pairs until the next"
-    return PairsJudgement(
+        reason += f"; {needed} more pairs until the next look"
+    return PairsDecision(
         action=action,
         reason=reason,
         num_pairs=len(pairs),
@@ -311,7 +335,7 @@ def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsJudgement:
     )
 
 
-def _judge_differences(
+def _evaluate_differences(
     auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, *, look: int
 ) -> tuple[str, str]:
     seen = f"AUC {auc.value:+.4f} +- {auc.error:.4f}, log loss {log_loss.value:+.4f} +- {log_loss.error:.4f}"
@@ -325,7 +349,10 @@ def _judge_differences(
 
 
 def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | None:
-    """AUC and mean log loss, canary minus stable; None where either has no standard error to be trusted."""
+    """Return the differences of AUC and mean log loss, canary minus stable.
+
+    Returns None if there are too few requests for a reliable standard error.
+    """
     clicked = pairs.labels == 1
     if min(len(np.unique(pairs.groups[which])) for which in (clicked, ~clicked)) < MIN_REQUESTS:
         return None

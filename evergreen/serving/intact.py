@@ -1,7 +1,8 @@
-"""Intact copies of a version's files, which are kept twice: in Triton's repository, and in the model store.
+"""Read and restore the two stored copies of a version's files.
 
-Every copy is compared with the hashes of the version's `Release` and of its record in the repository. A damaged copy is
-named, and the other one is used, or written over it.
+One copy is in Triton's repository, the other in the model registry. Each copy is compared with the
+hashes in the version's `Release` and in its record in the repository. If a copy is corrupt, the
+error names it, and the other copy is used or replaces it.
 """
 
 import logging
@@ -31,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 
 def golden_rows(repository: ModelRepository, store: Path, version: int) -> GoldenRows:
-    """Return the version's golden rows from the first copy that is intact.
+    """Return the version's golden rows from the first intact copy.
 
     Raises:
-        ContractError: no copy is intact; names each.
+        ContractError: no copy is intact. The message lists the problem of each.
     """
     sources: list[Callable[[], GoldenRows]] = [
         partial(repository.published.golden_rows, version),
-        partial(_kept_golden_rows, store, version),
+        partial(_stored_golden_rows, store, version),
         partial(repository.canary.golden_rows, version),
     ]
     problems: list[str] = []
@@ -55,10 +56,10 @@ def golden_rows(repository: ModelRepository, store: Path, version: int) -> Golde
 
 
 def check_kept(store: Path, release: Release) -> None:
-    """Return if the model store's copy of the version has the hashes of its release.
+    """Check that the model registry's copy of the version has the hashes of its release.
 
     Raises:
-        ContractError: a file is damaged or absent; names it and both hashes.
+        ContractError: a file is corrupt or absent. The message names the file and both hashes.
     """
     folder = graph_folder(store, release.version)
     found: dict[str, Callable[[], str]] = {
@@ -75,12 +76,12 @@ def check_kept(store: Path, release: Release) -> None:
 
 
 def find_damaged(folders: VersionFolders, store: Path, version: int) -> list[str]:
-    """Return what is damaged of a version, in the repository and in the model store, one sentence each."""
+    """Return one error message for each corrupt file of a version in either copy."""
     release = Release.read(release_path(store, version))
     record, problem = _record_of(folders, release)
     problems = [problem] if problem else []
     if record:
-        problems += _damaged_files(folders, version, record.files, found=folders.hashes(version))
+        problems += _corrupt_files(folders, version, record.files, found=folders.hashes(version))
     if graph_folder(store, version).exists():
         try:
             check_kept(store, release)
@@ -90,23 +91,26 @@ def find_damaged(folders: VersionFolders, store: Path, version: int) -> list[str
 
 
 def heal(folders: VersionFolders, store: Path, version: int, *, options: ServingOptions) -> list[str]:
-    """Write intact copies over the damaged files of a version; needs the repository's lock.
+    """Replace the corrupt files of a version by intact copies.
+
+    The caller holds the repository's lock.
 
     Args:
-        folders: Where the version is in the repository.
-        store: The model store.
+        folders: Version folders in the repository.
+        store: Folder of the model registry.
         version: Number of the version.
-        options: How it is served, if its record is damaged.
+        options: Serving options, used if the version's record is corrupt.
 
     Returns:
-        The files that were replaced, in the repository and in the store.
+        Paths of the files that were replaced in the repository and in the registry.
 
     Raises:
-        ContractError: both copies of a file are damaged; names them.
+        ContractError: both copies of a file are corrupt. The message names them.
     """
     release = Release.read(release_path(store, version))
-    # The store's first: what both lack an intact file of is then complete there.
-    healed = _heal_kept(folders, store, release)
+    # Repair the registry first: its copy must be complete before the repository is repaired from
+    # it.
+    healed = _heal_stored(folders, store, release)
     return healed + _heal_published(folders, store, release, options=options)
 
 
@@ -115,32 +119,33 @@ def _heal_published(folders: VersionFolders, store: Path, release: Release, *, o
     record, problem = _record_of(folders, release)
     found = folders.hashes(version)
     recorded = {file.name: file for file in record.files} if record else {}
-    problems = [problem] if problem else _damaged_files(folders, version, recorded.values(), found=found)
+    problems = [problem] if problem else _corrupt_files(folders, version, recorded.values(), found=found)
     if not problems:
         return []
     try:
         check_kept(store, release)
     except ContractError as error:
-        raise ContractError(f"{'; '.join(problems)}; the copy is damaged too: {error}") from error
+        raise ContractError(f"{'; '.join(problems)}; the copy is corrupt too: {error}") from error
     made = assemble(version, graph_folder(store, version), record.options if record else options)
     fresh = VersionRecord.loads(_content(made.pop(RECORD_FILE)), source=RECORD_FILE)
     own = recorded.get(CODE_FILE)
-    # Intact code of another release of Evergreen stays; damaged code is replaced by this one's.
-    keeps_code = own is not None and found.get(CODE_FILE) == own.sha256
-    files = [own if own and keeps_code and file.name == CODE_FILE else file for file in fresh.files]
-    damaged = [file.name for file in files if found.get(file.name) != file.sha256]
-    for name in damaged:
+    # Keep intact code that another release of Evergreen wrote. Replace corrupt code by the current
+    # code.
+    is_code_intact = own is not None and found.get(CODE_FILE) == own.sha256
+    files = [own if own and is_code_intact and file.name == CODE_FILE else file for file in fresh.files]
+    corrupt = [file.name for file in files if found.get(file.name) != file.sha256]
+    for name in corrupt:
         folders.replace(version, name, made[name])
     if (whole := replace(fresh, files=files)) != record:
         folders.replace(version, RECORD_FILE, whole.dumps())
-        damaged.append(RECORD_FILE)
+        corrupt.append(RECORD_FILE)
     for each in problems:
         logger.error("%s; it was replaced by the model store's copy", each)
-    return [f"{folders.uri}/{version}/{name}" for name in damaged]
+    return [f"{folders.uri}/{version}/{name}" for name in corrupt]
 
 
-def _heal_kept(folders: VersionFolders, store: Path, release: Release) -> list[str]:
-    """Write intact files of the repository over damaged ones of the model store."""
+def _heal_stored(folders: VersionFolders, store: Path, release: Release) -> list[str]:
+    """Replace corrupt files in the model registry by intact files from the repository."""
     folder = graph_folder(store, release.version)
     record, _ = _record_of(folders, release)
     if record is None or not folder.exists():  # `evergreen collect` removes the folder
@@ -151,14 +156,14 @@ def _heal_kept(folders: VersionFolders, store: Path, release: Release) -> list[s
         if file.name == CODE_FILE or found.get(file.name) != file.sha256:
             continue
         if not path.is_file() or sha256_file(path) != file.sha256:
-            logger.error("%s is damaged; it is replaced by the repository's copy", path)
+            logger.error("%s is corrupt; it is replaced by the repository's copy", path)
             folders.fetch(release.version, file.name, path)
             healed.append(str(path))
     return healed
 
 
 def _record_of(folders: VersionFolders, release: Release) -> tuple[VersionRecord | None, str | None]:
-    """Return the version's record if it is about the released graph, else None and what is wrong with it."""
+    """Return the version's record, or None and an error if it is not of the released graph."""
     try:
         record = folders.record(release.version)
     except ContractError as error:
@@ -169,7 +174,7 @@ def _record_of(folders: VersionFolders, release: Release) -> tuple[VersionRecord
     return record, None
 
 
-def _kept_golden_rows(store: Path, version: int) -> GoldenRows:
+def _stored_golden_rows(store: Path, version: int) -> GoldenRows:
     path = graph_folder(store, version) / GOLDEN_FILE
     rows = GoldenRows.load(path)
     expected = Release.read(release_path(store, version)).sha256.get("golden")
@@ -178,7 +183,7 @@ def _kept_golden_rows(store: Path, version: int) -> GoldenRows:
     return rows
 
 
-def _damaged_files(
+def _corrupt_files(
     folders: VersionFolders, version: int, files: Iterable[FileRecord], *, found: Mapping[str, str]
 ) -> list[str]:
     return [

@@ -1,8 +1,9 @@
-"""The proof that the graph gives raw rows the scores that training gave encoded ones.
+"""Check that the graph gives raw rows the same scores as training gave the encoded rows.
 
-Takes the raw held-out rows and the scores that evaluation kept of them (made by preprocessing's encoding and the
-training side's network), runs the graph in this process on one thread, and refuses above `TOLERANCE`. A sample of
-the rows goes with the version as its golden rows, so that a served model can be probed with them later.
+The input is the raw holdout rows and the scores that evaluation stored for them. These scores come
+from the encoding of preprocessing and the training code's network. The graph runs in this process
+on one thread, and a difference above `TOLERANCE` is an error. A sample of the rows becomes the
+version's golden rows, with which the served model is probed later.
 """
 
 import io
@@ -27,40 +28,40 @@ from evergreen.storage.uris import local_path
 TOLERANCE = 1e-5
 """Largest accepted difference of one probability."""
 MAX_ROWS = 20_000
-"""Held-out rows compared, from the oldest."""
+"""Maximum number of compared holdout rows, oldest first."""
 NUM_GOLDEN_ROWS = 64
 _ARRAYS = ("dense", "categorical", "expected")
 _FEATURES = "features"
-"""Name, in the file of golden rows, of their features as JSON."""
+"""Name of the features' JSON in the file of golden rows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GoldenRows:
-    """Raw rows with the probabilities that the training side gave them."""
+    """Raw rows with the probabilities that training gave them."""
 
     features: Features
-    """What the columns are."""
+    """Features, which describe the columns."""
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
     """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
     expected: NDArray[np.float32]
-    """[n]."""
+    """[n] probabilities."""
 
     def __len__(self) -> int:
         return len(self.expected)
 
     def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> "GoldenRows":
-        """At most `num_rows` of the rows, spread evenly."""
+        """Return at most `num_rows` of the rows, evenly spaced."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64)))
 
     def take(self, at: NDArray[np.int64] | slice) -> "GoldenRows":
-        """The rows at these positions."""
+        """Return the rows at these positions."""
         arrays = {name: getattr(self, name)[at] for name in _ARRAYS}
         return GoldenRows(features=self.features, **arrays)
 
     def values(self, row: int) -> dict[str, float | int | None]:
-        """The raw values of a row by column; None = missing."""
+        """Return the raw values of one row by column. None = missing."""
         dense, categorical = self.dense[row].tolist(), self.categorical[row].tolist()
         found = {name: None if np.isnan(value) else value for name, value in zip(self.features.numeric, dense)}
         return found | {
@@ -69,7 +70,7 @@ class GoldenRows:
         }
 
     def save(self, path: Path) -> None:
-        """Writes the rows to `path`."""
+        """Write the rows to `path`."""
         content = io.BytesIO()
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         arrays[_FEATURES] = np.array(json.dumps(asdict(self.features)))
@@ -78,10 +79,11 @@ class GoldenRows:
 
     @classmethod
     def load(cls, path: Path) -> "GoldenRows":
-        """The rows in `path`.
+        """Read the rows in `path`.
 
         Raises:
-            ContractError: the file is absent or damaged, or its arrays are no rows.
+            ContractError: the file is absent or corrupt, or its arrays do not have the types and
+                shapes of golden rows.
         """
         arrays = _read_arrays(path, "golden rows", (*_ARRAYS, _FEATURES))
         try:
@@ -101,19 +103,19 @@ class GoldenRows:
 
 
 def _read_arrays(path: Path, what: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """The arrays `names` in the .npz `path`, which errors call `what`."""
+    """Read the arrays `names` from the .npz file `path`. Error messages call the file `what`."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names}
-    except Exception as error:  # A damaged archive fails as NumPy, zipfile or zlib find it, in a dozen types.
+    except Exception as error:  # a corrupt archive raises various errors of NumPy, zipfile or zlib
         raise ContractError(f"{what} {path} cannot be read: {first_line(error)}") from error
 
 
 def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS) -> GoldenRows:
-    """The first `max_rows` held-out rows beside their training-side scores.
+    """Return the first `max_rows` holdout rows with their scores from evaluation.
 
     Raises:
-        ContractError: there are no rows, or rows and scores do not belong together.
+        ContractError: there are no rows, or the numbers of rows and scores differ.
     """
     from evergreen.rows.archived_rows import parquet_file, reading_parquet
 
@@ -121,7 +123,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     scores = _read_arrays(path, "scores", ("candidate",))["candidate"].astype(np.float32).ravel()
     if len(scores) != raw.num_holdout_rows or len(scores) == 0:
         raise ContractError(
-            f"scores {path} hold {len(scores)} rows, expected the {raw.num_holdout_rows} held-out rows, at least 1"
+            f"scores {path} hold {len(scores)} rows, expected {raw.num_holdout_rows} as in the holdout, and at least 1"
         )
     features = raw.recommender.features
     dense, categorical, count = [], [], 0
@@ -134,7 +136,7 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
         if count >= max_rows:
             break
     if count < min(len(scores), max_rows):
-        raise ContractError(f"held-out rows in {raw.holdout_uri} are {count}, expected {len(scores)} as scored")
+        raise ContractError(f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} as scored")
     taken = min(len(scores), max_rows)
     rows = GoldenRows(
         features=features, dense=np.concatenate(dense), categorical=np.concatenate(categorical), expected=scores
@@ -143,26 +145,27 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
 
 
 def open_graph(graph: Path) -> Any:
-    """An ONNX Runtime session on one thread, as the served model opens it.
+    """Open an ONNX Runtime session on one thread, as the served model does.
 
     Args:
-        graph: A `model.onnx`, with `model.data` beside it if its tables lie there.
+        graph: Path of `model.onnx`. `model.data` is beside it if the graph has external tables.
 
     Raises:
-        ContractError: ONNX Runtime refuses the graph, or `model.data` is absent or too short. Damage that changes no
-            size is for the graph's hash to notice (`registry.models.graph_sha256`).
+        ContractError: ONNX Runtime rejects the graph, or `model.data` is absent or too short.
+            Corruption that keeps the size is detected only by the graph's hash
+            (`registry.models.graph_sha256`).
     """
     onnxruntime = silent_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions share no base class but this one.
+    except Exception as error:  # ONNX Runtime's exceptions have no other common base class
         raise ContractError(f"graph {graph} cannot be opened: {first_line(error)}") from error
 
 
 def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -> NDArray[np.float32]:
-    """The graph's probabilities [n] of `rows`, `batch_rows` at a time."""
+    """Return the graph's probabilities [n] of `rows`, computed in batches of `batch_rows`."""
     parts = [np.zeros(0, np.float32)]
     for start in range(0, len(rows), batch_rows):
         part = slice(start, start + batch_rows)
@@ -172,30 +175,31 @@ def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -
 
 
 def prove_parity(session: Any, rows: GoldenRows) -> float:
-    """The largest difference between the graph and the expected scores of `rows`.
+    """Return the largest difference between the graph's scores and the expected scores of `rows`.
 
-    Also scores a sample row by row: how a batch is cut must not change an answer.
+    A sample is also scored in smaller batches, because the batch size must not change a score.
 
     Raises:
-        ContractError: a difference is above `TOLERANCE`, or not a number; names the row and its values.
+        ContractError: a difference is above `TOLERANCE` or is NaN. The message has the row and its
+            values.
     """
     largest = check_scores(score(session, rows), rows, source="graph")
     sample = rows.sample()
     for batch_rows in (1, 7):
-        check_scores(score(session, sample, batch_rows=batch_rows), sample, source="graph in parts")
+        check_scores(score(session, sample, batch_rows=batch_rows), sample, source="graph in small batches")
     return largest
 
 
 def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) -> float:
-    """The largest difference between `scores` and what `rows` expect.
+    """Return the largest difference between `scores` and the expected scores of `rows`.
 
     Raises:
-        ContractError: as `prove_parity`; `source` is named.
+        ContractError: as in `prove_parity`. The message begins with `source`.
     """
     if scores.shape != rows.expected.shape:
         raise ContractError(f"{source} gave scores of shape {scores.shape}, expected {rows.expected.shape}")
     differences = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
-    # NaN must lose: it compares false with every tolerance.
+    # NaN compares false with every tolerance, and must count as the worst difference.
     worst = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
     if not differences[worst] <= TOLERANCE:
         got, expected = scores[worst], rows.expected[worst]

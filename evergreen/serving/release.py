@@ -1,16 +1,20 @@
-"""The release protocol: an accepted model becomes the version that is served and recorded, or nothing changes.
+"""Release an accepted model: serve it and record it, or change nothing.
 
-In order: lock, and what a killed deployment left repaired (`site`); servers answer; the verdict is about what is live;
-graph built and parity proven; both kept in the model store under a new version number; from there on
-`switch.make_live`. A version number that the journal ever named is never given again.
+A release takes the lock and repairs what a killed deployment left (`site`). The release checks that
+the servers answer, and that the verdict compared the model with the live one. Then it exports the
+graph, checks its parity, and stores the graph and the golden rows in the model registry under a new
+version number. `switch.make_live` does the rest. A version number that the journal contains is
+never reused.
 
-The graph and its golden rows are kept in the model store for good: the gate scores the champion with them, `verify`
-repeats logged answers, and a rollback brings back a version that Triton's repository no longer holds. They are a copy,
-not a hard link of what is served: a file damaged there must not take its only backup with it.
+The registry keeps the graph and its golden rows permanently. The gate scores the champion with
+them, `verify` recomputes logged scores, and a rollback restores versions that Triton's repository
+no longer contains. The stored files are copies and not hard links to the served files, because a
+corrupt served file must not corrupt its only backup.
 
-Only the new version is named to the servers. Triton loads it before it lets the previous one go, which answers what it
-has begun; a previous version kept loaded would gain nothing, since Triton loads every named version anew whenever the
-configuration changed. It stays in the repository and in the store, and a rollback loads it from there.
+The configuration names only the new version. Triton loads it before it unloads the previous
+version, which finishes its requests. Keeping the previous version loaded would have no benefit,
+because Triton reloads every named version when the configuration changes. The previous version
+stays in the repository and in the registry, and a rollback loads it from there.
 """
 
 import logging
@@ -47,34 +51,44 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseSettings(SiteSettings):
-    """Where a release goes, and how the version is served there."""
+    """Deployment target and serving options of a release."""
 
     options: ServingOptions = field(default_factory=ServingOptions)
-    """How the version is served."""
+    """Serving options of the version."""
     trigger_id: str | None = None
-    """The retrain request that this answers."""
+    """Retrain request that this release answers, or None."""
     num_kept: int = 3
-    """Versions kept in the repository, the live and the previous one among them."""
+    """Number of versions that stay in the repository, including the live and the previous one."""
 
 
 class StaleVerdict(Refused):
-    """The verdict compared with a model that is not the live one any more: the candidate must be judged again."""
+    """The verdict compared the candidate with a model that is no longer live.
+
+    The candidate needs a new evaluation.
+    """
 
 
 def release(
     model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, override: str | None = None
 ) -> Release:
-    """The release that made `model` live; a model that is live already keeps its release.
+    """Release `model`, and return its manifest. If it is already live, return its existing release.
 
-    `override` says why it goes live whatever the verdict decided or compared with (`promote`); None = the verdict
-    counts.
+    Args:
+        model: Model to release.
+        verdict: Verdict about it.
+        raw: Data with the holdout rows.
+        settings: Deployment target and serving options.
+        override: Reason to release it whatever the verdict is (`promote`). None = the verdict must
+            accept the model.
 
     Raises:
-        ContractError: the inputs do not belong together, or parity fails.
-        Refused: another model went live since the verdict, or a canary is at work and the verdict is no pass; what is
-            live is live.
-        TemporaryError: a server does not answer, or another deployment is at work; what was live is live.
-        PermanentError: a server refused the version or answered wrongly; what was live is live.
+        ContractError: the inputs do not belong together, or the parity check fails.
+        Refused: another model went live since the verdict, or a canary is running and the verdict
+            is not a pass. The live version is unchanged.
+        TemporaryError: a server does not answer, or another deployment is running. The live version
+            is unchanged.
+        PermanentError: a server rejected the version or answered wrongly. The live version is
+            unchanged.
     """
     check_belonging(model, verdict)
     if not verdict.accepted and override is None:
@@ -105,7 +119,10 @@ def release(
 
 
 def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
-    """The release of the model that is live already: a retried step must not release it twice, and tidies up."""
+    """Probe the servers and return the release of a model that is already live.
+
+    A retried step must not release the model twice, but it repeats the cleanup.
+    """
     golden = golden_rows(site.repository, site.store, live.version)
     site.fleet.for_each(partial(probe, name=site.names.model, version=live.version, golden=golden, named=False))
     _tidy(site, settings, live)
@@ -114,7 +131,10 @@ def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
 
 
 def _tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
-    """Removes versions that nobody needs, and notes where this release went; it stands whether or not this works."""
+    """Remove old versions and record where the release went.
+
+    A failure does not affect the release.
+    """
     try:
         kept = {line.version, line.previous_version or line.version, *site.repository.canary.whole()}
         removed = site.repository.prune(kept, num_kept=settings.num_kept)
@@ -129,39 +149,41 @@ def _tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
 
 
 def check_belonging(model: Model, verdict: Verdict) -> None:
-    """Returns if the verdict is about the model.
+    """Check that the verdict is about the model.
 
     Raises:
-        ContractError: it is not.
+        ContractError: the verdict is about another model.
     """
     if verdict.candidate_model_id != model.model_id:
         raise ContractError(f"verdict is about model {verdict.candidate_model_id}, expected {model.model_id}")
 
 
 def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *, override: str | None = None) -> None:
-    """Returns if the candidate may take the live version's place; checked before anything is built.
+    """Check that the candidate may replace the live version, before anything is built.
 
-    A verdict compares with one champion. If another model went live since (two runs at once: one wins), it says nothing
-    of the exchange that a release would make, so the loser is refused and must be judged again. A run that named its
-    champion, or wanted none, has chosen what to compare with.
+    A verdict compares the candidate with one champion. If two runs overlap and another model went
+    live since, the verdict does not cover the exchange. The candidate is then refused and must be
+    evaluated again. Runs that chose their champion explicitly, or chose none, are not checked.
 
-    A canary goes on beside a round that is undecided too: it has gathered evidence that the newer candidate would begin
-    anew. A candidate that passed needs none, and its release ends the canary; a person ends it first by `canary abort`.
+    A running canary continues during an inconclusive run, because a new candidate would have to
+    collect its evidence from the start. A candidate that passed is released directly, which ends
+    the canary. A person can end the canary first by `canary abort`.
 
     Raises:
-        ContractError: the live version is of another kind of server.
-        Refused: a canary is at work, and the candidate did not pass; or the candidate was taken back before.
-        StaleVerdict: the live model is not the one that the verdict compared with.
+        ContractError: the live version uses another backend.
+        Refused: a canary is running and the candidate did not pass, or the candidate was rolled
+            back earlier.
+        StaleVerdict: the live model is not the champion of the verdict.
     """
     if (verdict.decision != PASS or override is not None) and (canary := canary_at_work(site.store)):
         raise Refused(
-            f"version {canary.version} is a canary and goes on; expected a candidate that passes the gate, or the "
+            f"version {canary.version} is a running canary, expected a candidate that passes the gate, or the "
             "canary released or ended first"
         )
     bars = promotion_journal.barred(site.store)
     if override is None and (bar := bars.get(verdict.candidate_model_id)) is not None:
         raise Refused(
-            f"model {verdict.candidate_model_id} was taken back at {bar.time} ({bar.reason}), expected another "
+            f"model {verdict.candidate_model_id} was rolled back at {bar.time} ({bar.reason}), expected another "
             "model, or a promotion with --override"
         )
     live = site.live
@@ -169,8 +191,8 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
         live_model = live.model_id if live else None
         if verdict.champion_model_id != live_model:
             raise StaleVerdict(
-                f"model {verdict.candidate_model_id} was judged against {verdict.champion_model_id or 'no champion'}, "
-                f"but {live_model or 'nothing'} is live: judge it again, or promote it with --override"
+                f"model {verdict.candidate_model_id} was compared with {verdict.champion_model_id or 'no champion'}, "
+                f"but {live_model or 'nothing'} is live: evaluate it again, or promote it with --override"
             )
     if live is not None and live.version in site.repository.versions():
         kind = site.repository.published.record(live.version).options.server
@@ -184,17 +206,18 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
 def prepare_version(
     site: Site, model: Model, verdict: Verdict, *, raw: RawDataset, settings: ReleaseSettings
 ) -> Release:
-    """The manifest of a new version, its graph proven and kept in the store; no server is notified, nothing is live.
+    """Export a new version, check its parity, store it in the registry and return its manifest.
 
-    The verdict's scores of the held-out rows of `raw` are what the graph must repeat.
+    No server is notified and nothing is live yet. The graph must reproduce the verdict's scores of
+    the holdout rows in `raw`.
 
     Raises:
-        ContractError: the graph differs from training; nothing is left of it.
+        ContractError: the graph's scores differ from training. The version's files were removed.
     """
     announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
     for path in (site.store / "graphs").glob("*"):
         if path.name.isdigit() and int(path.name) not in announced:
-            # A killed deployment kept it and had not announced it yet: no server heard of it.
+            # A deployment was killed before it announced this version, so no server has loaded it.
             forget(site.store, int(path.name))
     version, live = next_version(site.store, site.repository), site.live
     folder = graph_folder(site.store, version)
@@ -204,7 +227,8 @@ def prepare_version(
         difference = prove_parity(open_graph(building / GRAPH_FILE), rows)
         logger.info("parity: %.3g over %d rows", difference, len(rows))
         rows.sample().save(building / GOLDEN_FILE)
-        # All this may have outlasted a lease, and whoever took it over may have given the number again.
+        # The lease may have expired meanwhile, and another deployment may have used the same
+        # number.
         site.repository.check_held()
     done = Release(
         model_name=site.names.model,
@@ -235,7 +259,10 @@ def prepare_version(
 
 
 def next_version(store: Path, repository: ModelRepository) -> int:
-    """One more than any version that the repository, the journal (an intent is enough) or the store names."""
+    """Return one more than the highest version in the repository, the journal and the registry.
+
+    Intents in the journal count too.
+    """
     journal = [entry.version for entry in promotion_journal.read_entries(store)]
     manifests = [int(path.stem) for path in (store / "releases").glob("*.json") if path.stem.isdigit()]
     graphs = [int(path.name) for path in (store / "graphs").glob("*") if path.name.isdigit()]
@@ -243,6 +270,6 @@ def next_version(store: Path, repository: ModelRepository) -> int:
 
 
 def forget(store: Path, version: int) -> None:
-    """Removes what the store keeps of a version that no client can have met."""
+    """Remove the registry's files of a version that was never served."""
     release_path(store, version).unlink(missing_ok=True)
     shutil.rmtree(graph_folder(store, version), ignore_errors=True)

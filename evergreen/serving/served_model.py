@@ -1,12 +1,13 @@
-"""The model as Triton's python backend runs it; a copy of this file lies in every version folder as `model.py`.
+"""Serve a model in Triton's python backend. Every version folder has a copy as `model.py`.
 
-Runs inside tritonserver's own Python, so it imports nothing of this repository: tensor names and widths come from the
-model's configuration. Each request is answered for itself, because one that makes ONNX Runtime raise would take every
-other request of its dynamic batch with it.
+The code runs in tritonserver's own Python, so it imports nothing of this repository. Tensor names
+and widths come from the model's configuration. Each request is validated on its own. Otherwise one
+request that makes ONNX Runtime raise would fail all requests of its dynamic batch.
 
-Almost all of a request's time here is ONNX Runtime's: for one row 83 us, for 64 rows 343 us, beside 8 us for reading
-the tensors, 10 for the check and 16 for the answer. Its memory arena, memory pattern and optimization level were
-measured to make no difference, and what an IO binding could save is within those 16 us.
+ONNX Runtime takes almost all of the time: 83 us for one row and 343 us for 64 rows. Reading the
+tensors takes 8 us, the check 10 us and the response 16 us. ONNX Runtime's memory arena, memory
+pattern and optimization level made no difference in measurements. An IO binding could save at most
+the 16 us of the response.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# With numpy 2 this server reads inputs wrong and sends empty outputs, without any error.
+# With numpy 2 this server reads inputs wrongly and sends empty outputs, without an error.
 assert int(np.__version__.split(".")[0]) < 2, f"numpy is {np.__version__}, expected < 2"
 
 LOADING_NICENESS = 10
@@ -28,13 +29,14 @@ Tensors = dict[str, "np.ndarray[Any, Any]"]
 
 
 class TritonPythonModel:
-    """What the python backend calls: one instance per model version."""
+    """Model class of the python backend, one instance per model version."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the graph that lies beside this file, on one thread: instances, not threads, use the cores.
+        """Open the graph beside this file on one thread, because instances use the cores.
 
-        The cores may be busy with the version that serves meanwhile, so this is done by a thread of low priority.
-        Linux keeps priorities by thread, and what was given away cannot be taken back; this thread ends.
+        The cores may be busy with the live version, so a separate thread of low priority opens the
+        graph. Linux sets the priority per thread and does not let it raise again, so this thread
+        ends after the load.
         """
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]
@@ -44,10 +46,10 @@ class TritonPythonModel:
             self._session = loader.submit(_open_graph).result()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response per request, in order: probabilities, or that request's own error."""
+        """Return one response per request, in order: probabilities or that request's error."""
         tensors = [self._tensors(request) for request in requests]
         batch = self._joined(tensors)
-        # Looking at all rows at once costs 10 us; only where something is wrong is it worth asking who sent it.
+        # Checking all rows at once costs 10 us. Requests are checked one by one only after a fault.
         if self._fault(batch) is None:
             return self._answers(tensors, batch)
         faults = [self._fault(each) for each in tensors]
@@ -73,11 +75,12 @@ class TritonPythonModel:
         return None
 
     def _answers(self, tensors: list[Tensors], batch: Tensors) -> list[Any]:
-        """The responses to requests whose rows, one behind the other, are `batch`."""
+        """Score `batch`, the concatenated rows of all requests, and return their responses."""
         try:
             scores = self._session.run([self._output], batch)[0]
         except Exception as error:
-            # The traceback names paths of this machine: it goes to the server's log, not to clients.
+            # The error contains paths of this machine, so it goes to the server's log and not to
+            # clients.
             pb_utils.Logger.log_error(f"graph failed on a batch of {len(tensors)} requests: {error}")
             return [_refusal("the model failed on this batch", pb_utils.TritonError.INTERNAL) for _ in tensors]
         responses, start = [], 0
@@ -89,7 +92,7 @@ class TritonPythonModel:
 
 
 def _open_graph() -> Any:
-    # Importing it is half of the work of loading.
+    # The import takes half of the loading time, so it runs in the low-priority thread.
     import onnxruntime
 
     _check_hashes()
@@ -100,11 +103,11 @@ def _open_graph() -> Any:
 
 
 def _check_hashes() -> None:
-    """Refuse to serve a graph whose bytes are not those that were released: few flipped bits show in golden rows."""
+    """Check the graph's files against the released hashes. Golden rows detect few flipped bits."""
     record = Path(__file__).resolve().with_name("version.json")
     for file in json.loads(record.read_bytes())["files"]:
         if file["name"] in ("model.onnx", "model.data"):
-            digest = hashlib.sha256()  # `file_digest` is not in the Python 3.10 of Triton's images
+            digest = hashlib.sha256()  # the Python 3.10 of Triton's images has no `file_digest`
             with open(record.with_name(file["name"]), "rb") as content:
                 while chunk := content.read(1 << 20):
                     digest.update(chunk)

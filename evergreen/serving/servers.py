@@ -1,16 +1,18 @@
-"""The running servers of a deployment: which there are, what each can do, and whether one answers correctly.
+"""Connect to the running Triton servers, load models on them, and check their answers.
 
-A server's readiness is not trusted: with a dead Python stub it still reports ready. Hence the golden rows. What
-servers load is decided by `switch`.
+Triton's readiness is not sufficient: with a dead Python stub it still reports ready. Servers are
+therefore probed with golden rows. `switch` decides what servers load.
 
-Addresses are a list, or every address that a name resolves to. `dns:///triton-headless:8001` is a Kubernetes headless
-Service with one address per pod. It needs `publishNotReadyAddresses: true`: a pod that read the old configuration while
-it started, and was listed only once it was ready, would be notified of nothing and serve the old version from then on.
-What a resolver's cache still hides when a switch ends is left to the watchdog, which compares every replica with the
-journal.
+Servers are listed one by one, or by a name that resolves to several addresses.
+`dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
+needs `publishNotReadyAddresses: true`. Otherwise a pod that reads the old configuration while it
+starts is not listed until it is ready. The pod is then never notified and keeps serving the old
+version. Pods that a resolver's cache still hides at the end of a switch are left to the watchdog,
+which compares every replica with the journal.
 
-The only module here that calls tritonclient; its exceptions become `TemporaryError` or `PermanentError`, once.
-Deadlines are generous on purpose: Triton 2.51 can crash when gRPC calls are cancelled.
+No other module of this package calls tritonclient. Exceptions of tritonclient become
+`TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
+crash when gRPC calls are cancelled.
 """
 
 import argparse
@@ -33,15 +35,20 @@ from evergreen.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, PROBABILITY_O
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
 from evergreen.serving.parity import GoldenRows, check_scores
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DNS = "dns:///"
 CALL_SECONDS = 30.0
 LOAD_SECONDS = 120.0
-"""Loading a model of 700 MB takes 3 s and 5 GB of memory; a model that hangs its loader is given up after this."""
+"""Timeout of a load in seconds. Loading a model of 700 MB takes 3 s and 5 GB of memory."""
 
 _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED")
 
 
 class NotListening(TemporaryError):
-    """Nothing listens at the server's address: its process has not started to listen, or has ended."""
+    """The server's port is closed: its process has not started to listen yet, or has ended."""
 
 
 ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
@@ -50,34 +57,36 @@ ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
 
 @dataclass(frozen=True, kw_only=True)
 class TritonAccess:
-    """How servers are reached where something before them wants TLS or a token; without any, in plain text.
+    """Options for TLS and a token. Without any of them the connection is plain text.
 
     Raises:
-        ContractError: a file is absent, or an option has no effect without another.
+        ContractError: a file is absent, or an option has no effect without another one.
     """
 
     ca: str = ""
-    """PEM file of the certificates that a server's own must be signed by; turns TLS on."""
+    """PEM file of the CA certificates that sign the servers' certificates. Turns TLS on."""
     certificate: str = ""
-    """PEM file of this client's own certificate, for mutual TLS."""
+    """PEM file of this client's certificate, for mutual TLS."""
     key: str = ""
-    """PEM file of its private key."""
+    """PEM file of the client certificate's private key."""
     name: str = ""
-    """Name that the servers' certificates are for. A replica of a headless Service is reached by its address."""
+    """Host name in the servers' certificates. It is needed because replicas of a headless Service
+    are called by IP address."""
     token_file: str = ""
-    """File of the token that each call shows as `authorization: Bearer`; read anew at each, because tokens rotate."""
+    """File with the token that is sent as `authorization: Bearer`. The file is read before each
+    call, because tokens rotate."""
 
     def __post_init__(self) -> None:
         for path in filter(None, (self.ca, self.certificate, self.key, self.token_file)):
             if not Path(path).is_file():
-                raise ContractError(f"{path} is no file, expected what the connection to Triton needs")
+                raise ContractError(f"{path} is not a file, expected a PEM or token file for Triton")
         if (self.certificate or self.key or self.name) and not self.ca:
             raise ContractError("a certificate, a key or a name for Triton is given without a CA, expected it too")
         if bool(self.certificate) != bool(self.key):
             raise ContractError("a certificate or a key for Triton is given alone, expected both or neither")
 
     def credentials(self) -> Any:
-        """Return gRPC's credentials of a channel; None for plain text."""
+        """Return the gRPC channel credentials, or None for plain text."""
         if not self.ca:
             return None
         import grpc
@@ -89,7 +98,7 @@ class TritonAccess:
         """Add the token to a call of tritonclient.
 
         Raises:
-            TemporaryError: its file cannot be read now.
+            TemporaryError: the token file cannot be read now.
         """
         try:
             token = Path(self.token_file).read_text().strip()
@@ -114,9 +123,11 @@ def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
 
 
 class Triton:
-    """A Triton in explicit model control, reached by gRPC at `url` (host:port).
+    """gRPC connection to a Triton in explicit model control mode.
 
-    `access` None = that of the environment.
+    Args:
+        url: host:port.
+        access: TLS and token options. None = the options in the environment.
     """
 
     def __init__(self, url: str, access: TritonAccess | None = None) -> None:
@@ -135,45 +146,55 @@ class Triton:
                 self._client.register_plugin(type("ShowsToken", (grpc_client.InferenceServerClientPlugin,), shows)())
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._client.close()
 
     def check_live(self) -> None:
-        """Returns if the server answers.
+        """Check that the server is live.
 
         Raises:
             NotListening: its port is closed.
-            TemporaryError: it does not answer, or reports that it is not live.
+            TemporaryError: the server does not answer, or reports that it is not live.
         """
         try:
             with self._translated("liveness"):
                 if not self._client.is_server_live(client_timeout=CALL_SECONDS):
                     raise TemporaryError(f"triton {self.url} is not live")
         except TemporaryError as error:
-            # The system's word, which gRPC gives nowhere but in its message.
+            # gRPC reports a closed port only in the text of its message.
             if "Connection refused" in str(error):
                 raise NotListening(str(error)) from error
             raise
 
     def load(self, name: str) -> None:
-        """Loads or reloads the model as its folder is now; the versions that stay keep answering meanwhile."""
+        """Load or reload the model from its folder.
+
+        Versions that remain keep answering meanwhile.
+        """
         with self._translated(f"load of {name}"):
             self._client.load_model(name, client_timeout=LOAD_SECONDS)
 
     def unload(self, name: str) -> None:
-        """Unloads every version of the model."""
+        """Unload every version of the model."""
         with self._translated(f"unload of {name}"):
             self._client.unload_model(name, client_timeout=CALL_SECONDS)
 
     def is_ready(self, name: str, version: int) -> bool:
-        """Whether that version reports that it is ready."""
+        """Return whether the server reports the version as ready."""
         with self._translated(f"readiness of {name}"):
             return bool(self._client.is_model_ready(name, str(version), client_timeout=CALL_SECONDS))
 
     def infer(
         self, name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, version: int | None = None
     ) -> tuple[NDArray[np.float32], int]:
-        """Probabilities [n], and the version that gave them; without `version`, the one that Triton chooses."""
+        """Score rows, and return the probabilities [n] and the version that computed them.
+
+        Args:
+            name: Name of the model.
+            dense: Dense features [n, features].
+            categorical: Categorical ids [n, features].
+            version: Version to call. None = the version that Triton chooses.
+        """
         inputs = []
         for tensor, rows in named_inputs(dense, categorical).items():
             inputs.append(self._grpc.InferInput(tensor, list(rows.shape), INPUT_TYPES[tensor]))
@@ -189,7 +210,7 @@ class Triton:
         reply, wanted = answer.get_response(), PROBABILITY_OUTPUT
         if reply.model_name != name:
             raise self._odd(name, f"as model {reply.model_name!r}")
-        # A number that int() reads and Triton never writes, such as "+1" or 5,000 digits, is no version.
+        # int() also accepts "+1" and 5,000 digits, which Triton never sends as a version.
         if not re.fullmatch("[1-9][0-9]{0,18}", reply.model_version, re.ASCII):
             raise self._odd(name, f"from version {reply.model_version[:40]!r}")
         found = [(output.name, output.datatype) for output in reply.outputs]
@@ -221,48 +242,50 @@ class Triton:
             if any(name in status for name in _TEMPORARY):
                 raise TemporaryError(message) from error
             raise PermanentError(message) from error
-        except Exception as error:  # What tritonclient meets in a malformed reply has no type of its own.
+        except Exception as error:  # tritonclient raises various exception types for a malformed reply
             found = f"{type(error).__name__}: {first_line(error)}"
             raise PermanentError(f"triton {self.url}: {call} got a malformed reply: {found}") from error
 
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-DNS = "dns:///"
-
 Connect = Callable[[str], Triton]
-"""Makes a connection from host:port."""
+"""Opens a connection to host:port."""
 Resolve = Callable[[str, int], list[str]]
-"""The addresses (host:port) that a name has now, for a port; empty where it has none."""
+"""Returns the current addresses (host:port) of a name and a port, or an empty list if it has
+none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a deployment waits, and by which clock."""
+    """Timeouts of a deployment, with the clock that measures them."""
 
     lock_seconds: float = 10.0
-    """For another deployment to end, or a watchdog that heals a server; 0 = not at all."""
+    """Seconds to wait for the lock of another deployment or of a repairing watchdog. 0 = do not
+    wait."""
     ready_seconds: float = 60.0
-    """For one version to become ready after its load returned, and for a starting replica to listen."""
+    """Seconds to wait for a loaded version to become ready, or for a starting replica to listen."""
     leave_seconds: float = 20.0
-    """For a name to drop a replica that stopped answering: a stopping one refuses calls for 4 s (Triton 2.51), and
-    a cluster's DNS may answer from its cache for 5 to 10 s more."""
+    """Seconds to wait until a name stops listing a replica that no longer answers. A stopping
+    replica rejects calls for 4 s (Triton 2.51), and a cluster's DNS cache may be 5 to 10 s old."""
     poll_seconds: float = 0.05
-    """Between two questions."""
+    """Seconds between two attempts."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
-        """What `answer` returns, called repeatedly: the first value that is true, or the one after `seconds`."""
+        """Call `answer` until it is true or `seconds` have passed, and return its last value."""
         deadline = self.clock() + seconds
         while not (given := answer()) and self.clock() < deadline:
             self.sleep(self.poll_seconds)
         return given
 
     def until_done(self, act: Callable[[], T], seconds: float, *, but: type[TemporaryError] | tuple[()] = ()) -> T:
-        """What `act` returns, tried again for `seconds` as long as it raises TemporaryError, but not `but`."""
+        """Call `act` until it succeeds, and return its value.
+
+        Args:
+            act: Function that is called again after a TemporaryError.
+            seconds: Time after which the last TemporaryError is raised.
+            but: Errors that are raised at once.
+        """
         deadline = self.clock() + seconds
         while True:
             try:
@@ -274,10 +297,10 @@ class Patience:
 
 
 def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patience) -> None:
-    """Returns once the version reports that it is ready.
+    """Wait until the server reports the version as ready.
 
     Raises:
-        TemporaryError: it did not within `patience.ready_seconds`.
+        TemporaryError: the version is not ready after `patience.ready_seconds`.
     """
     if not patience.until(lambda: server.is_ready(name, version), patience.ready_seconds):
         raise TemporaryError(
@@ -286,10 +309,10 @@ def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patie
 
 
 def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience) -> None:
-    """Returns once the server has loaded the model as it is now, and that version answers golden rows correctly.
+    """Load the model on the server, wait until the version is ready, and probe it with golden rows.
 
     Raises:
-        TemporaryError, PermanentError: as `wait_until_ready` and `probe`, or it refuses to load.
+        TemporaryError, PermanentError: the load fails, or `wait_until_ready` or `probe` raises.
     """
     server.load(name)
     wait_until_ready(server, name, version, patience=patience)
@@ -297,14 +320,21 @@ def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, pat
 
 
 def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
-    """Returns if the server answers the golden rows with the expected scores.
+    """Check that the server returns the expected scores for the golden rows.
 
-    `named` asks for the version; otherwise Triton chooses, as it does for clients.
+    Args:
+        server: Server to probe.
+        name: Name of the model.
+        version: Version that must answer.
+        golden: Rows with their expected scores.
+        named: Whether to request that version. If False, Triton chooses one, as it does for
+            clients.
 
     Raises:
-        PermanentError: another version answered, or a score is off by more than the tolerance.
+        PermanentError: another version answered, or a score differs by more than the tolerance.
     """
-    # In a new order each time, so that the model answers: a response cache recognises requests by their bytes.
+    # Shuffle the rows, so that the model answers: a response cache recognizes requests by their
+    # bytes.
     rows = golden.take(np.random.default_rng().permutation(len(golden)))
     scores, answered = server.infer(name, rows.dense, rows.categorical, version=version if named else None)
     if answered != version:
@@ -316,7 +346,7 @@ def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named:
 
 
 def resolve(name: str, port: int) -> list[str]:
-    """See `Resolve`; asks the system's resolver.
+    """Resolve a name by the system's resolver, see `Resolve`.
 
     Raises:
         TemporaryError: the resolver does not answer.
@@ -332,10 +362,12 @@ def resolve(name: str, port: int) -> list[str]:
 
 
 def parse_urls(text: str) -> tuple[str, ...]:
-    """The servers in a comma-separated `text`, each host:port or dns:///name:port; none in an empty one.
+    """Split a comma-separated list of servers, each host:port or dns:///name:port.
+
+    An empty text has no servers.
 
     Raises:
-        ContractError: one is neither.
+        ContractError: an entry has neither form.
 
     >>> parse_urls("triton-0:8001, dns:///triton:8001"), parse_urls("")
     (('triton-0:8001', 'dns:///triton:8001'), ())
@@ -349,10 +381,11 @@ def parse_urls(text: str) -> tuple[str, ...]:
 
 
 def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
-    """host:port of every server that `urls` mean now, each once.
+    """Return the current addresses (host:port) of all `urls`, without duplicates.
 
     Raises:
-        TemporaryError: a name has no address: a change that reaches no server must not count as a success.
+        TemporaryError: a name has no address. A change that reaches no server must not count as a
+            success.
     """
     found: list[str] = []
     for url in urls:
@@ -363,18 +396,19 @@ def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
 
 
 def addresses_of(url: str, resolve: Resolve) -> list[str]:
-    """host:port of every server that `url` means now; empty where a name has no address."""
+    """Return the current addresses (host:port) of `url`, or an empty list if its name has none."""
     host, _, port = url.removeprefix(DNS).rpartition(":")
     return resolve(host, int(port)) if url.startswith(DNS) else [url]
 
 
 class Fleet:
-    """Live connections to all servers of `urls`; to be closed.
+    """Open connections to all servers of `urls`. Close it after use.
 
-    A replica that appears joins. One that stops answering is no failure once its name has dropped it, and is one while
-    it is still listed. One whose port is closed is no failure either: a pod has its address minutes before its image is
-    there, and neither a release nor a rollback may hang on that. It is waited for last, when all others serve, and then
-    passed over: it reads what is published when it starts.
+    A new replica is added when its name lists it. A replica that stops answering is an error only
+    while its name still lists it. A replica whose port is closed is not an error either: a pod has
+    its address minutes before its image is pulled, and must not delay a release or a rollback. The
+    fleet waits for such a replica last, when all others serve, and then skips it. The skipped
+    replica reads the published configuration when it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.
@@ -395,18 +429,24 @@ class Fleet:
 
     @property
     def servers(self) -> list[Triton]:
-        """Those connected now."""
+        """Connections that are open now."""
         return list(self._servers.values())
 
     def for_each(self, act: Callable[[Triton], object], servers: Sequence[Triton] | None = None) -> None:
-        """Does `act` on one server after another; a replica that failed and has left is passed over.
+        """Call `act` on one server after another, and skip replicas that have left.
 
-        One after another: a load takes a replica's cores for as long as it lasts (with three servers on two cores, all
-        at once was over in about half the time, and requests meanwhile had two to three times the p99). A version that
-        only running servers can fail then fails on one of them, while the others have not heard of it.
+        The calls are sequential, because a load occupies a replica's cores. With three servers on
+        two cores, parallel loads took about half the time, but requests had two to three times the
+        p99 meanwhile. A version that fails only in a running server also fails on the first one,
+        before the others are changed.
+
+        Args:
+            act: Function to call with each server.
+            servers: Servers to call it on. None = all.
 
         Raises:
-            TemporaryError, PermanentError: of `act` on a server that is still listed; those after it were not reached.
+            TemporaryError, PermanentError: `act` failed on a server that is still listed. Later
+                servers were not reached.
         """
         for address, server in list(self._servers.items()):
             if servers is not None and server not in servers:
@@ -420,21 +460,21 @@ class Fleet:
                 self._disconnect(address)
 
     def for_all(self, act: Callable[[Triton], object]) -> None:
-        """As `for_each`, then the same for servers that appeared meanwhile, until no new one is listed.
+        """Call `act` on every server, and on new servers until no further one is listed.
 
-        Those that do not listen yet are waited for at the end.
+        Servers that do not listen yet come last.
         """
         self.for_each(act)
         while newcomers := self._newcomers():
             self.for_each(act, newcomers)
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         for address in list(self._servers):
             self._disconnect(address)
 
     def _listed(self) -> dict[str, str]:
-        """The url that lists each address now."""
+        """Map each address that is listed now to its url."""
         return {address: url for url in self._urls for address in addresses_of(url, self._resolve)}
 
     def _connect_to_listed(self) -> list[Triton]:
@@ -442,7 +482,10 @@ class Fleet:
         return [server for server in found if server is not None]
 
     def _connect_to(self, address: str, url: str) -> Triton | None:
-        """A new connection; None for a server that is connected already, has left, or does not listen yet."""
+        """Connect to a server, unless it is connected already, has left, or does not listen yet.
+
+        Returns None in these cases.
+        """
         if address in self._servers:
             return None
         server = self._servers[address] = self._connect(address)
@@ -458,12 +501,13 @@ class Fleet:
         return server
 
     def _newcomers(self) -> list[Triton]:
-        """Connections to servers that are listed and were not connected yet, each live, as soon as one listens.
+        """Connect to listed servers that are not connected yet, as soon as one listens.
 
-        None where all are connected, or the others do not listen within `ready_seconds`.
+        Returns an empty list if all are connected, or if no other server listens within
+        `ready_seconds`.
 
         Raises:
-            TemporaryError: one listens and does not answer, or none is left.
+            TemporaryError: a server listens but does not answer, or no server is left.
         """
         deadline = self._patience.clock() + self._patience.ready_seconds
         while True:
@@ -474,12 +518,12 @@ class Fleet:
             if found or not starting:
                 return found
             if self._patience.clock() >= deadline:
-                logger.warning("passed over, since nothing listens there: %s", ", ".join(sorted(starting)))
+                logger.warning("skipped, because nothing listens there: %s", ", ".join(sorted(starting)))
                 return []
             self._patience.sleep(self._patience.poll_seconds)
 
     def _has_left(self, address: str) -> bool:
-        """Whether no name lists `address` any more; waits a little for the names to drop it."""
+        """Return whether no name lists `address` any more, after at most `leave_seconds`."""
         if address in self._urls:
             return False
         return self._patience.until(lambda: address not in self._listed(), self._patience.leave_seconds)

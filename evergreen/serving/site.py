@@ -1,15 +1,19 @@
-"""The place where a deployment works: one store, one repository, its servers; opened with what a crash left repaired.
+"""Open one deployment target, and repair what a crashed deployment left behind.
 
-Whoever changes what is served (`release`, `rollback`, `promote`, the canary) opens the site first. Every change is
-announced in the journal before any server hears of it, and withdrawn there if it comes to nothing.
+A deployment target is a model registry, a Triton model repository and the Triton servers that read
+it. In the code it is called a site. Every command that changes what is served (`release`,
+`rollback`, `promote`, the canary commands) opens the site first. The command writes an intent to
+the promotion journal before it notifies any server. If the change fails, it withdraws the intent.
 
-A journal that ends with an intent means a deployment at work, which holds the lock, or a killed one. Whoever opens the
-site next goes back, never forward: the configuration that the intent found is written again, every server is notified
-and probed, then the intent is withdrawn. A killed release thus costs its version number, and the step that is retried
-releases the same model under the next one. A recovery that is killed itself begins anew.
+If the journal ends with an intent, a deployment is running and holds the lock, or a deployment was
+killed. After a kill, the next command that opens the site rolls back. The rollback restores the
+configuration from before the intent, notifies and probes every server, then withdraws the intent. A
+killed release therefore uses up its version number. A retry of the step releases the same model
+under the next number. If the recovery itself is killed, the next command starts it again.
 
-The commands that change what is served share the flags that say where, and for whom. Where is `<store>/serving.json`,
-as the last release left it, so that a person on call names the store and the reason and nothing else.
+The commands share the flags for the target and for the person who asks. The default target is read
+from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs to
+pass only the registry and a reason.
 """
 
 import argparse
@@ -63,49 +67,51 @@ Settings = TypeVar("Settings", bound="SiteSettings")
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSettings:
-    """Where a deployment works, for whom, and how patiently."""
+    """Deployment target, the person or run that deploys to it, and the timeouts."""
 
     store: Path
-    """The model store."""
+    """Folder of the model registry."""
     repository: str
-    """URI of Triton's model repository, as this process sees it."""
+    """URI of Triton's model repository, as seen from this process."""
     recommender: str | None = None
-    """Name of the recommender that is served; None = that of the store (`recommenders.served_name`)."""
+    """Name of the served recommender. None means the name in the registry
+    (`recommenders.served_name`)."""
     triton_urls: tuple[str, ...] = ()
-    """Servers, see `servers`; none = publish only, servers read it when they start."""
+    """Addresses of the running servers, see `servers`. If empty, a release is only published, and
+    servers read it when they start."""
     who: str = field(default_factory=whoami)
-    """The person or pipeline run that asks, for the journal."""
+    """Person or pipeline run that makes the change, for the journal."""
     patience: Patience = field(default_factory=Patience)
     connect: Connect = Triton
     resolve: Resolve = resolve
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
-    """The time, with a time zone."""
+    """Current time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
-    """Called with the name of each step that a crash may follow."""
+    """Called with a name at each point where a crash is tested."""
 
     def now(self) -> str:
-        """The time, ISO 8601 UTC."""
+        """Return the current time as ISO 8601 in UTC."""
         return self.clock().astimezone(timezone.utc).isoformat()
 
     def open_repository(self) -> ModelRepository:
-        """The model repository, for reading without the servers; changes need its lock.
+        """Open the model repository. Changes need its lock, reads do not. No server is contacted.
 
         Raises:
-            ContractError: the store does not say what its recommender is called.
+            ContractError: the registry does not contain the recommender's name.
         """
         name = self.recommender or served_name(self.store)
         if name is None:
             raise ContractError(f"model store {self.store} has no release and no recommender, expected one of them")
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
-        # Triton's process has a user of its own, and no group of ours.
+        # Triton runs as another user, so the files must be readable for everyone.
         objects = open_objects(self.repository, readable=True)
         return ModelRepository(objects, ServedNames(name), holder=holder)
 
     def serving(self: Settings, model: Model) -> Settings:
-        """The settings of a deployment of `model`, whose recommender names what is served.
+        """Return the settings for a deployment of `model`, with its recommender's name.
 
         Raises:
-            ContractError: the store serves a recommender of another name, which its journal is about.
+            ContractError: the registry already serves a recommender of another name.
         """
         name, known = model.recommender.name, served_name(self.store)
         if promotion_journal.read_entries(self.store) and known != name:
@@ -117,7 +123,7 @@ class SiteSettings:
 
 
 class Fallback(NamedTuple):
-    """The version that must answer again where a change fails."""
+    """Version to restore if a change fails, with its golden rows."""
 
     version: int
     golden: GoldenRows
@@ -125,50 +131,52 @@ class Fallback(NamedTuple):
 
 @dataclass(kw_only=True)
 class Site:
-    """An open site, its lock held; see `opened`."""
+    """Open deployment target whose lock is held. `opened` yields it."""
 
     settings: SiteSettings
     repository: ModelRepository
     fleet: Fleet
     recovered: Promotion | None = None
-    """The interrupted intent that was withdrawn when the site was opened."""
+    """Interrupted intent that was withdrawn when the site was opened, or None."""
     is_published: bool = False
-    """Whether a new configuration was written: from then on a version may have answered."""
+    """Whether a new configuration was written. If True, servers may already have answered from
+    it."""
     lost: list[str] = field(default_factory=list)
-    """What could not be restored after a failure, one sentence each."""
+    """Error messages of everything that could not be restored after a failure."""
     needs_recovery: bool = False
-    """Whether the configuration could not be restored: the intent stays, and the next deployment goes back."""
+    """Whether restoring the configuration failed. If True, the intent stays in the journal, and the
+    next deployment rolls back."""
 
     @property
     def store(self) -> Path:
-        """The model store."""
+        """Folder of the model registry."""
         return self.settings.store
 
     @property
     def names(self) -> ServedNames:
-        """What the recommender's models are called."""
+        """Names of the recommender's models in Triton."""
         return self.repository.names
 
     @property
     def patience(self) -> Patience:
-        """How long to wait."""
+        """Timeouts of the deployment."""
         return self.settings.patience
 
     @property
     def live(self) -> Promotion | None:
-        """The promotion that made the live version live."""
+        """Journal entry that made the live version live, or None."""
         return promotion_journal.current(self.store)
 
     def checkpoint(self, name: str) -> None:
-        """Names a place that a crash may follow."""
+        """Report a point where a crash is tested."""
         self.settings.checkpoint(name)
 
     def now(self) -> str:
-        """The time, ISO 8601 UTC."""
+        """Return the current time as ISO 8601 in UTC."""
         return self.settings.now()
 
     def fallback(self) -> Fallback | None:
-        """The live version of the journal, if the repository holds it."""
+        """Return the live version with its golden rows, or None if it is not in the repository."""
         live = self.live
         if live is None or live.version not in self.repository.versions():
             return None
@@ -184,7 +192,7 @@ class Site:
         decision: str | None = None,
         share: float | None = None,
     ) -> Promotion:
-        """A journal line about `release`, as of now."""
+        """Build a journal entry about `release` with the current time."""
         live = self.live
         return Promotion(
             time=self.now(),
@@ -204,40 +212,43 @@ class Site:
         )
 
     def append(self, entry: Promotion) -> Promotion:
-        """Writes the line with the time of now; answers it as written.
+        """Append the entry to the journal with the current time, and return it as written.
 
         Raises:
-            TemporaryError: the lock was lost. Another deployment may have withdrawn the intent of this one since, and
-                what it wrote must stay the last word.
+            TemporaryError: the lock was lost. Another deployment may have withdrawn this one's
+                intent since then, and its entry must remain the last one.
         """
         self.repository.check_held()
         return append_promotion(self.store, replace(entry, time=self.now()))
 
     def holds_lock(self) -> bool:
-        """Whether what lies in the store and the repository is still this deployment's to undo."""
+        """Return whether this deployment still holds the lock and may undo its changes."""
         try:
             self.repository.check_held()
         except (TemporaryError, PermanentError) as error:
-            logger.error("nothing more is undone: %s", error)
+            logger.error("the rollback stops: %s", error)
             return False
         return True
 
     @contextmanager
     def announced(self, intent: Promotion) -> Iterator[Promotion]:
-        """Writes `intent` to the journal before the body, and withdraws it there if the body fails."""
+        """Append `intent` to the journal before the body, and withdraw it if the body fails."""
         intent = self.append(replace(intent, action=promotion_journal.INTENT, config=self.repository.read_config()))
         try:
             self.checkpoint("intent written")
             yield intent
         except BaseException as error:
             if self.needs_recovery:
-                logger.error("the intent of version %d stays for the next deployment to withdraw", intent.version)
+                logger.error("the next deployment has to withdraw the intent of version %d", intent.version)
             else:
                 self.withdraw(intent, f"{type(error).__name__}: {error}")
             raise
 
     def withdraw(self, intent: Promotion, reason: str) -> None:
-        """Takes `intent` back in the journal; where that cannot be written, the next deployment does it."""
+        """Append the withdrawal of `intent` to the journal.
+
+        If the write fails, the next deployment withdraws it.
+        """
         reason = "; ".join([reason, *self.lost])
         try:
             self.append(replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None))
@@ -245,22 +256,25 @@ class Site:
             logger.error("the journal in %s cannot be written: %s", self.store, error)
 
     def reset_plan(self, reason: str) -> bool:
-        """See the function `reset_plan`."""
+        """Call the function `reset_plan` for this site."""
         return reset_plan(self.settings, self.repository, reason)
 
     def undo_canary_start(self, intent: Promotion) -> None:
-        """Takes back a start that failed or was killed: no client asks the canary any more, and no server holds it.
+        """Undo the start of a canary that failed or was killed, so that no request is sent to it.
 
-        Where clients may have been sent to it already, it is unloaded by the next step, when they have read the plan.
+        If clients may already have read a plan that names the canary, it stays loaded. The next
+        canary step unloads it, after the clients have read the new plan.
         """
         if not self.reset_plan(f"start of version {intent.version} was withdrawn"):
             self.remove_canary()
 
     def remove_canary(self) -> None:
-        """Unloads the canary on every server, then removes its files: as long as they are there, this is to be done.
+        """Unload the canary on every server, then remove its files.
+
+        The files stay until this succeeds.
 
         Raises:
-            TemporaryError: a server cannot be reached now; the files stay.
+            TemporaryError: a server cannot be reached now. The files stay.
         """
         self.fleet.for_each(lambda server: server.unload(self.names.canary))
         self.checkpoint("canary unloaded")
@@ -269,9 +283,10 @@ class Site:
 
 
 def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str) -> bool:
-    """Writes a traffic plan by which the live version answers everything; needs the lock. Whether that was news.
+    """Write a traffic plan that sends all traffic to the live version. The caller holds the lock.
 
-    Without a plan there is nothing to do: everyone asks the served model by its name anyway.
+    Returns True if a plan was written. Without a plan nothing is written, because clients then call
+    the served model by its name.
     """
     plan, live = repository.read_plan(), promotion_journal.current(settings.store)
     if plan is None or live is None:
@@ -279,7 +294,7 @@ def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str)
     stable = Arm(model_name=repository.names.model, version=live.version)
     if plan.canary is None and plan.stable == stable:
         return False
-    # Where only the number is out of date, no client has to be waited for, so the plan keeps its time.
+    # A plan without a canary keeps its time, because no client has to be drained.
     published_at = plan.published_at if plan.canary is None else settings.clock().isoformat()
     repository.write_plan(plan.without_canary(stable=stable, published_at=published_at, reason=reason))
     logger.info("the traffic plan names version %d alone: %s", live.version, reason)
@@ -288,19 +303,20 @@ def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str)
 
 @contextmanager
 def opened(settings: SiteSettings) -> Iterator[Site]:
-    """Yields the site, with the lock held, every server answering, and what a killed deployment left repaired.
+    """Open the site: take the lock, repair a killed deployment, connect to every server.
 
     Raises:
-        ContractError: the repository cannot be written.
-        TemporaryError: another deployment is at work for longer than `patience.lock_seconds`, a server does not answer,
-            or cannot be restored yet.
+        ContractError: the repository is not writable.
+        TemporaryError: another deployment holds the lock for longer than `patience.lock_seconds`,
+            or a server does not answer or cannot be restored yet.
     """
     repository, patience = settings.open_repository(), settings.patience
     with ExitStack() as stack:
         patience.until_done(lambda: stack.enter_context(repository.locked()), patience.lock_seconds)
         interrupted = promotion_journal.interrupted(settings.store)
         if interrupted:
-            # Before the servers are reached: one that starts meanwhile must find what the journal calls live.
+            # Repair the files before connecting: a server that starts meanwhile must read the
+            # configuration of the live version.
             _repair_repository(repository, interrupted)
         fleet = Fleet(settings.triton_urls, settings.connect, patience=patience, resolve=settings.resolve)
         stack.enter_context(closing(fleet))
@@ -311,18 +327,22 @@ def opened(settings: SiteSettings) -> Iterator[Site]:
 
 
 def _repair_repository(repository: ModelRepository, intent: Promotion) -> None:
-    """Writes the configuration that `intent` found, so that servers which start read it; needs the lock."""
-    logger.warning("the deployment of version %d by %s was interrupted, going back", intent.version, intent.who)
+    """Write the configuration from before `intent`, which starting servers read.
+
+    The caller holds the lock.
+    """
+    logger.warning("the deployment of version %d by %s was interrupted, rolling back", intent.version, intent.who)
     if repository.read_config() != intent.config:
         repository.write_config(intent.config)
     repository.discard_candidate()
 
 
 def _finish_recovery(site: Site, intent: Promotion) -> None:
-    """Notifies every server, removes the version that never went live, and withdraws the intent.
+    """Notify every server, remove the version that never went live, and withdraw the intent.
 
     Raises:
-        TemporaryError: a server cannot be restored now; the intent stays, and the next deployment tries again.
+        TemporaryError: a server cannot be restored now. The intent stays, and the next deployment
+            tries again.
     """
     fallback = site.fallback()
     problems: list[str] = []
@@ -335,7 +355,7 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
     site.fleet.for_each(restore)
     if problems:
         raise TemporaryError(
-            f"the interrupted deployment of version {intent.version} cannot be taken back: {'; '.join(problems)}"
+            f"the interrupted deployment of version {intent.version} cannot be rolled back: {'; '.join(problems)}"
         )
     if intent.share is not None:
         site.undo_canary_start(intent)
@@ -348,7 +368,10 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
 
 
 def restore_server(site: Site, server: Triton, config: str | None, *, fallback: Fallback | None) -> str | None:
-    """Notifies one server of the restored configuration and asks it; what is wrong, None if nothing is."""
+    """Make one server load the restored configuration, and probe it.
+
+    Returns an error message, or None if the server serves the restored version.
+    """
     name = site.names.model
     try:
         if config is None:
@@ -359,32 +382,33 @@ def restore_server(site: Site, server: Triton, config: str | None, *, fallback: 
             wait_until_ready(server, name, fallback.version, patience=site.patience)
             probe(server, name, version=fallback.version, golden=fallback.golden, named=False)
     except (TemporaryError, PermanentError) as error:
-        return f"triton {server.url} did not return to what was live: {error}"
+        return f"triton {server.url} could not be restored: {error}"
     return None
 
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say where, and for whom."""
+    """Add the flags for the deployment target and for the person who asks."""
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument(
         "--repository",
         type=typed_uri,
-        help="Triton's model repository, folder or gs:// URI; default: where the last release went",
+        help="Triton's model repository, folder or gs:// URI; default: that of the last release",
     )
     parser.add_argument(
         "--triton-urls",
         help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; empty = none; "
         "default: those of the last release",
     )
-    parser.add_argument("--who", default="", help="who asks, for the journal; default: user@host")
+    parser.add_argument("--who", default="", help="person who makes the change, for the journal; default: user@host")
     add_flags(parser, TritonAccess, prefix=ACCESS_FLAGS, variables=ACCESS_VARIABLES)
 
 
 def site_of(arguments: argparse.Namespace) -> SiteSettings:
-    """The place that the flags mean; also sets up the log of a command that changes what is served.
+    """Return the settings that the flags describe, and configure the log of the command.
 
     Raises:
-        ContractError: there is no such store, or neither the store nor a flag names where releases go.
+        ContractError: the registry does not exist, or neither the registry nor a flag contains the
+            address of the repository and the servers.
     """
     log_as_text()
     store = typed_folder(arguments.store, "--store")
@@ -400,7 +424,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     for url in place.triton_urls if place and urls == "" else ():
         with suppress(TemporaryError), closing(connect(url)) as server:
             server.check_live()
-            logger.warning("%s answers and is not told: what it serves stays, expected it in --triton-urls", url)
+            logger.warning("%s answers but is not in --triton-urls, so it keeps serving its version", url)
     return SiteSettings(
         store=store,
         repository=arguments.repository or (place.repository_uri if place else ""),
@@ -411,11 +435,13 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
 
 
 def change_reason(text: str) -> str:
-    """What a person gives as the reason of a change: the journal keeps it for good, so it may not be empty.
+    """Check the reason that a person gives for a change.
+
+    The reason may not be empty, because the journal keeps it.
 
     >>> change_reason("AUC fell after version 12")
     'AUC fell after version 12'
     """
     if not text.strip():
-        raise argparse.ArgumentTypeError("is empty, expected why, for the journal")
+        raise argparse.ArgumentTypeError("is empty, expected a reason for the journal")
     return text

@@ -1,15 +1,18 @@
-"""The one way by which a version becomes the live one: announced, staged, rehearsed, switched to, recorded.
+"""Make a version live on every server: intent, staging, rehearsal, switch, journal entry.
 
-Used by `release`, `promote` and `rollback`. A version that left Triton's repository comes back from its copy in the
-model store, so how long the repository keeps versions decides only how long a rollback takes.
+`release`, `promote` and `rollback` all use this module. A version that is no longer in Triton's
+repository is restored from its copy in the model registry. How long the repository keeps versions
+therefore affects only the duration of a rollback.
 
-The rehearsal (about 0.3 s with traffic beside it) is there because Triton gives requests without a version to the
-highest one the moment it is loaded: whatever a load can reveal must be revealed before the real name is touched.
+The rehearsal takes about 0.3 s under traffic. Triton sends requests without a version to the
+highest version as soon as it is loaded. Any error that a load can show must therefore appear before
+the served name is changed.
 
-The one atomic write is the configuration: from then on a server that starts serves the new version, and every running
-one is notified, one after another, waited for, and probed with golden rows; servers that appear meanwhile too. Triton
-itself drains: a version that leaves answers what it has begun. After any failure, that of the record too, every server
-is led back, and probed for the version before.
+The configuration is one atomic write. From then on every starting server serves the new version.
+Each running server is notified, waited for, and probed with golden rows, one after another, and so
+are servers that appear meanwhile. Triton itself drains a version that it unloads. After any
+failure, including one of the journal entry, every server is restored to the previous version and
+probed.
 """
 
 import logging
@@ -34,15 +37,22 @@ T = TypeVar("T")
 
 
 def make_live(site: Site, target: Release, line: Promotion, *, options: ServingOptions) -> Promotion:
-    """The journal's line that made `target` live on every server.
+    """Make `target` live on every server, and return its journal entry.
 
-    Graph and golden rows of `target` are in the store, or still in the repository; `line` is what the journal will say
-    (`Site.entry`), announced as an intent first.
+    The graph and the golden rows of `target` must be in the registry or still in the repository.
+
+    Args:
+        site: Opened deployment target.
+        target: Release to serve.
+        line: Journal entry (`Site.entry`) to write. An intent with its content is written first.
+        options: Serving options of the version.
 
     Raises:
-        ContractError: its files are absent, or no intact copy of one is left.
-        TemporaryError: a server does not answer or get ready; what was live is live.
-        PermanentError: a server refused or answered wrongly; what was live is live.
+        ContractError: a file is absent, or no intact copy of it is left.
+        TemporaryError: a server does not answer or become ready. The previous version is still
+            live.
+        PermanentError: a server rejected the version or answered wrongly. The previous version is
+            still live.
     """
     version, repository = target.version, site.repository
     was_there = version in repository.versions()
@@ -66,10 +76,11 @@ def make_live(site: Site, target: Release, line: Promotion, *, options: ServingO
                 _withdraw_files(site, version)
             raise
     try:
-        # Ends a canary's share, which was judged against a version that is no longer live; its next step tries again.
+        # End the share of a canary, because it was compared with a version that is no longer live.
+        # The canary's next step retries this.
         site.reset_plan(written.reason)
     except (ContractError, TemporaryError, PermanentError) as error:
-        logger.warning("version %d is live, but the traffic plan could not be renewed: %s", written.version, error)
+        logger.warning("version %d is live, but the traffic plan could not be reset: %s", written.version, error)
     return written
 
 
@@ -77,19 +88,22 @@ def _withdraw_files(site: Site, version: int) -> None:
     try:
         site.repository.withdraw(version)
     except (ContractError, TemporaryError, PermanentError) as error:
-        # The earlier failure is the one to report; files that no configuration names do no harm.
+        # Report only the earlier failure. Files that no configuration names do no harm.
         logger.error("files of version %d stay in the repository: %s", version, error)
 
 
 def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
-    """Leaves the version in the repository, named by no configuration, after every server answered correctly with it.
+    """Rehearse the version on every server, then publish its folder to the repository.
+
+    The configuration does not name it yet.
 
     Raises:
-        ContractError, TemporaryError, PermanentError: as `make_live`; nothing is left of it.
+        ContractError, TemporaryError, PermanentError: as in `make_live`. All files of the version
+        were removed.
     """
     version, folder = target.version, graph_folder(site.store, target.version)
     if not (folder / GOLDEN_FILE).exists():
-        raise ContractError(f"version {version} left the repository, and {folder} holds no copy of it")
+        raise ContractError(f"version {version} is no longer in the repository, and {folder} contains no copy of it")
     check_kept(site.store, target)
     golden = GoldenRows.load(folder / GOLDEN_FILE)
 
@@ -115,12 +129,20 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
 
 
 def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record: Callable[[], T]) -> T:
-    """Makes every server serve by `config`, with `version` answering clients; returns the result of `record`.
+    """Switch every server to `config`, probe `version`, and return the result of `record`.
+
+    Args:
+        site: Opened deployment target.
+        version: Version that must answer clients.
+        config: Triton configuration that serves it.
+        golden: Golden rows of the version.
+        record: Called after all servers serve the version. If it fails, the switch is undone.
 
     Raises:
-        TemporaryError: a server failed to load or get ready in time; everything is as it was before.
-        PermanentError: a server refused or answered wrongly; everything is as it was before.
-            Either names what could not be restored, which `site.lost` holds too.
+        TemporaryError: a server failed to load or to become ready in time. The previous state was
+            restored.
+        PermanentError: a server rejected the version or answered wrongly. The previous state was
+            restored. The message of either error, and `site.lost`, list what could not be restored.
     """
     before, fallback = site.repository.read_config(), site.fallback()
 
@@ -138,7 +160,7 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
         site.checkpoint("probed")
         return record()
     except BaseException as error:
-        logger.error("version %d is not served, going back: %s", version, error)
+        logger.error("version %d is not served, rolling back: %s", version, error)
         site.lost += _restore(site, before, fallback)
         if site.lost and isinstance(error, (TemporaryError, PermanentError)):
             kind = TemporaryError if isinstance(error, TemporaryError) else PermanentError
@@ -147,18 +169,19 @@ def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record:
 
 
 def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[str]:
-    """Restores the configuration and notifies every server; answers what could not be restored."""
-    site.needs_recovery = True  # until all of it is done, also where it is interrupted
+    """Restore the configuration, notify every server, and return messages about what failed."""
+    site.needs_recovery = True  # stays True if the restore fails or is interrupted
     if not site.holds_lock():
-        # Whoever holds the lock now has gone back already, and may have moved on: its servers are not to be touched.
-        return ["another deployment took over, and decides what is served"]
+        # The new lock holder has already rolled back, and may have switched to another version. Do
+        # not touch its servers.
+        return ["another deployment holds the lock now, so nothing was restored"]
     try:
         if site.repository.read_config() != config:
             site.repository.write_config(config)
     except (TemporaryError, PermanentError, ContractError) as error:
         logger.error("the configuration could not be restored: %s", error)
-        # If the servers were notified now, they would load the version we are rolling back from; those that were not
-        # notified yet still serve what was live.
+        # Do not notify the servers, because they would load the version that is being rolled back.
+        # Servers that were not notified yet still serve the previous version.
         return [f"the configuration could not be restored: {error}"]
     problems = [
         problem for server in site.fleet.servers if (problem := restore_server(site, server, config, fallback=fallback))

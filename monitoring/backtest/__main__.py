@@ -26,9 +26,9 @@ from monitoring.backtest.judging import (
     parse_time,
     read_requests,
 )
-from monitoring.backtest.judging_file import read_judging
 from monitoring.policies.judging import no_baseline
 from monitoring.released_models import ReleasedModels
+from monitoring.state.judging_file import read_judging
 
 FEW_POINTS = 20
 """Decision points below which a backtest says little of its policies: it warns."""

@@ -44,10 +44,10 @@ from evergreen.storage.folder import FolderObjects
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
-from monitoring.backtest.judging_file import read_judging
 from monitoring.journal import DECISIONS_FILE
 from monitoring.policies.judging import serving_ahead
 from monitoring.policies.policy import Baseline
+from monitoring.state.judging_file import read_judging
 
 MANIFEST = "incident.json"
 RECORDS = "records"

@@ -56,7 +56,7 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
 
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
-def test_entry_point_helps_in_a_confined_container(podman, images, image):
+def test_entry_point_helps_in_confined_container(podman, images, image):
     command = ["podman", "run", "--rm", *CONFINED, "--network=none", images[image], "--help"]
     done = subprocess.run(command, env=podman("run"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -95,7 +95,7 @@ def turn(folder: Path, lake: Path) -> dict:
     }
 
 
-def test_compiled_pipeline_comes_to_the_same_in_containers(podman, images, volume, monkeypatch):
+def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, monkeypatch):
     lake, world = volume / "lake", volume / "world.json"
     size = ["--rows", "2000", "--days", "2", "--last-day", "2026-01-02", "--seed", "1"]
     simulate = ["simulate", "--lake", str(lake), "--world", str(world), *size]
@@ -188,7 +188,7 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_the_image_judges_as_the_older_one_of_a_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volume, raw_table):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (("r1", raw_table(3000), None), ("r2", spoiled(raw_table(2000, seed=1)), "m1")):
         (laptop / run).mkdir(parents=True)

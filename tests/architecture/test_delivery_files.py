@@ -63,7 +63,7 @@ def tool(name: str) -> Path:
     ],
     ids=["github-workflows", "github-timeouts", "cloudbuild"],
 )
-def test_files_agree_with_the_published_schema(schema, paths):
+def test_files_agree_with_published_schema(schema, paths):
     command = [tool("check-jsonschema"), "--builtin-schema", schema, *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_cloud_build_is_told_nothing_that_it_does_not_know():
     assert load("cloudbuild.yaml").keys() <= json.loads(schema.read_text())["properties"].keys()
 
 
-def test_zizmor_finds_no_weakness_in_the_workflows():
+def test_zizmor_finds_no_weakness_in_workflows():
     command = [tool("zizmor"), "--offline", "--no-progress", "--color", "never", REPOSITORY / ".github"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
@@ -89,7 +89,7 @@ def test_every_action_of_others_is_pinned_by_commit():
     assert [line for line in others if not PINNED.fullmatch(line)] == []
 
 
-def test_jobs_may_read_the_code_and_prove_who_they_are_and_hold_no_secret():
+def test_jobs_may_read_code_and_prove_who_they_are_and_hold_no_secret():
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {}
         assert "secrets." not in path.read_text()
@@ -118,7 +118,7 @@ def test_every_image_is_built_once_by_github_and_by_cloud_build():
     assert sorted(without_nvidias) == sorted(set(DOCKERFILES) - set(STEP_OF_VARIANT))
 
 
-def test_skaffold_builds_the_same_images_from_the_same_files():
+def test_skaffold_builds_same_images_from_same_files():
     config = load("skaffold.yaml")
     assert config["apiVersion"] == "skaffold/v4beta13"
     artifacts = config["build"]["artifacts"]
@@ -143,7 +143,7 @@ def images_of(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_image_of_ours_that_a_manifest_names_is_built(overlay):
+def test_every_image_of_ours_that_manifest_names_is_built(overlay):
     found = images_of(render(REPOSITORY / "k8s" / "overlays" / overlay))
     ours = {reference.rpartition(":")[0] for reference in found if "/evergreen-" in reference}
     assert f"{registry_of(overlay)}/evergreen-monitoring" in ours
@@ -151,7 +151,7 @@ def test_every_image_of_ours_that_a_manifest_names_is_built(overlay):
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "hugectr"])
-def test_every_image_that_the_compiled_pipeline_names_is_built(backend, tmp_path):
+def test_every_image_that_compiled_pipeline_names_is_built(backend, tmp_path):
     output = tmp_path / "pipeline.yaml"
     placement = REPOSITORY / "k8s" / "overlays" / "gke" / "placement.yaml"
     flags = {"placement": placement, "backend": backend, "tag": REVISION, "output": output}
@@ -187,7 +187,7 @@ def test_shell_texts_and_scripts_are_bash_and_what_they_call_is_there():
         assert (REPOSITORY / program).exists()
 
 
-def test_cloud_builds_plan_is_a_script_that_builds_and_pushes(tmp_path):
+def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
@@ -241,7 +241,7 @@ def kfp(monkeypatch):
     double.close()
 
 
-def test_candidate_is_tried_apart_and_promoted_with_the_clusters_folders_alone(checkout, kfp, tmp_path):
+def test_candidate_is_tried_apart_and_promoted_with_clusters_folders_alone(checkout, kfp, tmp_path):
     kfp.token = "of the build"
     (tmp_path / "token").write_text("of the build")
     server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}
@@ -280,7 +280,7 @@ def digests_of(images: set[str], folder: Path) -> dict[str, str]:
     return named
 
 
-def test_candidate_of_a_build_with_digests_runs_images_by_digest(checkout, kfp, tmp_path):
+def test_candidate_of_build_with_digests_runs_images_by_digest(checkout, kfp, tmp_path):
     named = digests_of({f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}, tmp_path)
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url, DIGESTS=str(tmp_path / "images.txt"))
     assert done.returncode == 0, done.stderr
@@ -289,7 +289,7 @@ def test_candidate_of_a_build_with_digests_runs_images_by_digest(checkout, kfp, 
     assert len(used) == 7
 
 
-def test_sample_that_fails_ends_the_release(checkout, kfp):
+def test_sample_that_fails_ends_release(checkout, kfp):
     kfp.end = "FAILED"
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url)
     assert done.returncode == 3, done.stderr
@@ -334,7 +334,7 @@ if "port-forward" in sys.argv:
 
 
 @pytest.mark.parametrize("ready", ["2", ""], ids=["with a model", "before the first model"])
-def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_come(checkout, kubectl, ready):
+def test_roll_out_gives_every_image_of_ours_revision_and_waits_for_what_can_come(checkout, kubectl, ready):
     path, notes = kubectl
     (notes.parent / "ready").write_text(ready)
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
@@ -352,7 +352,7 @@ def test_roll_out_gives_every_image_of_ours_the_revision_and_waits_for_what_can_
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_a_build_with_digests_names_every_image_of_ours_by_digest(checkout, kubectl, tmp_path):
+def test_roll_out_of_build_with_digests_names_every_image_of_ours_by_digest(checkout, kubectl, tmp_path):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"
@@ -395,7 +395,7 @@ def test_roll_out_refuses_settings_that_nobody_filled_in(checkout, kubectl, valu
     assert not notes.exists()
 
 
-def test_tunnel_leads_to_the_api_and_ends_with_the_command(checkout, kubectl):
+def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed: .ci/with-kfp asks the API with it")
     path, notes = kubectl

@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import REPOSITORY
 
 
-def test_page_gives_every_named_package_a_reason_and_a_replacement():
+def test_page_gives_every_named_package_reason_and_replacement():
     text, folder = (REPOSITORY / "docs" / "dependencies.md").read_text(), REPOSITORY / "requirements"
     page = re.findall(r"^\| ([a-z0-9-]+) \| (?!why).+ \| .+ \|$", text, re.M)
     files = [*folder.glob("*.in"), *folder.glob("*.txt")]
@@ -23,7 +23,7 @@ def test_page_gives_every_named_package_a_reason_and_a_replacement():
     ("knows", "said"),
     [("pypi", "asked of pypi"), ("osv", "asked of osv"), ("neither", "no service was reached: none of")],
 )
-def test_audit_prints_the_report_of_the_service_that_answers_or_that_none_did(tmp_path, knows, said):
+def test_audit_prints_report_of_service_that_answers_or_that_none_did(tmp_path, knows, said):
     shutil.copytree(REPOSITORY / ".ci", tmp_path / ".ci")
     shutil.copytree(REPOSITORY / "requirements", tmp_path / "requirements")
     double = tmp_path / ".venvs" / "audit" / "bin" / "pip-audit"

@@ -89,17 +89,17 @@ def unsourced(text: str, results: dict[str, str]) -> list[str]:
         ("It waits 5 s.\n\n    done in 1.5 s\n\n`1.5 ms`", []),
     ],
 )
-def test_a_figure_without_a_source_is_found(text, expected):
+def test_figure_without_source_is_found(text, expected):
     assert unsourced(text, {"training": "| rate | 215,000 rows/s |"}) == expected
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_figures_of_speed_are_on_the_page_of_performance_or_said_to_be_old(page):
+def test_figures_of_speed_are_on_page_of_performance_or_said_to_be_old(page):
     if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
         return
     results = {each["benchmark"]: performance.section(each) for each in performance.kept_documents()}
     assert unsourced(page.read_text(), results) == []
 
 
-def test_the_page_of_performance_is_what_the_kept_results_say():
+def test_page_of_performance_is_what_kept_results_say():
     assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), "make performance"

@@ -109,7 +109,7 @@ def flags(command: list[str], name: str) -> list[str]:
     return [value for flag, value in zip(command, command[1:]) if flag == name]
 
 
-def test_every_image_is_built_from_its_dockerfile_and_named_by_the_revision(tree, engines):
+def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, engines):
     told = engines("docker")
     assert build_images.main(["--registry", REGISTRY]) == 0
     revision = git(tree, "rev-parse", "HEAD")
@@ -123,7 +123,7 @@ def test_every_image_is_built_from_its_dockerfile_and_named_by_the_revision(tree
     assert not [command for command in told() if command[1] == "push"]
 
 
-def test_uncommitted_changes_are_refused_and_told_in_the_tag_where_they_are_allowed(tree, engines, capsys):
+def test_uncommitted_changes_are_refused_and_told_in_tag_where_they_are_allowed(tree, engines, capsys):
     told = engines("docker")
     (tree / "components" / "new.py").write_text("")
     assert build_images.main([]) == 2
@@ -156,13 +156,13 @@ def test_podman_is_taken_where_it_is_asked_for(tree, engines):
     assert [command[0] for command in told()] == ["podman"]
 
 
-def test_podman_is_told_that_a_name_without_a_registry_is_a_local_one(tree, engines):
+def test_podman_is_told_that_name_without_registry_is_local_one(tree, engines):
     told = engines("podman")
     assert build_images.main(["extraction", "--engine", "podman", "--tag", "v1"]) == 0
     assert flags(told()[0], "--tag") == ["localhost/evergreen-extraction:v1"]
 
 
-def test_digests_of_docker_are_those_of_the_repository_that_was_pushed_to(tree, engines, monkeypatch):
+def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engines, monkeypatch):
     told, digest = engines("docker"), f"sha256:{'2' * 64}"
     known = [f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}", f"{REGISTRY}/evergreen-monitoring@{digest}"]
     words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
@@ -183,7 +183,7 @@ def podman_storage(tmp_path, monkeypatch):
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
 
 
-def test_digests_of_podman_are_those_that_the_registry_has(tree, podman_storage, tmp_path, monkeypatch):
+def test_digests_of_podman_are_those_that_registry_has(tree, podman_storage, tmp_path, monkeypatch):
     if not shutil.which("docker-registry"):
         pytest.skip("docker-registry is not installed")
     port = free_port()
@@ -225,7 +225,7 @@ def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
     assert [command[1] for command in told()] == ["build"]
 
 
-def test_address_of_a_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
+def test_address_of_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index.example/simple")
     for name in DOCKERFILES:
         command = build_images.build_command("docker", name, "x:1", tag="1", revision="1", source="s")
@@ -237,7 +237,7 @@ def test_address_of_a_private_index_is_passed_on_without_being_written_down(tree
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
 
 
-def test_dry_run_prints_a_script_that_does_the_same(tree, engines, capsys):
+def test_dry_run_prints_script_that_does_same(tree, engines, capsys):
     told = engines("docker")
     assert build_images.main(["--registry", REGISTRY, "--push", "--dry-run"]) == 0
     script = capsys.readouterr().out
@@ -268,7 +268,7 @@ def laid_out(name: str, root: Path, context: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
 
 
-def test_an_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podman_storage, tmp_path):
+def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podman_storage, tmp_path):
     context, committed = tmp_path / "context", set(git(tree, "ls-files").splitlines())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     command = ["podman", "build", "-q", f"--output=type=local,dest={context}", f"--file={tmp_path}/Dockerfile", tree]

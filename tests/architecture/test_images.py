@@ -55,7 +55,7 @@ def python_path(name: str) -> str:
     return stages(name)[-1].variables({})["PYTHONPATH"].split(":")[0]
 
 
-def test_every_dockerfile_of_the_repository_is_an_image_that_is_built():
+def test_every_dockerfile_of_repository_is_image_that_is_built():
     # Hidden folders and build/ hold what git ignores.
     folders = [p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
     found = [p for folder in folders for p in folder.rglob("Dockerfile*")]
@@ -97,7 +97,7 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
+def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
     root = image(name)
     code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', None, '__main__', True)"
     path = root / python_path(name).lstrip("/")
@@ -108,12 +108,19 @@ def test_image_starts_its_program_and_helps_without_a_heavy_import(name, image):
     assert {name.partition(".")[0] for name in loaded}.isdisjoint(HEAVY)
 
 
-DRAWN = [name for name in IMAGES if any(source == "evergreen/reports" for _, source, _ in stages(name)[-1].copies())]
+def draws_pages(name: str) -> bool:
+    """Whether the image's own code, beside the core, draws pages."""
+    sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {"evergreen"}
+    files = [path for source in sources for path in (REPOSITORY / source).rglob("*.py")]
+    return any("from evergreen.reports" in path.read_text() for path in files)
+
+
+DRAWN = [name for name in IMAGES if draws_pages(name)]
 """Images whose programs draw pages."""
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_jinja(name, image):
+def test_image_draws_pages_by_templates_that_its_build_may_see_and_lock_with_jinja(name, image):
     root = image(name)
     code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
@@ -121,13 +128,13 @@ def test_image_draws_pages_by_templates_that_its_build_may_see_and_a_lock_with_j
     assert "&lt;why&gt;" in drawn
     locked = (REPOSITORY / "requirements" / f"{lock(name)}.lock").read_text()
     assert {"jinja2", "markupsafe"} <= set(re.findall(r"^([a-z0-9-]+)==", locked, re.MULTILINE))
-    suffixes = {path.suffix for path in (REPOSITORY / "components" / "charts").rglob("*.*")} - {".pyc"}
-    seen = re.findall(r"^!components/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
+    suffixes = {path.suffix for path in (REPOSITORY / "evergreen" / "reports").rglob("*.*")} - {".pyc"}
+    seen = re.findall(r"^!evergreen/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
     assert suffixes <= set(seen)
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
-def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
+def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
     build, shipped = stages(name)
     torch = [("", "requirements/torch.txt", "/tmp/torch.txt")] if environment(name) == "training" else []
     assert build.copies() == [("", f"requirements/{lock(name)}.lock", "/tmp/requirements.lock"), *torch]
@@ -143,7 +150,7 @@ def test_image_installs_its_lock_in_a_stage_that_is_left_behind(name):
     assert shipped.variables({"PATH": "/usr/local/bin"})["PATH"] == f"{VENV}/bin:/usr/local/bin"
 
 
-def test_images_of_one_lock_share_their_layers_up_to_the_code():
+def test_images_of_one_lock_share_their_layers_up_to_code():
     beginnings = defaultdict(set)
     for name in OURS_ALONE:
         build, shipped = stages(name)
@@ -151,7 +158,7 @@ def test_images_of_one_lock_share_their_layers_up_to_the_code():
     assert {locked: len(found) for locked, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
 
 
-def test_every_base_is_pinned_and_both_stages_have_the_same_python():
+def test_every_base_is_pinned_and_both_stages_have_same_python():
     bases = {name: [stage.base for stage in stages(name)] for name in IMAGES}
     for name in OURS_ALONE:
         full, slim = bases[name]
@@ -190,12 +197,12 @@ def test_container_writes_no_bytecode_and_has_its_home_where_pods_can_write(name
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_image_forbids_the_telemetry_of_onnxruntime(name):
+def test_image_forbids_telemetry_of_onnxruntime(name):
     assert SILENT.items() <= stages(name)[-1].variables({}).items()
 
 
 @pytest.mark.parametrize("home", sorted({environment(name) for name in OURS_ALONE}))
-def test_compiled_packages_ask_for_no_library_that_the_slim_base_lacks(home):
+def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
     if shutil.which("readelf") is None:
         pytest.skip("readelf is not installed")
     packages = python_of(home, REPOSITORY).parents[1] / "lib" / "python3.11" / "site-packages"
@@ -226,6 +233,6 @@ def test_merlins_image_has_our_code_first_and_its_own_packages_still_found(name)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_component_names_the_image_of_its_step(step):
+def test_component_names_image_of_its_step(step):
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
     assert component.component_spec.implementation.container.image == image_name(step)

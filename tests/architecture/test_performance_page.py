@@ -37,7 +37,7 @@ def test_only_what_was_measured_at_this_commit_in_full_is_not_measured_again(
     assert not running.is_done("training", "0123456789 with changes", is_quick=is_quick)
 
 
-def test_a_figure_is_told_with_spread_peer_target_limit_and_the_doubts_of_its_run():
+def test_figure_is_told_with_spread_peer_target_limit_and_doubts_of_its_run():
     text = page.section(document(other_work_share=0.4))
     assert "| rate | PyTorch | 2 (1 to 4) times | at least 3: **missed** | 10 by products |" in text
     assert "2026-11-27, commit 0123456789, 61 s; 2 of 2 cores, a processor, a write with fsync 0.5 ms" in text
@@ -45,7 +45,7 @@ def test_a_figure_is_told_with_spread_peer_target_limit_and_the_doubts_of_its_ru
     assert "To be measured again" not in page.section(document())
 
 
-def test_a_cost_that_grows_faster_than_the_work_misses_its_target():
+def test_cost_that_grows_faster_than_work_misses_its_target():
     store = {"a day": {"files": 1, "s, journal": 0.1}, "30 days": {"files": 1, "s, journal": 3.6}}
     (figure,) = slopes("store", store_curves({"store": store}))
     assert (figure.name, figure.is_met) == ("store: journal, slope", False)

@@ -74,7 +74,7 @@ def test_import_contracts_hold():
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 
-def test_no_modules_import_each_other_in_a_circle(graph):
+def test_no_modules_import_each_other_in_circle(graph):
     imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
     try:
         TopologicalSorter(imports).prepare()
@@ -82,7 +82,7 @@ def test_no_modules_import_each_other_in_a_circle(graph):
         pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
-def test_no_rooms_of_a_package_import_each_other_in_a_circle(graph):
+def test_no_rooms_of_package_import_each_other_in_circle(graph):
     found = []
     for package in sorted(graph.modules):
         rooms = graph.find_children(package)
@@ -130,9 +130,9 @@ def test_no_test_module_imports_another():
 def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobuf():
     before = modules_after("")
     names = {
-        f"components.{room}.{path.stem}"
+        f"evergreen.{room}.{path.stem}"
         for room in ("config", "contracts")
-        for path in (REPOSITORY / "components" / room).glob("*.py")
+        for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
     own = {"__mp_main__"}  # multiprocessing's name for the main module
     optional = {"typing_extensions"}  # msgspec knows its types where it is installed
@@ -143,7 +143,7 @@ def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobu
         assert loaded - {"msgspec"} == {"numpy", "evergreen", *more}
 
 
-def test_compiling_the_pipeline_loads_kfp_and_nothing_heavier():
+def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
     # google: kfp's own protocol buffers.
     before = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes")
     loaded = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes, pipelines.retraining") - before
@@ -168,7 +168,7 @@ def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):
     assert long == []
 
 
-def test_arguments_beyond_the_third_are_keywords(trees):
+def test_arguments_beyond_third_are_keywords(trees):
     found = [
         f"{name}:{each.lineno} {each.name}"
         for name, tree in trees.items()
@@ -179,7 +179,7 @@ def test_arguments_beyond_the_third_are_keywords(trees):
     assert found == []
 
 
-def test_every_main_ends_with_a_code_of_the_table(trees):
+def test_every_main_ends_with_code_of_table(trees):
     mains = [(name, each) for name, tree in trees.items() for each in tree.body if getattr(each, "name", "") == "main"]
     undecorated = [
         name
@@ -190,7 +190,7 @@ def test_every_main_ends_with_a_code_of_the_table(trees):
     assert undecorated == []
 
 
-def test_files_are_written_for_the_oldest_python():
+def test_files_are_written_for_oldest_python():
     for path in SOURCES + TESTS:
         ast.parse(path.read_text(), feature_version=OLDEST_PYTHON)
 
@@ -204,7 +204,7 @@ NEWER_THAN_3_10 = {
 }
 
 
-def test_files_use_no_library_newer_than_the_oldest_python(trees):
+def test_files_use_no_library_newer_than_oldest_python(trees):
     found = []
     for name, tree in trees.items():
         for node in ast.walk(tree):
@@ -228,13 +228,13 @@ def test_package_names_belong_to_nobody_else():
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 
 
-def test_packages_are_folders_with_a_job_and_test_folders_are_no_packages():
+def test_packages_are_folders_with_job_and_test_folders_are_no_packages():
     folders = {path.parent for path in SOURCES}
     assert [source_id(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
     assert [source_id(p) for p in TESTS if p.name == "__init__.py"] == []
 
 
-def test_class_names_are_unique_over_the_product(trees):
+def test_class_names_are_unique_over_product(trees):
     places = defaultdict(list)
     for name, tree in trees.items():
         for node in ast.walk(tree):

@@ -10,7 +10,7 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 from tests.support.virtual_time import VirtualTime
 
 
-def test_a_stall_is_charged_to_every_request_that_was_due_during_it():
+def test_stall_is_charged_to_every_request_that_was_due_during_it():
     """Coordinated omission: one at a time, the waits are those of a queue (Lindley's recursion)."""
     service = np.full(1000, 0.01)
     service[50] = 0.8
@@ -34,7 +34,7 @@ def test_a_stall_is_charged_to_every_request_that_was_due_during_it():
     assert np.percentile(answers.latencies, 95) > 0.2
 
 
-def test_arrivals_have_the_rate_and_the_spread_of_independent_users():
+def test_arrivals_have_rate_and_spread_of_independent_users():
     time = VirtualTime()
     answers = time.run(open_loop(lambda number: time.sleep(0.001), 200.0, 20.0, timing=time.timing()))
     gaps = np.diff(answers.due)
@@ -60,7 +60,7 @@ def test_closed_loop_keeps_its_callers_busy_and_counts_errors_by_kind_with_their
 
 
 @pytest.mark.parametrize("loop", [open_loop, closed_loop])
-def test_a_defect_of_what_is_asked_is_raised_and_not_counted(loop):
+def test_defect_of_what_is_asked_is_raised_and_not_counted(loop):
     time = VirtualTime()
 
     async def ask(number):

@@ -30,7 +30,7 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
     assert now.bayes_auc == pytest.approx(drifting.at(0.0).bayes_auc, abs=0.006)
 
 
-def test_old_truth_loses_a_point_of_auc_in_a_day_and_more_the_older_it_is(drifting):
+def test_old_truth_loses_point_of_auc_in_day_and_more_older_it_is(drifting):
     """What the default `moving_share` promises, over five days that begin anew."""
     lost = {age: [] for age in (1.0, 5.0, 24.0)}
     for start in range(0, 120, 24):

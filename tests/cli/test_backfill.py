@@ -81,7 +81,7 @@ def unfinished(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob(".*") if path.name != ".objects.lock"]
 
 
-def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, corrected):
+def test_training_again_gets_back_filled_rows(lake, tmp_path, table, corrected):
     before, _ = run_step(lake, tmp_path)
     done = backfill([corrected], CRITEO_RECOMMENDER, lake=lake.as_uri(), day=DAY)
     after, rows = run_step(lake, tmp_path)
@@ -99,7 +99,7 @@ def test_training_again_gets_the_back_filled_rows(lake, tmp_path, table, correct
     assert not unfinished(lake)
 
 
-def test_the_marker_says_what_was_done(lake, corrected):
+def test_marker_says_what_was_done(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
     marker = VersionMarker.parse((folder / raw_rows.VERSION_COMPLETE).read_bytes(), "")
@@ -122,7 +122,7 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path, table, caplog, label):
+def test_of_row_that_came_later_again_back_filled_one_stays(lake, tmp_path, table, caplog, label):
     pq.write_table(labelled(table, label), tmp_path / "corrected.parquet")
     backfill([tmp_path / "corrected.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     pq.write_table(labelled(table, 1 - label).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
@@ -132,7 +132,7 @@ def test_of_a_row_that_came_later_again_the_back_filled_one_stays(lake, tmp_path
     assert "1 files came after version 1 was back-filled and are read beside it: ['part-again.parquet']" in caplog.text
 
 
-def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path, table, corrected, monkeypatch):
+def test_file_that_arrives_during_back_fill_is_not_replaced(lake, tmp_path, table, corrected, monkeypatch):
     rows_of = backfill_module._day_rows
 
     def slow(*arguments, **more):
@@ -145,7 +145,7 @@ def test_a_file_that_arrives_during_the_back_fill_is_not_replaced(lake, tmp_path
     assert "part-new.parquet" in [path.name for path in paths_of_day(lake, DAY)]
 
 
-def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
+def test_later_version_replaces_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet")
     pq.write_table(labelled(table, 0).slice(0, 60), tmp_path / "second.parquet")
@@ -157,7 +157,7 @@ def test_a_later_version_replaces_an_earlier_one_and_what_came_between(lake, tmp
 
 
 @pytest.mark.parametrize("moment", [(PartWriter, "_write_group"), (FolderObjects, "upload")], ids=["rows", "upload"])
-def test_an_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypatch, moment, caplog):
+def test_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypatch, moment, caplog):
     _, rows = run_step(lake, tmp_path)
 
     def killed(*_, **__):
@@ -200,7 +200,7 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
     assert not unfinished(lake)
 
 
-def test_criteo_rows_are_spread_over_the_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
+def test_criteo_rows_are_spread_over_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
     files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
     backfill(files, CRITEO_RECOMMENDER, lake=str(lake), day=date(2026, 4, 2))
     found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2)))
@@ -221,7 +221,7 @@ def test_rows_of_another_day_are_malformed(lake, tmp_path, table):
     assert len(aside.read_text().splitlines()) == 500
 
 
-def test_a_changed_file_of_a_version_is_told(lake, corrected):
+def test_changed_file_of_version_is_told(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
@@ -230,7 +230,7 @@ def test_a_changed_file_of_a_version_is_told(lake, corrected):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
-def test_a_damaged_marker_is_told(lake, corrected, text):
+def test_damaged_marker_is_told(lake, corrected, text):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with pytest.raises(ContractError, match="_SUCCESS is"):
@@ -246,7 +246,7 @@ def test_a_damaged_marker_is_told(lake, corrected, text):
     ],
     ids=["no rows", "mixed", "absent"],
 )
-def test_the_command_refuses_in_one_line_and_leaves_nothing(
+def test_command_refuses_in_one_line_and_leaves_nothing(
     lake, store, tmp_path, table, write_text, criteo_rows, capsys, names, message
 ):
     pq.write_table(RAW_SCHEMA.empty_table(), tmp_path / "empty.parquet")
@@ -259,7 +259,7 @@ def test_the_command_refuses_in_one_line_and_leaves_nothing(
     assert not unfinished(lake)
 
 
-def test_the_command_prints_what_it_did(lake, store, corrected, capsys):
+def test_command_prints_what_it_did(lake, store, corrected, capsys):
     flags = ["--store", store, "--lake", lake.as_uri(), "--day", "2026-03-01"]
     assert main([*flags, "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -271,7 +271,7 @@ def test_the_command_prints_what_it_did(lake, store, corrected, capsys):
     assert main(["--store", store, "--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
-def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, corrected):
+def test_what_comes_while_lake_is_read_is_another_runs(lake, tmp_path, table, corrected):
     before, _ = run_step(lake, tmp_path)
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
@@ -283,7 +283,7 @@ def test_what_comes_while_a_lake_is_read_is_another_runs(lake, tmp_path, table, 
     assert after.days[1]["digest"] != before.days[1]["digest"]
 
 
-def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, corrected, cloud_storage):
+def test_lake_in_bucket_is_back_filled_as_folder_is(lake, tmp_path, corrected, cloud_storage):
     put(lake)
     done = backfill([corrected], CRITEO_RECOMMENDER, lake=URI, day=DAY)
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
@@ -296,7 +296,7 @@ def test_a_lake_in_a_bucket_is_back_filled_as_a_folder_is(lake, tmp_path, correc
     assert dataset.days == in_folder.days
 
 
-def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
+def test_version_that_somebody_removes_while_it_is_written_gets_no_marker(
     lake, store, tmp_path, corrected, cloud_storage, monkeypatch
 ):
     put(lake)
@@ -314,7 +314,7 @@ def test_a_version_that_somebody_removes_while_it_is_written_gets_no_marker(
     assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [0, 0]
 
 
-def test_a_day_s_digest_is_of_the_files_that_the_window_reads(lake, tmp_path, table):
+def test_day_s_digest_is_of_files_that_window_reads(lake, tmp_path, table):
     noon = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1e6)
     before = folder_lake(lake).digest_of(DAY, TimeSpan(noon, None))
     morning = labelled(table, 0).slice(0, 10)

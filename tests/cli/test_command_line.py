@@ -32,18 +32,18 @@ def test_wrong_parameter_or_setting_is_refused_by_name_before_anything_runs(word
 
 
 @pytest.mark.parametrize("setting", ["training.seeed=7", "gate.min_auc=high", "moddel.tower=[8]"])
-def test_submit_refuses_a_wrong_setting_before_it_calls_a_server(setting, capsys):
+def test_submit_refuses_wrong_setting_before_it_calls_server(setting, capsys):
     line = ["submit", "--package", str(GOLDEN), "--host", "http://127.0.0.1:9", "--set", setting]
     assert main(line) == 2
     assert setting.partition("=")[0].rpartition(".")[0] in capsys.readouterr().err
 
 
-def test_a_run_without_an_accepted_recommender_says_how_to_accept_one(tmp_path, capsys):
+def test_run_without_accepted_recommender_says_how_to_accept_one(tmp_path, capsys):
     assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path)]) == 2
     assert "evergreen recommender accept" in capsys.readouterr().err
 
 
-def test_parameters_are_texts_and_settings_are_added_to_those_of_the_parameter():
+def test_parameters_are_texts_and_settings_are_added_to_those_of_parameter():
     assert read_parameters(
         GOLDEN, ["parent=a=b", "settings=training.seed=7"], ['training.solver={"stage_rows": 5}']
     ) == {
@@ -60,7 +60,7 @@ def test_from_scratch_continues_no_model_and_is_compared_with_none():
         read_parameters(GOLDEN, ["champion=current"], from_scratch=True)
 
 
-def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
+def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["demo", "--folder", str(tmp_path)]) == 2
     assert "is not empty and no demo wrote it" in capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_demo_refuses_a_folder_that_it_did_not_write(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["models", "runs"])
-def test_a_folder_that_is_no_store_is_refused_and_an_empty_one_is_a_store_of_nothing(command, tmp_path, capsys):
+def test_folder_that_is_no_store_is_refused_and_empty_one_is_store_of_nothing(command, tmp_path, capsys):
     assert main([command, "--store", str(tmp_path)]) == 0
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([command, "--store", str(tmp_path)]) == 2
@@ -76,14 +76,14 @@ def test_a_folder_that_is_no_store_is_refused_and_an_empty_one_is_a_store_of_not
 
 
 @pytest.mark.parametrize("name", ["validation.json", "outcome.json"])
-def test_a_damaged_note_of_a_run_is_named(name, tmp_path, capsys):
+def test_damaged_note_of_run_is_named(name, tmp_path, capsys):
     (path := tmp_path / "runs" / "r1" / name).parent.mkdir(parents=True)
     path.write_text('{"step": "val')
     assert main(["runs", "--store", str(tmp_path)]) == 2
     assert f"{path} cannot be read" in capsys.readouterr().err
 
 
-def test_room_of_an_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
+def test_room_of_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cli.__main__.python_of", lambda environment: tmp_path / environment / "python")
     assert main(["schema", "show", "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (

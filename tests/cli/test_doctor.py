@@ -163,19 +163,19 @@ def test_what_kubectl_cannot_tell_is_unknown_and_nothing_else(look):
     assert ("share", UNKNOWN) in found
 
 
-def test_clocks_that_differ_and_a_server_of_several_users_are_told(look):
+def test_clocks_that_differ_and_server_of_several_users_are_told(look):
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=60.0))
     assert ("Kubeflow's API and clock", WRONG) in states(look(ahead=-60.0))
     (wrong,) = [each for each in look(namespace="team-a") if each.mend == "leave out --namespace"]
     assert "an installation of one user" in wrong.text
 
 
-def test_installation_of_several_users_needs_the_monitors_role_in_the_profile(look):
+def test_installation_of_several_users_needs_monitors_role_in_profile(look):
     texts = {each.text for each in look(namespace="team-a") if each.state == WRONG}
     assert {"role team-a/evergreen-monitor is absent", "rolebinding team-a/evergreen-monitor is absent"} <= texts
 
 
-def test_reason_of_a_program_in_a_pod_is_told_and_not_its_exit_code_alone():
+def test_reason_of_program_in_pod_is_told_and_not_its_exit_code_alone():
     def kubectl(command, **_):
         return subprocess.CompletedProcess(
             command, 1, "problem: topic is gone\n", "command terminated with exit code 1\n"
@@ -185,14 +185,14 @@ def test_reason_of_a_program_in_a_pod_is_told_and_not_its_exit_code_alone():
         Kubectl(run=kubectl).call("exec", "deploy/monitor")
 
 
-def test_server_that_does_not_answer_is_wrong_and_the_rest_is_looked_at(look, server):
+def test_server_that_does_not_answer_is_wrong_and_rest_is_looked_at(look, server):
     server.failure = 503
     findings = look()
     assert ("Kubeflow's API and clock", WRONG) in states(findings)
     assert ("share", RIGHT) in {(each.part, each.state) for each in findings}
 
 
-def test_failed_run_that_left_nothing_is_told_and_one_that_left_a_note_is_not(look, server, tmp_path):
+def test_failed_run_that_left_nothing_is_told_and_one_that_left_note_is_not(look, server, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     server.experiments.append({"experiment_id": "e1", "display_name": EXPERIMENT})
@@ -206,7 +206,7 @@ def test_failed_run_that_left_nothing_is_told_and_one_that_left_a_note_is_not(lo
     assert lost.mend.endswith(server.runs[0]["run_id"])
 
 
-def test_open_files_of_a_store_that_is_mounted_are_counted(look, tmp_path):
+def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     for name, mode in (("right", 0o640), ("open", 0o666)):
@@ -216,7 +216,7 @@ def test_open_files_of_a_store_that_is_mounted_are_counted(look, tmp_path):
     assert (found.state, "may write 1 files" in found.text, str(store / "open") in found.text) == (WRONG, True, True)
 
 
-def test_command_prints_a_line_for_each_part_and_answers_1_where_one_is_wrong(server, tmp_path, monkeypatch, capsys):
+def test_command_prints_line_for_each_part_and_answers_1_where_one_is_wrong(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
     assert doctor.main(["--host", server.url]) == 1
     lines = capsys.readouterr().out.splitlines()

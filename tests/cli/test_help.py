@@ -18,7 +18,7 @@ STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", 
 
 
 @pytest.mark.parametrize("line", examples(), ids=lambda line: line[:60])
-def test_help_has_the_typed_name_the_defaults_and_an_example_that_parses(line):
+def test_help_has_typed_name_defaults_and_example_that_parses(line):
     parser, words = parser_of(line)
     parser.parse_args(words)
     named = leaf(parser, words)
@@ -34,14 +34,14 @@ def test_help_has_the_typed_name_the_defaults_and_an_example_that_parses(line):
             assert str(action.default) in expanded or "default" in expanded, f"{named.prog} {action.dest}"
 
 
-def test_examples_are_of_every_command_of_the_command_line_and_of_every_step():
+def test_examples_are_of_every_command_of_command_line_and_of_every_step():
     typed = {line.split()[1] for line in examples() if line.startswith("evergreen ")}
     assert typed == build_parser()._subparsers._group_actions[0].choices.keys() >= ROOMS.keys()
     assert [line.split(" -m components.")[1].split()[0] for line in examples() if " -m " in line] == list(STEPS)
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_command_and_flag_that_a_page_names_exists(page):
+def test_every_command_and_flag_that_page_names_exists(page):
     shown = [*inline_code(page), *(command for block in blocks(page) for command in block.commands)]
     for line in {re.split(r"[|;&>#`]| -- ", each)[0] for each in shown if re.match(r"evergreen [a-z]", each)}:
         words = line.replace("'", "").replace('"', "").replace("...", "").split()
@@ -52,7 +52,7 @@ def test_every_command_and_flag_that_a_page_names_exists(page):
 
 
 @pytest.mark.parametrize("words", [["recommender", "records", "examples/shop/recommender.yaml"], ["--help"]])
-def test_a_reader_that_goes_away_ends_a_command_quietly(words):
+def test_reader_that_goes_away_ends_command_quietly(words):
     command = [sys.executable, "-m", "cli", *words]
     line = f"set -o pipefail; sleep 0.1 | {shlex.join(command)} | head -c 1"
     done = subprocess.run(["bash", "-c", line], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)

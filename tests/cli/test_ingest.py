@@ -116,7 +116,7 @@ def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, truth, run_in
     assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == truth(criteo_rows(120))
 
 
-def test_ingesting_again_gives_the_same_files_and_replaces_the_old(tmp_path, criteo_rows, write_text, run_ingest):
+def test_ingesting_again_gives_same_files_and_replaces_old(tmp_path, criteo_rows, write_text, run_ingest):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
     other = tmp_path / "my lake" / "day=2026-03-07" / "part-other.parquet"
     other.parent.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_ingesting_again_gives_the_same_files_and_replaces_the_old(tmp_path, cri
     assert other.exists()
 
 
-def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write_text, run_ingest):
+def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_text, run_ingest):
     rows = criteo_rows(200)
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
@@ -141,7 +141,7 @@ def test_malformed_lines_are_kept_beside_the_replay(tmp_path, criteo_rows, write
     assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
 
 
-def test_our_own_raw_schema_is_ingested_too_with_a_warning_that_its_times_are_replaced(
+def test_our_own_raw_schema_is_ingested_too_with_warning_that_its_times_are_replaced(
     tmp_path, raw_table, clicks, run_ingest, criteo_rows, write_text, caplog
 ):
     run_ingest(write_text(tmp_path / "day_0", criteo_rows(20)), lake=tmp_path / "other")
@@ -153,7 +153,7 @@ def test_our_own_raw_schema_is_ingested_too_with_a_warning_that_its_times_are_re
 
 
 @pytest.mark.parametrize(("every", "share"), [(2, "250 of 500 rows are malformed (50.00%)"), (1, "500 of 500 rows")])
-def test_a_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, write_text, run_ingest, every, share):
+def test_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, write_text, run_ingest, every, share):
     write_text(
         tmp_path / "day_0", [["7", *row[1:]] if i % every == 0 else row for i, row in enumerate(criteo_rows(500))]
     )
@@ -172,7 +172,7 @@ def test_a_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, write_text,
         ("last_day", "10.3.2026", "last_day is '10.3.2026', expected a date YYYY-MM-DD"),
     ],
 )
-def test_a_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_ingest, flag, value, message):
+def test_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_ingest, flag, value, message):
     path = write_text(tmp_path / "day_0", criteo_rows(20))
     code, _, error = run_ingest(**{"data": path, flag: value})
     assert code == 2
@@ -193,7 +193,7 @@ def test_kaggles_archive_is_its_train_file_and_what_is_passed_over_is_said(
     assert summary["passed_over"] == ["license.txt", "readme.txt", "test.txt"]
 
 
-def test_a_file_of_a_header_alone_is_named(tmp_path, run_ingest):
+def test_file_of_header_alone_is_named(tmp_path, run_ingest):
     path = tmp_path / "clicks.csv"
     path.write_text(",".join((raw_rows.LABEL, *criteo.FEATURES)) + "\n")
     code, _, error = run_ingest(path)
@@ -206,7 +206,7 @@ def held() -> dict[str, bytes]:
     return {each.name: objects.read(each.name).content for each in objects.list()}
 
 
-def test_a_bucket_holds_what_a_folder_would_and_other_settings_replace_it(
+def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage
 ):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
@@ -221,7 +221,7 @@ def test_a_bucket_holds_what_a_folder_would_and_other_settings_replace_it(
         assert held() == {**expected, "day=2026-03-07/part-other.parquet": other}
 
 
-def test_a_killed_ingest_shows_whole_files_of_the_first_days_and_is_finished_by_the_next(
+def test_killed_ingest_shows_whole_files_of_first_days_and_is_finished_by_next(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage, monkeypatch
 ):
     path, calls, write = write_text(tmp_path / "day_0.gz", criteo_rows(400)), itertools.count(), BucketObjects.write
@@ -241,7 +241,7 @@ def test_a_killed_ingest_shows_whole_files_of_the_first_days_and_is_finished_by_
 
 
 @pytest.mark.parametrize(("lake", "code"), [("gs://nowhere/lake", 3), ("gs://", 2), ("s3://bucket/lake", 2)])
-def test_a_lake_that_cannot_be_is_refused_before_a_row_is_read(tmp_path, run_ingest, cloud_storage, lake, code):
+def test_lake_that_cannot_be_is_refused_before_row_is_read(tmp_path, run_ingest, cloud_storage, lake, code):
     (tmp_path / "day_0").write_bytes(b"this would be refused, too")
     found, _, error = run_ingest(tmp_path / "day_0", lake=lake)
     assert (found, error.count("error: ")) == (code, 1)

@@ -37,7 +37,7 @@ def endless_pipeline(settings: str = ""):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
-def test_a_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
+def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
     store = tmp_path / "a b" / "store"
     accept_into(store)
     package = tmp_path / "endless.yaml"
@@ -72,13 +72,13 @@ def run_line(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "just: words"], ids=["torn", "another"])
-def test_a_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
+def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
     assert "package.yaml is no compiled pipeline" in capsys.readouterr().err
 
 
-def test_a_file_of_an_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
+def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
     """Its runs were given folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text("root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n")
@@ -87,7 +87,7 @@ def test_a_file_of_an_older_revision_runs_in_no_folder_of_its_defaults(run_line,
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["store"]
 
 
-def test_a_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
+def test_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
     accept_into(tmp_path / "folder" / "store")
     (tmp_path / "folder" / "lake").write_text("a file")
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
     assert "Traceback" not in error
 
 
-def test_an_absent_environment_is_named_before_anything_runs(run_line, tmp_path, monkeypatch, capsys):
+def test_absent_environment_is_named_before_anything_runs(run_line, tmp_path, monkeypatch, capsys):
     accept_into(tmp_path / "folder" / "store")
     monkeypatch.setattr(environments, "python_of", lambda name: tmp_path / ".venvs" / name / "bin" / "python")
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2

@@ -80,7 +80,7 @@ def call(folder, *words, runner=search.RUNNER):
 
 
 @built
-def test_a_search_begins_with_the_recommender_as_it_is_goes_on_where_it_ended_and_names_the_best(tmp_path):
+def test_search_begins_with_recommender_as_it_is_goes_on_where_it_ended_and_names_best(tmp_path):
     accept_into(tmp_path / "store")
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "run.py").write_text(RUN)
@@ -101,7 +101,7 @@ def test_a_search_begins_with_the_recommender_as_it_is_goes_on_where_it_ended_an
 @built
 @pytest.mark.slow  # two rounds
 @pytest.mark.timeout(900)
-def test_two_real_trials_are_judged_by_the_same_rows_and_release_nothing(tmp_path):
+def test_two_real_trials_are_judged_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
     (tmp_path / "space.yaml").write_text("training.learning_rate: {low: 1e-3, high: 1e-2}")
     simulate = ["simulate", f"--lake={tmp_path}/lake", f"--world={tmp_path}/world.json", "--rows=8000", "--days=2"]
@@ -124,13 +124,13 @@ def test_two_real_trials_are_judged_by_the_same_rows_and_release_nothing(tmp_pat
         ("training.seed: {low: x}", "training.seed.low is 'x', expected int | float"),
     ],
 )
-def test_a_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path):
+def test_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path):
     (path := tmp_path / "space.yaml").write_text(text)
     with pytest.raises(ContractError, match=re.escape(expected)):
         search.read_space(path, CRITEO_RECOMMENDER)
 
 
-def test_katib_is_given_an_experiment_whose_trials_run_the_uploaded_pipeline(tmp_path, kubeflow, monkeypatch, capsys):
+def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(tmp_path, kubeflow, monkeypatch, capsys):
     (tmp_path / "space.yaml").write_text(SPACE)
     package = tmp_path / "retraining.yaml"
     package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))

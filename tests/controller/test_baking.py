@@ -58,7 +58,7 @@ def told(settings):
     return [(line.action, line.version) for line in read_entries(settings.store) if line.action != INTENT]
 
 
-def test_a_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
+def test_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
     world.release(1)
     assert bakes().step({}).action == NONE, "the first version has nothing before it"
     world.release(2)
@@ -73,7 +73,7 @@ def test_a_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
 
-def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_person_overrides_it(world, bakes):
+def test_what_monitor_found_takes_version_back_and_bars_its_model_until_person_overrides_it(world, bakes):
     store = world.settings.store
     world.release(1), world.release(2)
     say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
@@ -83,7 +83,7 @@ def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
     line = barred(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
-    with pytest.raises(Refused, match=r"model-2 was taken back at .* expected another model, or a promotion"):
+    with pytest.raises(Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"):
         world.release(2)
     world.release(3)
     world.check_all_is_well(3)
@@ -91,7 +91,7 @@ def test_what_the_monitor_found_takes_a_version_back_and_bars_its_model_until_a_
     assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
 
 
-def test_rows_without_a_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
+def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
     world.release(1), world.release(2)
     numbers = {"unusable_rows": 400.0, "scored_rows": 400.0, "unusable_requests": 50.0}
     reason = "400 of 400 rows have a score that is no probability"
@@ -105,7 +105,7 @@ def test_rows_without_a_score_that_no_server_counted_take_nothing_back(world, ba
     assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == TAKEN_BACK
 
 
-def test_a_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
+def test_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
     world.release(1), world.release(2)
     say(world.settings, BAD)
     monkeypatch.setattr("controller.baking.rollback", tried := Mock(side_effect=TemporaryError("too large")))
@@ -130,7 +130,7 @@ def controller(settings, triton, tmp_path):
     )
 
 
-def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
+def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
     controller.round()  # whose inspection would mend the code
     change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
@@ -145,7 +145,7 @@ def test_a_version_that_fails_requests_is_taken_back(deploy, controller, triton,
     assert (found["action"], "40 of " in found["reason"]) == (TAKEN_BACK, True), found
 
 
-def test_counters_that_are_damaged_end_the_round_with_their_name_and_nothing_else(deploy, settings, controller):
+def test_counters_that_are_damaged_end_round_with_their_name_and_nothing_else(deploy, settings, controller):
     deploy(1), deploy(2)
     controller.round()
     (settings.store / "baking" / COUNTERS_FILE).write_text("{")

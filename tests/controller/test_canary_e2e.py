@@ -121,7 +121,7 @@ def watched(settings, tell):
     return canary.watch(settings, interval_seconds=0.1, sleep=sleep, report=tell)
 
 
-def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
+def test_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
     beside, triton, client, raw_rows, tmp_path, settings
 ):
     steps, before_release = [], []
@@ -147,7 +147,7 @@ def test_a_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
     assert client.infer(MODEL_NAME, *raw_rows(3))[1] == 2
 
 
-def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_json(
+def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
     deploy, settings, make_candidate, triton, client, capsys
 ):
     deploy(1)
@@ -171,7 +171,7 @@ def test_the_command_line_starts_from_the_store_alone_and_says_what_it_did_in_js
     client.unload(CANARY_NAME)
 
 
-def test_the_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
+def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
     """Triton's names, labels and units, which the policy lives on; asked by hand and counted by hand."""
     beside()
     address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")

@@ -57,7 +57,7 @@ def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
     assert found.groups.tolist() == [0, 0, 1]
 
 
-def test_rows_of_one_user_are_one_group_and_those_of_an_unknown_one_are_their_requests(tmp_path):
+def test_rows_of_one_user_are_one_group_and_those_of_unknown_one_are_their_requests(tmp_path):
     scored = (3, 0.5, 4, 0.25)
     rows = [("a", 0, 1, 1, *scored, 7), ("b", 0, 2, 0, *scored, 7), *(("c", i, 3, 0, *scored, None) for i in (0, 1))]
     write(tmp_path / "day=2026-01-01" / "a.parquet", [*rows, ("d", 0, 4, 1, *scored, 8)])
@@ -67,7 +67,7 @@ def test_rows_of_one_user_are_one_group_and_those_of_an_unknown_one_are_their_re
     assert groups[2] < 0 > groups[5] != groups[2]
 
 
-def test_no_more_pairs_are_held_than_the_last_look_asks_for_and_they_are_the_oldest(tmp_path, monkeypatch):
+def test_no_more_pairs_are_held_than_last_look_asks_for_and_they_are_oldest(tmp_path, monkeypatch):
     """A canary that holds for days must not outgrow its step's memory; archive and lake may both hold a row."""
     archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
     for part in reversed(range(50)):
@@ -111,10 +111,10 @@ def test_damaged_file_is_named_and_no_evidence(tmp_path, caplog):
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
     (tmp_path / "day=2026-01-01" / "torn.parquet").write_bytes(b"PAR1 and no more")
     assert len(read(tmp_path)) == 10
-    assert re.search(r"without a file that cannot be read: .*torn.parquet is not a readable Parquet file", caplog.text)
+    assert re.search(r"left out of the canary.s evidence: .*torn.parquet is not a readable Parquet file", caplog.text)
 
 
-def test_a_file_that_is_in_the_archive_and_the_lake_counts_once(tmp_path):
+def test_file_that_is_in_archive_and_lake_counts_once(tmp_path):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "archive" / "day=2026-01-01" / "part-1.parquet", rows[3:])
     write(tmp_path / "lake" / "day=2026-01-01" / "part-1.parquet", rows[:7])
@@ -124,7 +124,7 @@ def test_a_file_that_is_in_the_archive_and_the_lake_counts_once(tmp_path):
     assert found.labels.tolist() == [i % 2 for i in range(10)] + [1]
 
 
-def test_a_file_that_moves_away_meanwhile_is_no_error(tmp_path, monkeypatch):
+def test_file_that_moves_away_meanwhile_is_no_error(tmp_path, monkeypatch):
     write(tmp_path / "a" / "day=2026-01-01" / "part-1.parquet", [("r", 0, 1, 1, 3, 0.5, 4, 0.25)])
     write(tmp_path / "a" / "day=2026-01-01" / "part-2.parquet", [("s", 0, 1, 1, 3, 0.5, 4, 0.25)])
     real = pq.ParquetFile
@@ -181,7 +181,7 @@ def test_replicas_are_added_before_anything_is_divided():
     assert found.mean_ms == pytest.approx(1.09), "the mean of the means would be 5.5"
 
 
-def test_a_server_that_restarted_or_is_new_counts_once_it_has_a_baseline_and_not_before():
+def test_server_that_restarted_or_is_new_counts_once_it_has_baseline_and_not_before():
     """What it has counted by then is its warm-up, which is slow and nobody's request."""
     before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
     after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
@@ -193,7 +193,7 @@ def test_a_server_that_restarted_or_is_new_counts_once_it_has_a_baseline_and_not
     assert uncounted(fresh, after) == {}
 
 
-def test_metrics_are_read_from_the_server_whatever_proxy_is_named(monkeypatch):
+def test_metrics_are_read_from_server_whatever_proxy_is_named(monkeypatch):
     monkeypatch.setitem(os.environ, "http_proxy", "http://127.0.0.1:9")
     with closing(Page(METRICS)) as page:
         address = page.url.removeprefix("http://")

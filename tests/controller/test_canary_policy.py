@@ -64,7 +64,7 @@ REPEATS = 120
 
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
-def test_an_equal_model_is_aborted_no_more_often_than_stated(rows):
+def test_equal_model_is_aborted_no_more_often_than_stated(rows):
     # No growth here: the margins are out of reach, so that every look can err.
     strict = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=1e-6, log_loss_margin=1e-6)
     aborted = sum(run(seed, strict, rows=rows)[0] == "worse" for seed in range(REPEATS))
@@ -83,14 +83,14 @@ def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
     assert not any(f.action == GROW for f in found)
 
 
-def test_all_looks_together_have_the_stated_rates():
+def test_all_looks_together_have_stated_rates():
     policy = CanaryPolicy(max_looks=5)
     assert policy.level * 2 * policy.max_looks == pytest.approx(policy.alpha)
     assert sum(policy.growth_level(look) for look in range(1, 6)) == pytest.approx(policy.growth_alpha)
 
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
-def test_a_model_that_loses_the_margin_grows_no_more_often_than_stated(rows):
+def test_model_that_loses_margin_grows_no_more_often_than_stated(rows):
     """Noise 0.5 -> 1.0 costs 0.039 of AUC, and the log loss stays far within its margin."""
     policy = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=0.039, log_loss_margin=0.9, alpha=1e-9)
     grown = sum(run(seed, policy, rows=rows, canary_noise=1.0)[0] == GROW for seed in range(REPEATS))
@@ -98,34 +98,34 @@ def test_a_model_that_loses_the_margin_grows_no_more_often_than_stated(rows):
     assert grown <= bound, f"{grown} of {REPEATS}"
 
 
-def test_a_worse_model_is_aborted_with_power_and_early():
+def test_worse_model_is_aborted_with_power_and_early():
     """Noise 0.5 -> 1.0 costs 0.039 of AUC and 0.03 nats: seen before the last look nearly always."""
     ends = [run(seed, canary_noise=1.0) for seed in range(60)]
     assert sum(end[0] == "worse" and end[1] < POLICY.looks[-1] for end in ends) >= 54
     assert not any(end[0] == GROW for end in ends)
 
 
-def test_a_model_that_is_only_calibrated_worse_is_aborted():
+def test_model_that_is_only_calibrated_worse_is_aborted():
     ends = [run(seed, canary_shift=0.6, canary_noise=0.5) for seed in range(20)]
     assert sum(end[0] == "worse" for end in ends) >= 19
 
 
-def test_a_better_model_grows():
+def test_better_model_grows():
     ends = [run(seed, stable_noise=0.8, canary_noise=0.3) for seed in range(60)]
     assert sum(end[0] == GROW for end in ends) >= 59
 
 
-def test_an_equal_model_is_not_held_for_ever():
+def test_equal_model_is_not_held_for_ever():
     ends = [run(seed) for seed in range(60)]
     assert sum(end[0] == GROW for end in ends) >= 50
 
 
-def test_more_pairs_than_the_look_change_nothing():
+def test_more_pairs_than_look_change_nothing():
     pairs = world(1, 2999)
     assert judge(pairs, HEALTHY, POLICY).by_pairs.auc == judge(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
 
 
-def test_it_holds_until_the_first_look_and_says_how_many_pairs_are_missing():
+def test_it_holds_until_first_look_and_says_how_many_pairs_are_missing():
     found = judge(world(1, 499), HEALTHY, POLICY)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
     assert found.by_pairs.auc is None
@@ -133,7 +133,7 @@ def test_it_holds_until_the_first_look_and_says_how_many_pairs_are_missing():
     assert judge(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
 
 
-def test_what_is_undecided_at_the_last_look_is_taken_back():
+def test_what_is_undecided_at_last_look_is_taken_back():
     strict = CanaryPolicy(min_pairs=500, max_looks=2, auc_margin=1e-6, log_loss_margin=1e-6)
     found = judge(world(4, 999), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
@@ -147,7 +147,7 @@ def test_what_is_undecided_at_the_last_look_is_taken_back():
     [{"labels": np.zeros(1000, np.uint8)}, {"labels": np.ones(1000, np.uint8)}, {"groups": np.zeros(1000, np.int64)}],
     ids=["no click", "only clicks", "one request"],
 )
-def test_it_never_decides_on_a_number_that_does_not_exist(change):
+def test_it_never_decides_on_number_that_does_not_exist(change):
     pairs = world(1, 1000, canary_noise=3.0)
     assert judge(pairs, HEALTHY, POLICY).action == ABORT
     undefined = Pairs(**{**vars(pairs), **change})
@@ -170,19 +170,19 @@ def test_too_few_requests_say_nothing_about_errors(arm):
     assert judge(world(1, 0 + 100), counts, POLICY).action == HOLD
 
 
-def test_failures_beyond_the_margin_abort_before_any_pair():
+def test_failures_beyond_margin_abort_before_any_pair():
     counts = BothCounts(ArmCounts(9900, 100, 9.9e6), ArmCounts(900, 100, 9e5))
     found = judge(world(1, 100).first(0), counts, POLICY)
     assert found.action == ABORT
     assert "100 of 1000 requests failed" in found.reason
 
 
-def test_a_canary_that_fails_as_often_as_stable_is_not_blamed():
+def test_canary_that_fails_as_often_as_stable_is_not_blamed():
     counts = BothCounts(ArmCounts(8000, 2000, 8e6), ArmCounts(800, 205, 8e5))
     assert judge_counts(counts, POLICY).action == GROW
 
 
-def test_latency_beyond_the_bound_aborts_and_only_failures_leave_nothing_to_time():
+def test_latency_beyond_bound_aborts_and_only_failures_leave_nothing_to_time():
     slow = BothCounts(ArmCounts(1000, 0, 1e6), ArmCounts(1000, 0, 1.6e6))
     found = judge_counts(slow, POLICY)
     assert found.action == ABORT
@@ -195,7 +195,7 @@ def test_latency_beyond_the_bound_aborts_and_only_failures_leave_nothing_to_time
     assert judge_counts(neither, POLICY).action == HOLD
 
 
-def test_answers_from_a_cache_are_no_measure_of_a_model():
+def test_answers_from_cache_are_no_measure_of_model():
     """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are equally fast."""
     stable = ArmCounts(10_000, 0, 1_500_000, cache_hits=9_000)
     canary = ArmCounts(2000, 0, 3_000_000)

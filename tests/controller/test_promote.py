@@ -32,7 +32,7 @@ def live(settings, make_candidate):
     return release(*make_candidate(settings.store, 1), settings=settings)
 
 
-def test_a_refused_model_goes_live_with_who_why_and_what_the_gate_said(settings, live, make_candidate, promote, capsys):
+def test_refused_model_goes_live_with_who_why_and_what_gate_said(settings, live, make_candidate, promote, capsys):
     _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
     keep_verdict(settings.store, verdict, raw)
     assert promote("model-2") == 0
@@ -45,7 +45,7 @@ def test_a_refused_model_goes_live_with_who_why_and_what_the_gate_said(settings,
     assert "count: 2" in config, "it is served as what was served before"
 
 
-def test_a_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, promote):
+def test_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, promote):
     _, verdict, raw = make_candidate(settings.store, 2)
     stale = dataclasses.replace(verdict, champion_model_id="model-0", champion_reference="current")
     keep_verdict(settings.store, stale, raw)
@@ -53,7 +53,7 @@ def test_a_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate
     assert [entry.action for entry in read_journal(settings.store)] == ["release", "promote"]
 
 
-def test_parity_is_proven_all_the_same(settings, live, make_candidate, with_scores, promote, tmp_path, capsys):
+def test_parity_is_proven_all_same(settings, live, make_candidate, with_scores, promote, tmp_path, capsys):
     _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
     keep_verdict(settings.store, with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path), raw)
     assert promote("model-2") == 2
@@ -61,7 +61,7 @@ def test_parity_is_proven_all_the_same(settings, live, make_candidate, with_scor
     assert current(settings.store).version == 1
 
 
-def test_a_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, make_candidate, promote, capsys):
+def test_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, make_candidate, promote, capsys):
     make_candidate(settings.store, 2)
     assert promote("model-2") == 2
     assert "model-2 was never judged" in capsys.readouterr().err
@@ -72,11 +72,11 @@ def test_a_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, 
     assert "argument --override: is empty" in capsys.readouterr().err
 
 
-def test_beside_a_canary_at_work_it_is_impossible_and_nothing_changes(settings, live, make_candidate, promote, capsys):
+def test_beside_canary_at_work_it_is_impossible_and_nothing_changes(settings, live, make_candidate, promote, capsys):
     _, verdict, raw = make_candidate(settings.store, 3)
     keep_verdict(settings.store, verdict, raw)
     line = dataclasses.replace(current(settings.store), action="canary", version=2, share=0.05)
     append_promotion(settings.store, line)
     assert promote("model-3") == 1
-    assert "version 2 is a canary and goes on" in capsys.readouterr().err
+    assert "version 2 is a running canary" in capsys.readouterr().err
     assert current(settings.store).version == 1

@@ -94,7 +94,7 @@ def run(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, store, tmp_path):
+def test_what_was_answered_is_recomputed_within_millionth(released, lake, store, tmp_path):
     done = released()
     found = verify(VERSION, store, FolderObjects(lake(done)))
     assert found.same
@@ -108,7 +108,7 @@ def test_what_was_answered_is_recomputed_within_a_millionth(released, lake, stor
     }  # fmt: skip
 
 
-def test_the_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
+def test_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
     done = released()
 
     def change(scores):
@@ -131,7 +131,7 @@ def test_the_first_differing_row_is_named_with_its_values_and_both_scores(releas
 
 
 @pytest.mark.parametrize("score", [np.nan, None], ids=["not a number", "no score"])
-def test_a_row_without_a_score_differs(released, lake, store, score):
+def test_row_without_score_differs(released, lake, store, score):
     done = released()
     folder = lake(done)
     path = folder / "day=2026-01-01" / "part-a.parquet"
@@ -155,7 +155,7 @@ def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, stor
     assert verify(VERSION, store, FolderObjects(folder)).num_rows == NUM_ROWS
 
 
-def test_scores_of_the_shadow_are_recomputed_too(released, lake, store, raw_table, truth):
+def test_scores_of_shadow_are_recomputed_too(released, lake, store, raw_table, truth):
     done = released()
     folder = lake(done)
     table = logged(raw_table(100, seed=9), done.version + 7, np.float32(0.5))
@@ -208,7 +208,7 @@ def _kept(done):
         "data",
     ],
 )
-def test_tampering_is_named_and_the_rows_are_still_judged_by_what_is_sound(
+def test_tampering_is_named_and_rows_are_still_judged_by_what_is_sound(
     released, lake, store, capsys, tamper, differing
 ):
     done = released()
@@ -221,7 +221,7 @@ def test_tampering_is_named_and_the_rows_are_still_judged_by_what_is_sound(
     assert (found["same"], found["num_rows"], found["num_different"]) == (False, NUM_ROWS, 0)
 
 
-def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(released, lake, store):
+def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released, lake, store):
     done = released()
     folder = lake(done)
     _spoil(_kept(done))
@@ -234,7 +234,7 @@ def test_a_manifest_rewritten_to_match_a_tampered_graph_contradicts_the_journal(
     assert held["graph exported again"] is False
 
 
-def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, store):
+def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store):
     done = released()
     folder = lake(done)
     path = _kept(done).with_name("golden.npz")
@@ -247,7 +247,7 @@ def test_golden_rows_that_the_graph_does_not_answer_are_named(released, lake, st
     assert "row 5" in check.detail
 
 
-def test_golden_rows_that_hold_and_are_not_the_released_ones_are_named(released, lake, store):
+def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lake, store):
     done = released()
     folder = lake(done)
     GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(_kept(done).with_name("golden.npz"))
@@ -255,7 +255,7 @@ def test_golden_rows_that_hold_and_are_not_the_released_ones_are_named(released,
     assert (check.name, "as released" in check.detail) == ("golden rows", True)
 
 
-def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
+def test_store_that_was_moved_is_verified_where_it_lies_now(released, lake, store):
     folder = lake(released())
     moved = store.rename(store.with_name("restored"))
     found = verify(VERSION, moved, FolderObjects(folder))
@@ -263,7 +263,7 @@ def test_a_store_that_was_moved_is_verified_where_it_lies_now(released, lake, st
     assert found.num_rows == NUM_ROWS
 
 
-def test_answers_of_a_version_that_was_withdrawn_again_are_verified(lake, store, unserved, make_candidate):
+def test_answers_of_version_that_was_withdrawn_again_are_verified(lake, store, unserved, make_candidate):
     def fail(place):
         if place == "config written":
             raise OSError("the power went")
@@ -292,7 +292,7 @@ def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message)
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
+def test_lake_without_its_rows_or_with_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
     done = released()
     (tmp_path / "empty").mkdir()
     code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")
@@ -306,9 +306,7 @@ def test_a_lake_without_its_rows_or_with_a_damaged_file_proves_nothing(released,
     assert "part-a.parquet is not a readable Parquet file" in said.err
 
 
-def test_a_lake_in_a_bucket_proves_what_the_same_lake_in_a_folder_does(
-    released, lake, store, cloud_storage, tmp_path, capsys
-):
+def test_lake_in_bucket_proves_what_same_lake_in_folder_does(released, lake, store, cloud_storage, tmp_path, capsys):
     folder = lake(released(), lambda scores: np.where(np.arange(len(scores)) == 7, 0.5, scores))
     objects = open_objects("gs://models/lake")
     for path in folder.rglob("*.parquet"):

@@ -49,7 +49,7 @@ def findings(watchdog):
     return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
 
 
-def test_a_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
+def test_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
     deploy(1)
     assert findings(watchdog) == [WELL]
     with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
@@ -81,7 +81,7 @@ class OutOfTurn(Triton):
         super().unload(name)
 
 
-def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_candidate, settings):
+def test_dead_stub_whose_turn_was_passed_over_is_found_in_same_round(make_candidate, settings):
     release(
         *make_candidate(settings.store, 1), settings=dataclasses.replace(settings, options=ServingOptions(instances=2))
     )
@@ -90,7 +90,7 @@ def test_a_dead_stub_whose_turn_was_passed_over_is_found_in_the_same_round(make_
     assert [findings(watchdog) for _ in range(2)] == [[HEALED], [WELL]]
 
 
-def test_during_a_release_nothing_is_reloaded_and_after_it_the_model_is_healed(
+def test_during_release_nothing_is_reloaded_and_after_it_model_is_healed(
     deploy, client, triton, watchdog, settings, raw_rows
 ):
     deploy(1)
@@ -113,7 +113,7 @@ class Counted(Triton):
         super().load(name)
 
 
-def test_wrong_scores_are_believed_at_the_second_time_and_a_model_that_stays_wrong_is_reloaded_ever_less_often(
+def test_wrong_scores_are_believed_at_second_time_and_model_that_stays_wrong_is_reloaded_ever_less_often(
     deploy, client, triton, settings
 ):
     deploy(1), deploy(2)
@@ -143,7 +143,7 @@ class Overloaded(Counted):
         raise TemporaryError(f"triton {self.url}: inference failed: [request id: 1] Exceeds maximum queue size")
 
 
-def test_an_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
+def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     deploy(1)
     watchdog = Watchdog(site=dataclasses.replace(settings, connect=Overloaded))
     Counted.loads.clear()
@@ -151,7 +151,7 @@ def test_an_overloaded_server_is_busy_and_never_reloaded(deploy, settings, clien
     assert Counted.loads == []
 
 
-def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_without_a_failed_request(
+def test_server_that_came_back_with_another_version_is_led_to_live_one_without_failed_request(
     deploy, client, watchdog, triton, raw_rows
 ):
     deploy(1), deploy(2)
@@ -168,7 +168,7 @@ def test_a_server_that_came_back_with_another_version_is_led_to_the_live_one_wit
     assert live_version(client, raw_rows(3)) == 2
 
 
-def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
+def test_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
     with opened(settings) as site:
         config = site.repository.read_config()
@@ -185,7 +185,7 @@ def test_a_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, se
     assert read_entries(settings.store)[-1].action == WITHDRAWN
 
 
-def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
+def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
     with opened(settings) as site:
         site.repository.place_canary(1, ServingOptions())
@@ -198,7 +198,7 @@ def test_the_canary_is_watched_too(deploy, client, triton, watchdog, settings, r
     shutil.rmtree(triton.repository / CANARY_NAME)
 
 
-def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
+def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton, watchdog, caplog):
     deploy(1)
     triton.kill()
     assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
@@ -208,7 +208,7 @@ def test_a_server_that_is_gone_is_reported_until_it_is_back(deploy, client, trit
     assert findings(watchdog) == [WELL]
 
 
-def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings, tmp_path):
+def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
     """The reason for shuffled rows: the cache goes on answering what it was asked before."""
     with TritonServer(
         tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=0.2, cache_bytes=1 << 20)
@@ -232,11 +232,11 @@ def test_a_response_cache_cannot_answer_for_a_dead_stub(make_candidate, settings
         client.close()
 
 
-def test_before_the_first_release_there_is_nothing_to_ask(watchdog):
+def test_before_first_release_there_is_nothing_to_ask(watchdog):
     assert watchdog.look() == {}
 
 
-def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
+def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
     deploy(1)
     site = dataclasses.replace(settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
     known = {("triton-headless", 8001): []}
@@ -249,7 +249,7 @@ def test_replicas_behind_a_name_are_asked_for_at_every_round(deploy, settings, t
     assert "127.0.0.1:9" not in caplog.text, "a pod that ended with a rolling update is no error"
 
 
-def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
+def test_round_that_fails_is_logged_and_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
     deploy(1)
     journal = settings.store / JOURNAL_FILE
     whole = journal.read_bytes()
@@ -282,7 +282,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(deploy, watchdog, s
     }
 
 
-def test_as_a_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
+def test_as_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
     deploy(1)
     status = tmp_path / "status.json"
     flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--interval-seconds", "0.1"]
@@ -308,5 +308,5 @@ def test_misuse_is_reported(tmp_path, capsys):
     flags = ["--store", str(tmp_path), "--repository", str(tmp_path)]
     assert main([*flags, "--triton-urls", ""]) == 2
     assert main([*flags, "--triton-urls", "x:1", "--interval-seconds", "0"]) == 2
-    assert "triton urls are none" in (said := capsys.readouterr().err)
+    assert "--triton-urls is empty" in (said := capsys.readouterr().err)
     assert "interval is 0.0 s" in said

@@ -68,7 +68,7 @@ def at_work(bench):
         thread.join()
 
 
-def test_a_lost_disk_comes_back_as_of_its_backup_and_the_loop_goes_on(chain, tmp_path, capsys):
+def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path, capsys):
     root, backup = tmp_path / "a monitor", tmp_path / "other disk" / "backup"
     backup.parent.mkdir()
     mine = chain.copied_to(root)
@@ -124,7 +124,7 @@ def installation(tmp_path):
     return root
 
 
-def test_what_lies_where_a_part_belongs_is_never_written_over(installation, tmp_path, capsys):
+def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_path, capsys):
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 0
     assert main(["backup", *flags(installation), f"--output={tmp_path / 'b'}"]) == 2
     assert "b exists, expected a new folder" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_what_lies_where_a_part_belongs_is_never_written_over(installation, tmp_
     assert "backup.json is absent" in capsys.readouterr().err
 
 
-def test_release_under_the_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
+def test_release_under_copys_hands_leaves_no_backup(installation, tmp_path, monkeypatch, capsys):
     journal, copytree = installation / "store" / "journal.jsonl", shutil.copytree
     journal.write_text("one\n")
 
@@ -176,7 +176,7 @@ def everything(root):
     return found
 
 
-def test_a_restore_killed_before_any_file_goes_on_at_the_next_call(lost, installation_root, monkeypatch):
+def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root, monkeypatch):
     backup, before = lost
     real, left = os.replace, [0]
 
@@ -209,7 +209,7 @@ def no(places):
     return False
 
 
-def test_a_damaged_file_of_a_backup_is_named_and_not_restored(lost, installation_root, capsys):
+def test_damaged_file_of_backup_is_named_and_not_restored(lost, installation_root, capsys):
     backup, _ = lost
     path = backup / "lake" / "day=2026-01-01" / "part-3.parquet"
     right = path.read_bytes()
@@ -224,7 +224,7 @@ def test_a_damaged_file_of_a_backup_is_named_and_not_restored(lost, installation
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_what_a_program_has_changed_since_a_killed_restore_is_not_written_over(lost, installation_root, capsys):
+def test_what_program_has_changed_since_killed_restore_is_not_written_over(lost, installation_root, capsys):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"
@@ -235,7 +235,7 @@ def test_what_a_program_has_changed_since_a_killed_restore_is_not_written_over(l
         path.write_text("store")
 
 
-def test_restore_writes_nowhere_that_a_person_did_not_name(lost, installation_root, tmp_path, capsys, monkeypatch):
+def test_restore_writes_nowhere_that_person_did_not_name(lost, installation_root, tmp_path, capsys, monkeypatch):
     backup, before = lost
     (tmp_path / "elsewhere").mkdir()
     assert main(["restore", str(backup), f"--within={tmp_path / 'elsewhere'}"]) == 2
@@ -266,7 +266,7 @@ def test_restore_writes_nowhere_that_a_person_did_not_name(lost, installation_ro
         ("files", {"store/latest/x": "0"}),
     ],
 )
-def test_a_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys, key, change):
+def test_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsys, key, change):
     backup, _ = lost
     document = json.loads((backup / "backup.json").read_text())
     document[key] |= change
@@ -277,7 +277,7 @@ def test_a_backup_that_leads_elsewhere_is_refused(lost, installation_root, capsy
     assert not installation_root.exists()
 
 
-def test_what_a_killed_backup_left_goes_with_the_next_one(installation, tmp_path):
+def test_what_killed_backup_left_goes_with_next_one(installation, tmp_path):
     left = tmp_path / f".b.{'0a' * 16}"
     left.mkdir()
     (left / "half").write_bytes(bytes(1000))

@@ -42,7 +42,7 @@ def _scores(verdict):
 
 
 @pytest.mark.parametrize("environment", ["validation", "preprocessing", "training"])
-def test_raw_rows_of_the_driver_are_the_same_rows_to_older_readers(chain, environment):
+def test_raw_rows_of_driver_are_same_rows_to_older_readers(chain, environment):
     raw = chain.rounds[0].extraction
     command = ["-c", READ, str(local_path(raw.train_uri)), *criteo.CATEGORICAL]
     pythons = [python_of(name) for name in ("driver", environment)]
@@ -54,7 +54,7 @@ def test_raw_rows_of_the_driver_are_the_same_rows_to_older_readers(chain, enviro
     assert sum(json.loads(told[0])["nulls"].values()) > 0
 
 
-def test_rows_are_neither_lost_nor_made_on_the_way(chain):
+def test_rows_are_neither_lost_nor_made_on_way(chain):
     held_out = chain.rounds[0].extraction.num_holdout_rows
     for this, rows in zip(chain.rounds, (3000, held_out + 2000)):
         raw, encoded = this.extraction, this.preprocessing
@@ -64,7 +64,7 @@ def test_rows_are_neither_lost_nor_made_on_the_way(chain):
         assert this.evaluation.num_rows == this.deployment.parity_rows == raw.num_holdout_rows
 
 
-def test_every_manifest_names_the_same_data(chain):
+def test_every_manifest_names_same_data(chain):
     for this in chain.rounds:
         digests = {getattr(this, step).raw_digest for step in ("validation", "preprocessing", "training", "deployment")}
         assert digests == {this.extraction.digest}
@@ -85,7 +85,7 @@ def test_served_graph_says_on_raw_rows_what_training_said_on_encoded_ones(chain,
     assert np.ptp(expected) > 0.05, "a constant would agree with anything"
 
 
-def test_champion_is_scored_as_it_was_when_it_was_the_candidate(chain):
+def test_champion_is_scored_as_it_was_when_it_was_candidate(chain):
     first, again = chain.rounds[0], chain.same_rows
     assert again.champion_model_id == first.training.model_id
     as_champion, as_candidate = _scores(again)["champion"], _scores(first.evaluation)["candidate"]
@@ -93,7 +93,7 @@ def test_champion_is_scored_as_it_was_when_it_was_the_candidate(chain):
     assert again.difference.auc == pytest.approx(0.0, abs=1e-6)
 
 
-def test_champion_of_the_second_round_is_what_the_released_graph_says(chain, held_out_rows):
+def test_champion_of_second_round_is_what_released_graph_says(chain, held_out_rows):
     first, second = chain.rounds
     assert second.evaluation.champion_model_id == first.training.model_id
     dense, categorical, _ = held_out_rows(second.extraction)
@@ -101,7 +101,7 @@ def test_champion_of_the_second_round_is_what_the_released_graph_says(chain, hel
     np.testing.assert_allclose(_scores(second.evaluation)["champion"], released, atol=1e-5, rtol=0)
 
 
-def test_second_model_continues_the_first(chain):
+def test_second_model_continues_first(chain):
     first, second = (this.training for this in chain.rounds)
     assert (first.parent_model_id, second.parent_model_id) == (None, first.model_id)
     assert second.optimizer_step > first.optimizer_step
@@ -111,7 +111,7 @@ def test_second_model_continues_the_first(chain):
         assert Model.read(local_path(model.uri) / Model.MANIFEST) == model
 
 
-def test_drift_is_measured_against_the_champions_own_statistics(chain):
+def test_drift_is_measured_against_champions_own_statistics(chain):
     first, second = chain.rounds
     assert (first.validation.parent_statistics_uri, first.validation.drift) == (None, [])
     parents = local_path(second.validation.parent_statistics_uri)
@@ -120,7 +120,7 @@ def test_drift_is_measured_against_the_champions_own_statistics(chain):
     assert next(e for e in second.validation.drift if e["feature"] == "C1")["effect"] is not None
 
 
-def test_the_monitor_finds_each_versions_own_training_statistics(chain):
+def test_monitor_finds_each_versions_own_training_statistics(chain):
     find = ReleasedModels(local_path(chain.uri("store"))).reference
     for turn in chain.rounds:
         found = find(turn.deployment.version)

@@ -61,7 +61,7 @@ def _arguments(step, text):
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("step", STEPS)
-def test_step_reads_what_the_component_was_given(command_line, step, text):
+def test_step_reads_what_component_was_given(command_line, step, text):
     values = _arguments(step, text)
     parsed = vars(command_line(step, **values))
     outputs = FLAG_OF_OUTPUT[step]
@@ -87,7 +87,7 @@ ERROR_CODES = [(step, code) for step in STEPS for code in CODES if not (step in 
 
 
 @pytest.mark.parametrize(("step", "code"), ERROR_CODES)
-def test_exit_code_of_a_step_that_did_not_end_well_fails_the_task(monkeypatch, step, code):
+def test_exit_code_of_step_that_did_not_end_well_fails_task(monkeypatch, step, code):
     module = importlib.import_module(f"components.{step}.__main__")
     monkeypatch.setattr(module, "main", lambda argv, **others: code)
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
@@ -96,7 +96,7 @@ def test_exit_code_of_a_step_that_did_not_end_well_fails_the_task(monkeypatch, s
     assert ended.value.code == code
 
 
-def test_exit_handler_is_given_the_final_state(monkeypatch, tmp_path):
+def test_exit_handler_is_given_final_state(monkeypatch, tmp_path):
     status = SimpleNamespace(state="FAILED")
     sentence = run_outcome.python_func(
         run="a run",

@@ -76,7 +76,7 @@ def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips)
     assert found[QUIET] == 0, found
 
 
-def test_a_flipped_bit_in_a_page_is_named_with_its_file(tmp_path, raw_table):
+def test_flipped_bit_in_page_is_named_with_its_file(tmp_path, raw_table):
     path = by_extraction(tmp_path, raw_table)
     content = bytearray(path.read_bytes())
     content[random.Random(1).randrange(1000, len(content) // 2)] ^= 16

@@ -36,9 +36,9 @@ from evergreen.rows.times import TimeSpan
 from evergreen.serving.parity import GoldenRows
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging_file import write_judging
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
+from monitoring.state.judging_file import write_judging
 from monitoring.uploader import Uploader
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage, put
@@ -240,7 +240,7 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_nothing_tells_of_the_user_afterwards_and_all_others_rows_are_as_before(world, kind, cloud_storage, capsys):
+def test_nothing_tells_of_user_afterwards_and_all_others_rows_are_as_before(world, kind, cloud_storage, capsys):
     before, flags = others_rows(world), []
     assert [len(rows) > 50 for rows in before] == [True, True]
     assert forget(world) == 0
@@ -260,7 +260,7 @@ def test_nothing_tells_of_the_user_afterwards_and_all_others_rows_are_as_before(
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
 
 
-def test_models_that_learnt_are_named_with_the_run_that_replaces_them_and_what_cannot_be_removed(world, capsys):
+def test_models_that_learnt_are_named_with_run_that_replaces_them_and_what_cannot_be_removed(world, capsys):
     forget(world)
     told = capsys.readouterr().out
     assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
@@ -347,7 +347,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeyp
 
 
 @pytest.mark.parametrize(("user", "told"), [("nobody", "no row"), ("", "user is '', expected a word")])
-def test_an_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
+def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
     before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
     assert forget(world, "--yes", user=user) == (0 if user else 2)
     assert told in "".join(capsys.readouterr())

@@ -88,7 +88,7 @@ def test_every_row_arrives_once_in_its_day_with_its_click(extracted, rows, predi
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 
 
-def test_values_scores_versions_and_times_are_the_predictions_own_and_missing_values_null(rows, predictions):
+def test_values_scores_versions_and_times_are_predictions_own_and_missing_values_null(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read, sent = rows[prediction.request_id, row], prediction.dense[row]

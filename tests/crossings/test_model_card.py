@@ -30,7 +30,7 @@ def card_of(tmp_path, capsys):
     return show
 
 
-def test_numbers_are_those_of_the_manifests_and_of_the_scores(chain, card_of):
+def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
     first, second = chain.rounds
     card, page = card_of(chain, "2")
     assert (card.model, card.raw) == (replace(second.training, files={}), replace(second.extraction, files={}))
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_the_manifests_and_of_the_scores(chain, card_of):
     assert_needs_nothing(page)
 
 
-def test_first_model_has_no_champion_and_its_pages_end_with_the_gate_and_with_the_release(chain):
+def test_first_model_has_no_champion_and_its_pages_end_with_gate_and_with_release(chain):
     store = chain.root / "store"
     judged, released = (report_path(store, "round-1", step).read_text() for step in ("evaluation", "deployment"))
     for page, state in ((judged, "It has not answered a request"), (released, "release of version 1 by round-1")):
@@ -61,7 +61,7 @@ def test_first_model_has_no_champion_and_its_pages_end_with_the_gate_and_with_th
     assert [span.is_live for span in written.served] == [True], "not written again at the release"
 
 
-def test_after_a_rollback_the_cards_say_who_served_from_when_to_when(chain, card_of, tmp_path):
+def test_after_rollback_cards_say_who_served_from_when_to_when(chain, card_of, tmp_path):
     first, second = chain.rounds
     back = chain.copied_to(tmp_path / "gone back")
     back.go_back(1)

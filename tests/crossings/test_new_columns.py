@@ -86,7 +86,7 @@ def places_of(row):
     return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]
 
 
-def test_a_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(rounds):
+def test_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(rounds):
     (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
     before, now = (FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri)) for turn in (first, second))

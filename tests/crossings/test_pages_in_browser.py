@@ -145,7 +145,7 @@ SPOILT_PAGES = {
 
 
 @pytest.mark.parametrize("name", SPOILT_PAGES)
-def test_no_text_that_a_page_shows_becomes_markup(chain, tmp_path, name):
+def test_no_text_that_page_shows_becomes_markup(chain, tmp_path, name):
     num_shown, taken = planted(tmp_path, SPOILT_PAGES[name](chain))
     assert num_shown > 0
     assert taken == []

@@ -45,7 +45,7 @@ def evergreen(*words):
     )
 
 
-def test_later_steps_learn_from_the_rest_and_a_round_from_the_same_parent_without_the_rule_from_all(chain, tmp_path):
+def test_later_steps_learn_from_rest_and_round_from_same_parent_without_rule_from_all(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
     world = World.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)
@@ -81,7 +81,7 @@ def test_later_steps_learn_from_the_rest_and_a_round_from_the_same_parent_withou
     assert model.raw_digest == valid.digest == raw.digest
 
 
-def test_the_schema_command_reaches_its_own_environment(chain):
+def test_schema_command_reaches_its_own_environment(chain):
     shown = evergreen("schema", "show", "--store", chain.root / "store")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert 'name: "label"' in shown.stdout

@@ -91,7 +91,7 @@ def story(chain, tmp_path_factory):
     kubeflow.close()
 
 
-def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story):
+def test_registry_that_is_away_costs_one_line_and_other_one_nothing(story):
     assert story.away.code == 3
     (line,) = (line for line in story.away.said.splitlines() if "evergreen.export" in line)
     assert "MLflow: " in line
@@ -99,14 +99,14 @@ def test_a_registry_that_is_away_costs_one_line_and_the_other_one_nothing(story)
     assert [each["name"] for each in story.away.kubeflow["model_versions"]] == ["1", "2"]
 
 
-def test_registry_without_the_api_v1_is_named(story):
+def test_registry_without_api_v1_is_named(story):
     (line,) = (line for line in story.old.said.splitlines() if "evergreen.export" in line)
     assert story.old.code == 3
     assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub that has it" in line
     assert story.old.kubeflow == story.back.kubeflow
 
 
-def test_every_judged_round_is_a_run_with_its_verdict_and_numbers_once(chain, story):
+def test_every_judged_round_is_run_with_its_verdict_and_numbers_once(chain, story):
     runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
     assert len(story.first.mlflow.runs) == 2
     assert runs.keys() == {this.training.model_id for this in chain.rounds}
@@ -123,7 +123,7 @@ def test_every_judged_round_is_a_run_with_its_verdict_and_numbers_once(chain, st
         assert f"Model card: {model}" in card.read_text()
 
 
-def test_every_version_is_its_graph_with_the_graphs_own_tensors_as_signature(story):
+def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
     assert sorted(number for number, _ in story.first.mlflow.versions) == [1, 2]
     for number, version in story.first.mlflow.versions:
         kept = graph_folder(story.store, number)
@@ -155,7 +155,7 @@ def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(sto
         assert len(stage.mlflow.versions) == len(stage.kubeflow["model_versions"]) == 2
 
 
-def test_the_model_registry_has_each_versions_graph_and_numbers_and_its_api_is_kept_to(story):
+def test_model_registry_has_each_versions_graph_and_numbers_and_its_api_is_kept_to(story):
     assert story.kubeflow.faults == []
     held = story.back.kubeflow
     uris = {each["id"]: each["uri"] for each in held["artifacts"]}

@@ -23,7 +23,7 @@ def _raw_categories(table):
     return np.stack([table[name].fill_null(MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
 
 
-def test_old_rows_are_the_lakes_and_reach_training_encoded_as_its_own(chain):
+def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
     second = chain.rounds[1]
     raw, encoded = second.extraction, second.preprocessing
     workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))
@@ -49,7 +49,7 @@ def again(chain, tmp_path_factory):
     return this
 
 
-def test_rollback_makes_the_first_model_current_and_changes_neither(chain, again):
+def test_rollback_makes_first_model_current_and_changes_neither(chain, again):
     first, second = (this.training for this in chain.rounds)
     journal = promotion_journal.read_journal(again.store)
     assert [entry.model_id for entry in journal] == [first.model_id, second.model_id, first.model_id]
@@ -59,13 +59,13 @@ def test_rollback_makes_the_first_model_current_and_changes_neither(chain, again
             assert sha256_tree(folder / part) == model.sha256[part]
 
 
-def test_a_round_after_a_rollback_continues_the_model_that_is_live_again(chain, again):
+def test_round_after_rollback_continues_model_that_is_live_again(chain, again):
     assert again.training.parent_model_id == chain.rounds[0].training.model_id
     assert local_path(again.preprocessing.parent_model_uri) == again.folders[0]
     assert again.extraction.window_start == chain.rounds[1].extraction.window_start
 
 
-def test_the_same_round_after_a_rollback_gives_the_same_model_to_the_last_bit(chain, again):
+def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
     """Weights, optimizer state and vocabulary were all exactly the first model's: any other start ends elsewhere."""
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest

@@ -39,7 +39,7 @@ def state(folder):
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
 
 
-def test_a_round_is_trained_again_to_the_same_bytes_and_the_store_stays_as_it_was(chain, tmp_path, capsys):
+def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, tmp_path, capsys):
     store, model = chain.root / "store", chain.rounds[1].training
     before = state(store)
     assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
@@ -51,7 +51,7 @@ def test_a_round_is_trained_again_to_the_same_bytes_and_the_store_stays_as_it_wa
     assert state(store) == before
 
 
-def test_what_came_to_the_lake_after_the_run_is_not_read(copy, second):
+def test_what_came_to_lake_after_run_is_not_read(copy, second):
     write_lake(World.create(seed=9), str(copy.root / "aside"), rows=500, days=3, last_day=date(2026, 1, 6), seed=9)
     for path in (copy.root / "aside").rglob("*.parquet"):
         (copy.root / "lake" / path.parent.name).mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ def test_what_came_to_the_lake_after_the_run_is_not_read(copy, second):
 
 
 @pytest.mark.parametrize("keeps_time", [True, False])
-def test_an_edited_file_of_the_lake_is_the_first_difference(copy, second, keeps_time):
+def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     path = copy.root / EDITED
     status, table = path.stat(), pq.ParquetFile(path).read()
     labels = table["label"].to_numpy().copy()
@@ -77,7 +77,7 @@ def test_an_edited_file_of_the_lake_is_the_first_difference(copy, second, keeps_
     assert is_named is not keeps_time
 
 
-def test_lost_days_of_the_lake_and_collected_weights_of_the_parent_are_named(copy, tmp_path, capsys):
+def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_path, capsys):
     line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2
@@ -97,7 +97,7 @@ def test_lost_days_of_the_lake_and_collected_weights_of_the_parent_are_named(cop
         ("training", "weights: 1 of "),
     ],
 )
-def test_a_difference_that_was_planted_in_a_step_is_the_first(copy, second, monkeypatch, step, line):
+def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch, step, line):
     """The other steps hand over what the round itself made."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]

@@ -99,7 +99,7 @@ def _fits(arguments, inputs):
         assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (name, value)
 
 
-def test_extraction_understands_the_requests_window(monitor_asks, tmp_path):
+def test_extraction_understands_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
     rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
     window = resolve_window(start=request.window_start, end=request.window_end, parent=rivals.parent)
@@ -125,7 +125,7 @@ def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, s
     assert len(request.pipeline_arguments()) == 6, "it decides only what the pipeline asks for"
 
 
-def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
+def test_local_run_gives_pipeline_only_inputs_that_it_has(
     monitor_asks, services, package, inputs, monkeypatch, tmp_path
 ):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
@@ -148,7 +148,7 @@ def test_local_run_gives_the_pipeline_only_inputs_that_it_has(
     assert placed.keys() <= set(PLACES)
 
 
-def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
+def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
     further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)
@@ -162,7 +162,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_the_pipeline_has(monitor_ask
     assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
-def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
+def test_what_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings
@@ -171,7 +171,7 @@ def test_what_a_users_own_file_names_is_not_overwritten_and_each_column_that_dri
         plan_for_data(replace(services.settings, drift_columns=("I99",)), own, **rows)
 
 
-def test_the_columns_that_change_are_numeric_or_have_few_categories(tmp_path):
+def test_columns_that_change_are_numeric_or_have_few_categories(tmp_path):
     features = Features(numeric=("price",), categorical=("item", "user"))
     table = pa.table({"price": [0.5] * 400, "item": [1, 2] * 200, "user": list(range(400))})
     pq.write_table(table, tmp_path / "replay.parquet")

@@ -67,7 +67,7 @@ def _lake(chain):
     return dict(zip(zip(table[REQUEST_ID].to_pylist(), table[ROW].to_pylist()), table[EVENT_TIME].to_pylist()))
 
 
-def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(three, tmp_path):
+def test_line_learns_each_row_once_and_those_that_judged_round_in_next(three, tmp_path):
     chain, rounds = three
     learned = [_learned(this, tmp_path) for this in rounds]
     judging = [keys_in(this.extraction.holdout_uri) for this in rounds]
@@ -78,7 +78,7 @@ def test_a_line_learns_each_row_once_and_those_that_judged_a_round_in_the_next(t
     assert {key for keys in learned for key in keys} | set(judging[-1]) == _lake(chain).keys()
 
 
-def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
+def test_model_names_files_that_lay_in_lake_in_its_round(three):
     _, (first, second, third) = three
     for this in (first, second, third):
         assert this.training.files == this.preprocessing.files == this.extraction.files
@@ -89,7 +89,7 @@ def test_a_model_names_the_files_that_lay_in_the_lake_in_its_round(three):
     assert {day: len(names) for day, names in new.items() if names} == late | own
 
 
-def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three):
+def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     _, (_, second, third) = three
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
@@ -110,7 +110,7 @@ def test_late_rows_are_learnt_before_the_windows_and_encoded_as_these_are(three)
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 
 
-def test_validation_judges_them_with_the_window_and_lineage_tells_their_days(three):
+def test_validation_judges_them_with_window_and_lineage_tells_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
     told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}

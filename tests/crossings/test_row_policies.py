@@ -53,7 +53,7 @@ def held_out(this):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_the_correction(rounds, turn):
+def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_correction(rounds, turn):
     """Bound: four standard errors of clicks counted, in the held-out rows and among as many that were learnt."""
     this, rate = rounds.rounds[turn], RATES[turn]
     labels, scores = held_out(this)
@@ -68,7 +68,7 @@ def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_witho
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds, turn):
+def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
     this, rate = rounds.rounds[turn], RATES[turn]
     raw, encoded = this.extraction, this.preprocessing
     labels = read(local_path(raw.train_uri))[raw_rows.LABEL].to_numpy()
@@ -86,7 +86,7 @@ def test_the_counts_of_thinning_and_the_left_out_columns_reach_the_model(rounds,
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_the_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
+def test_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
     import onnxruntime
 
     this = rounds.rounds[turn]

@@ -49,7 +49,7 @@ def rows_on(day, drawn, *, prefix):
     return pa.table({**columns, "event_time": pa.array(seconds * 1_000_000).cast(pa.timestamp("us", tz="UTC"))})
 
 
-def test_sampled_rows_with_weights_give_the_click_rate_of_all_rows(chain_of):
+def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     chain = chain_of(
         recommender=parse_recommender(FILE, source="shop.yaml"),
         gate={},

@@ -74,7 +74,7 @@ def _check_evidence(*folders):
     assert len(np.unique(found.groups)) * ROWS == len(expected)
 
 
-def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):
+def test_evidence_reads_every_pair_before_during_and_after_upload(places):
     folder, _ = places
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)
@@ -88,7 +88,7 @@ def test_evidence_reads_every_pair_before_during_and_after_the_upload(places):
     _check_evidence(lake)
 
 
-def test_extraction_makes_the_same_rows_of_a_lake_with_shadow_scores(places):
+def test_extraction_makes_same_rows_of_lake_with_shadow_scores(places):
     folder, without = places
     for place in (folder, without):
         Uploader(place / "archive", place / "lake", clock=Clock(BEGIN)).run_once()

@@ -30,7 +30,7 @@ from evergreen.runtime.errors import ContractError, PermanentError, run_again
 from tests.support.releases import passing_verdict
 
 
-def test_a_second_demo_in_the_folder_is_refused_and_the_firsts_files_stay(tmp_path):
+def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
     folder = tmp_path / "a demo"
     with start_clean(folder):
         (folder / "lake").mkdir()
@@ -44,7 +44,7 @@ def test_a_second_demo_in_the_folder_is_refused_and_the_firsts_files_stay(tmp_pa
         assert [path.name for path in folder.iterdir()] == [".evergreen-demo"]
 
 
-def test_a_killed_demo_leaves_the_folder_to_the_next(tmp_path):
+def test_killed_demo_leaves_folder_to_next(tmp_path):
     folder = tmp_path / "a demo"
     program = (
         "import os, pathlib, sys; from demo.demo import start_clean\n"
@@ -55,7 +55,7 @@ def test_a_killed_demo_leaves_the_folder_to_the_next(tmp_path):
         pass
 
 
-def test_only_a_finished_demo_can_be_opened(tmp_path):
+def test_only_finished_demo_can_be_opened(tmp_path):
     with pytest.raises(ContractError, match="holds no finished demo"):
         open_demo(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -215,7 +215,7 @@ def test_first_model_that_gate_refuses_ends_demo_with_what_would_release_one(beg
     assert len(told) == 4
 
 
-def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_an_error(begun, capsys):
+def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun, capsys):
     with pytest.raises(PermanentError, match="first_run ended with code 3: the last word"):
         _first_run(begun(3, None))
     demo = begun(3, ended("failed", "extraction"))

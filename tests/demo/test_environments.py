@@ -48,7 +48,7 @@ def make_serving(folder):
 
 @needs_make
 @pytest.mark.slow
-def test_environment_is_built_once_and_again_when_the_content_of_a_lock_changed_or_its_interpreter_is_gone(folder):
+def test_environment_is_built_once_and_again_when_content_of_lock_changed_or_its_interpreter_is_gone(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building
     assert environments.python_of("serving", folder).exists()
@@ -67,7 +67,7 @@ def test_environment_is_built_once_and_again_when_the_content_of_a_lock_changed_
 
 
 @needs_make
-def test_failed_build_shows_the_reason_names_its_log_and_stays_unfinished(folder):
+def test_failed_build_shows_reason_names_its_log_and_stays_unfinished(folder):
     (folder / "requirements" / "serving.lock").write_text("./no-such-package\n")
     for _ in range(2):
         made = make_serving(folder)
@@ -93,7 +93,7 @@ def _pins(name):
     return dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
 
 
-def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
+def test_benchmarks_measure_versions_that_images_are_locked_to():
     for peers, name, packages in (
         ("benchmarks", "training", ("numpy", "pyarrow", "scikit-learn", "msgspec")),
         ("serving-peers", "serving", ("onnxruntime", "numpy")),
@@ -105,7 +105,7 @@ def test_benchmarks_measure_the_versions_that_the_images_are_locked_to():
 
 @needs_make
 @pytest.mark.parametrize("broken", [False, True], ids=["absent", "without venv"])
-def test_make_without_a_working_python_3_11_says_what_to_do(tmp_path, broken):
+def test_make_without_working_python_3_11_says_what_to_do(tmp_path, broken):
     for name in ("bash", "sh", "sed"):
         (tmp_path / name).symlink_to(shutil.which(name))
     if broken:

@@ -28,7 +28,7 @@ def java(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["path", "gcloud"])
-def test_emulator_is_found_wherever_the_cloud_sdk_lies(way, tmp_path, java):
+def test_emulator_is_found_wherever_cloud_sdk_lies(way, tmp_path, java):
     sdk = tmp_path / "google-cloud-sdk"
     script = program(sdk / "platform" / "pubsub-emulator" / "bin" / "cloud-pubsub-emulator")
     gcloud = program(sdk / "bin" / "gcloud")
@@ -61,7 +61,7 @@ def exchange(place, monkeypatch):
         log.close()
 
 
-def test_a_reader_of_the_demos_kafka_knows_what_it_has_read_before_anything_is_written(tmp_path):
+def test_reader_of_demos_kafka_knows_what_it_has_read_before_anything_is_written(tmp_path):
     """The demo's traffic waits for this."""
     with (
         Stack(logs=tmp_path / "logs", variables={}) as stack,
@@ -75,7 +75,7 @@ def test_a_reader_of_the_demos_kafka_knows_what_it_has_read_before_anything_is_w
 
 
 @pytest.mark.parametrize("kind", ["kafka", "pubsub"])
-def test_a_log_server_of_the_demo_carries_messages_and_ends_with_the_stack(kind, tmp_path, monkeypatch):
+def test_log_server_of_demo_carries_messages_and_ends_with_stack(kind, tmp_path, monkeypatch):
     if kind == "pubsub":
         try:
             find_emulator()

@@ -11,7 +11,7 @@ from demo.runner import STEP_NICENESS, PipelineFailed, yielding
 from evergreen.runtime.exit_codes import ExitCode
 
 
-def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd, monkeypatch):
+def test_tasks_run_in_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     folder = run_tiny(passes=True)
     assert "word from first, threads None" in (folder / "logs" / "extraction.log").read_text()
@@ -22,7 +22,7 @@ def test_tasks_run_in_the_environment_of_their_image_and_leave_no_temporary_file
     assert not Path(temporary).exists()
 
 
-def test_steps_give_way_to_the_server_beside_them_and_get_their_arguments_whole():
+def test_steps_give_way_to_server_beside_them_and_get_their_arguments_whole():
     look = "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = pathlib.Path('/proc/self/autogroup')\n"
     look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
     done = subprocess.run(
@@ -37,20 +37,20 @@ def test_steps_give_way_to_the_server_beside_them_and_get_their_arguments_whole(
     assert group in (str(STEP_NICENESS), "none")
 
 
-def test_gate_that_refuses_skips_the_next_step_and_still_succeeds(run_tiny):
+def test_gate_that_refuses_skips_next_step_and_still_succeeds(run_tiny):
     folder = run_tiny(passes=False)
     assert not (folder / "second").exists()
     assert (folder / "last").read_text() == "SUCCEEDED"
 
 
-def test_failing_step_raises_after_the_exit_handler_ran(run_tiny):
+def test_failing_step_raises_after_exit_handler_ran(run_tiny):
     with pytest.raises(PipelineFailed, match="tiny"):
         run_tiny(passes=True, fails=True)
     assert (run_tiny.folder / "last").read_text() == "FAILED"
     assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()
 
 
-def test_preempted_task_is_run_again_as_often_as_the_pipeline_says(run_tiny):
+def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
     assert ExitCode.PREEMPTED == 75, "the planted one"
     folder = run_tiny(passes=True, preemptions=2)
     assert (folder / "second").read_text() == "ran\n" * 3

@@ -31,7 +31,7 @@ def _is_up(tmp_path, name):
     return lambda: "up" in (tmp_path / "logs" / f"{name}.log").read_text()
 
 
-def test_leaving_the_stack_ends_children_and_grandchildren(tmp_path):
+def test_leaving_stack_ends_children_and_grandchildren(tmp_path):
     with Stack(logs=tmp_path / "logs", variables={}) as stack:
         child = stack.start("child", SLEEP)
         parent = stack.start("parent", [*STUBBORN[:2], STUBBORN[2].replace("signal.SIG_IGN", "signal.SIG_DFL")])
@@ -50,7 +50,7 @@ def test_process_that_ignores_sigterm_is_killed(stack, tmp_path):
     assert child.returncode == -9
 
 
-def test_death_is_told_with_the_last_line_of_the_log(stack):
+def test_death_is_told_with_last_line_of_log(stack):
     stack.start("server", [sys.executable, "-c", "raise SystemExit('port 80 is taken')"])
     with pytest.raises(ProcessDied, match="server ended with code 1: port 80 is taken"):
         stack.wait_until(lambda: False, what="nothing", seconds=120)
@@ -114,5 +114,5 @@ RELEASED = {"version": 2, "parity_max_abs_diff": 3e-7, "parity_rows": 4096}
     ],
     ids=["facts", "failure", "a fact that does not exist"],
 )
-def test_a_step_is_described_by_its_facts_or_its_reason(note, text):
+def test_step_is_described_by_its_facts_or_its_reason(note, text):
     assert describe_step(note) == text

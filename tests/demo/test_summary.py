@@ -42,7 +42,7 @@ def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
 
 
 @pytest.mark.parametrize("late", [{"late_requests": 1}, {"late_rows": 64}])
-def test_decisions_that_did_not_know_a_late_record_may_differ_and_the_report_says_so(late):
+def test_decisions_that_did_not_know_late_record_may_differ_and_report_says_so(late):
     summary = replace(GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late))
     assert numbers.failed_promises(summary, simulated=True) == []
     (sentence,) = [each for each in numbers.decision_sentences(summary) if "replayed" in each]
@@ -74,7 +74,7 @@ def test_broken_promise_is_one_sentence_with_its_number(path, value, words):
     assert words in failure
 
 
-def test_own_data_may_end_without_a_run_but_not_with_two():
+def test_own_data_may_end_without_run_but_not_with_two():
     without = changed("auc.regained_share", None, changed("trigger.runs", 0))
     assert numbers.failed_promises(without, simulated=False) == []
     assert numbers.retrain_decision([NOTICE]) is None, "a notice asks for no run"
@@ -167,7 +167,7 @@ def drift_event(bucket_end, version=1, **distances):
     }  # fmt: skip
 
 
-def test_features_that_moved_have_their_largest_distance_and_the_worst_comes_first():
+def test_features_that_moved_have_their_largest_distance_and_worst_comes_first():
     events = [drift_event(98.0, C2=0.03), drift_event(102.0, C2=0.03), drift_event(104.0, C2=0.1, C14=0.2)]
     found = numbers.feature_drift([*events, drift_event(120.0, version=2, I1=0.9)], DRIFT_TIME)
     assert found.seconds == 2.0
@@ -204,7 +204,7 @@ def store(tmp_path):
     return tmp_path
 
 
-def test_release_is_described_by_the_seconds_that_it_overlaps(store):
+def test_release_is_described_by_seconds_that_it_overlaps(store):
     traffic = [traffic_line(second, 1) for second in range(80, 100)]
     traffic += [traffic_line(100.5, 1, p99=8.0), traffic_line(101.5, 1, p99=11.0, failed=2)]
     traffic += [traffic_line(102.4, {"1": 900, "2": 100}), traffic_line(103.4, 2, p99=9.0)]
@@ -215,7 +215,7 @@ def test_release_is_described_by_the_seconds_that_it_overlaps(store):
     )  # fmt: skip
 
 
-def test_a_bad_release_counts_the_requests_from_its_start_to_the_answer_of_the_version_before():
+def test_bad_release_counts_requests_from_its_start_to_answer_of_version_before():
     traffic = [traffic_line(200, 2, failed=9), traffic_line(201, {"2": 1000, "1": 984})]
     traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
@@ -238,7 +238,7 @@ def test_sentences_state_each_number_and_none_where_there_is_none():
     assert replayed == "20 decisions replayed from the lake, all equal"
 
 
-def test_a_run_that_was_not_asked_for_is_no_doubt_of_a_policy_that_was_sure():
+def test_run_that_was_not_asked_for_is_no_doubt_of_policy_that_was_sure():
     unasked = changed("trigger.reason", None, replace(GOOD, policies={"sequential": None, "data_drift": 4.5}))
     sentence = headline_sentence(unasked)
     assert "nothing that it could be sure of" not in sentence
@@ -343,7 +343,7 @@ def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_setting
     assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
 
 
-def test_verdicts_come_in_the_order_of_their_models_whatever_their_runs_are_called(tmp_path):
+def test_verdicts_come_in_order_of_their_models_whatever_their_runs_are_called(tmp_path):
     folders = LocalFolders(root=tmp_path)
     for run, model in (("first", "20261129T110607Z-73762cc8"), ("drift-v1", "20261129T110711Z-789af7f6")):
         folder = folders.artifacts / run / "evaluation"

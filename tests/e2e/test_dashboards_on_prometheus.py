@@ -98,7 +98,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("asked", list(queries()), ids=str)
-def test_a_query_is_answered_with_numbers(prometheus, asked: Asked):
+def test_query_is_answered_with_numbers(prometheus, asked: Asked):
     numbers = prometheus.numbers(asked.expr)
     assert numbers, asked.expr
     assert all(math.isfinite(number) for number in numbers), numbers
@@ -125,17 +125,17 @@ def answer(prometheus, dashboard, title, letter="A"):
         ("serving", "GPU memory", "A", 0.25),
     ],
 )
-def test_the_number_is_the_one_that_was_put_in(prometheus, dashboard, title, letter, number):
+def test_number_is_one_that_was_put_in(prometheus, dashboard, title, letter, number):
     assert answer(prometheus, dashboard, title, letter) == [pytest.approx(number)]
 
 
-def test_half_of_the_cached_models_requests_are_hits(prometheus):
+def test_half_of_cached_models_requests_are_hits(prometheus):
     """Each row was sent twice; a scrape may lie between the two."""
     assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
 
 
 @pytest.mark.parametrize("name", sorted(DASHBOARDS))
-def test_every_variable_offers_a_value(prometheus, name):
+def test_every_variable_offers_value(prometheus, name):
     for variable, series, label in offered(DASHBOARDS[name]):
         values = {found.get(label) for found in prometheus.series(series)}
         assert values - {None}, variable

@@ -12,7 +12,7 @@ from tests.support import metric_names
 from tests.support.triton import write_model
 
 
-def test_the_recorded_names_and_labels_are_the_servers(tmp_path):
+def test_recorded_names_and_labels_are_servers(tmp_path):
     # Two, since the summary of whole requests is not there for a model whose answers may come from the cache.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():

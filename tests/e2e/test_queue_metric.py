@@ -47,7 +47,7 @@ def send(client: Client):
         assert not thread.is_alive()
 
 
-def test_the_shipped_query_is_the_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
+def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
     queries, client = read_queries(KEDA), servers[BUSY][1]
     # A rate needs values from before the load: three scrapes.
     scrapes = f'min by (pod) (count_over_time(nv_inference_request_success{{model="{MODEL_NAME}"}}[1m]))'
@@ -76,7 +76,7 @@ def test_the_shipped_query_is_the_servers_own_mean_under_load_and_zero_when_idle
         assert prometheus.ask(of_pods(queries[name], IDLE)) == {"": 0.0}
 
 
-def test_the_adapter_finds_every_rules_series_by_pod_and_namespace(servers, prometheus):
+def test_adapter_finds_every_rules_series_by_pod_and_namespace(servers, prometheus):
     for rule in adapter_rules():
         wait_for(lambda rule=rule: {s["pod"] for s in prometheus.series(rule["seriesQuery"])} == set(PODS))
         found = prometheus.series(rule["seriesQuery"])

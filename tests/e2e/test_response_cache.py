@@ -49,9 +49,7 @@ def hits(server, version):
     return seen()["cache_hits"]
 
 
-def test_no_answer_of_a_previous_version_after_a_release_or_a_rollback(
-    deploy, client, triton, settings, raw_rows, expected
-):
+def test_no_answer_of_previous_version_after_release_or_rollback(deploy, client, triton, settings, raw_rows, expected):
     rows = raw_rows(8)
 
     def ask_twice(version, seed):

@@ -64,9 +64,7 @@ def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(deploy,
 
 
 @pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
-def test_kill_9_in_the_middle_of_a_release_brings_back_what_the_journal_says(
-    deploy, triton, settings, raw_rows, expected, name
-):
+def test_kill_9_in_middle_of_release_brings_back_what_journal_says(deploy, triton, settings, raw_rows, expected, name):
     deploy(1)
     rows = raw_rows(8)
 
@@ -88,7 +86,7 @@ def test_kill_9_in_the_middle_of_a_release_brings_back_what_the_journal_says(
     check_answers(traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings)
 
 
-def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_without_servers_brings_it_up(
+def test_damaged_live_graph_ends_start_with_reason_and_rollback_without_servers_brings_it_up(
     deploy, triton, settings, raw_rows, expected
 ):
     deploy(1), deploy(2)
@@ -107,9 +105,7 @@ def test_a_damaged_live_graph_ends_the_start_with_the_reason_and_a_rollback_with
     np.testing.assert_allclose(scores, expected(1, rows), atol=1e-5)
 
 
-def test_a_damaged_graph_that_a_running_server_is_told_to_load_leaves_the_old_version_answering(
-    deploy, triton, raw_rows
-):
+def test_damaged_graph_that_running_server_is_told_to_load_leaves_old_version_answering(deploy, triton, raw_rows):
     deploy(1)
     model = triton.repository / MODEL_NAME
     (model / "2").mkdir()
@@ -146,7 +142,7 @@ def answering(tmp_path_factory):
     ],
     ids=["dtype", "width", "integer width", "too wide", "missing", "too many"],
 )
-def test_a_request_of_another_form_is_refused_and_the_next_one_answered(answering, tensors, message):
+def test_request_of_another_form_is_refused_and_next_one_answered(answering, tensors, message):
     import tritonclient.grpc as grpc_client
     from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 

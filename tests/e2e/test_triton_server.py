@@ -32,7 +32,7 @@ def status(url):
         return answer.status
 
 
-def test_an_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
+def test_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
     with TritonServer(tmp_path / "new repository", log=tmp_path / "logs" / "triton.log") as server:
         assert status(f"{server.http_url}/v2/health/ready") == 200
         assert b"nv_" in urllib.request.urlopen(server.metrics_url, timeout=60).read()
@@ -46,7 +46,7 @@ def test_an_empty_repository_starts_and_stops_leaving_nothing(tmp_path):
     assert not list(Path("/dev/shm").glob(f"{server._shm_prefix}*"))
 
 
-def test_a_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
+def test_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
     import numpy as np
 
     from evergreen.serving.servers import Triton
@@ -60,7 +60,7 @@ def test_a_published_model_is_served_from_paths_with_spaces(repository, tmp_path
     assert version == 1
 
 
-def test_a_proxy_in_the_environment_is_not_asked(repository, tmp_path, monkeypatch):
+def test_proxy_in_environment_is_not_asked(repository, tmp_path, monkeypatch):
     from evergreen.serving.servers import Triton
 
     with socket.socket() as nobody:
@@ -78,7 +78,7 @@ def test_a_proxy_in_the_environment_is_not_asked(repository, tmp_path, monkeypat
 @pytest.mark.parametrize(
     "service", [name if name == "grpc" else pytest.param(name, marks=pytest.mark.slow) for name in Ports._fields]
 )
-def test_a_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monkeypatch, service):
+def test_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monkeypatch, service):
     choose, num_choices = module._free_ports, []
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -96,19 +96,19 @@ def test_a_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, mo
     assert len(num_choices) == 2
 
 
-def test_a_version_without_its_code_is_refused_because_it_would_hang_the_start(repository, tmp_path):
+def test_version_without_its_code_is_refused_because_it_would_hang_start(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").unlink()
     with pytest.raises(ContractError, match=r"click_model/1/model.py is absent"):
         TritonServer(repository, log=tmp_path / "triton.log").start()
 
 
-def test_a_configured_version_that_is_absent_is_refused(repository):
+def test_configured_version_that_is_absent_is_refused(repository):
     (repository / "click_model" / "1").rename(repository / "elsewhere")
     with pytest.raises(ContractError, match="click_model/1/model.onnx is absent, expected in every version"):
         check_repository(repository)
 
 
-def test_a_version_folder_that_is_not_configured_may_be_half_copied(repository, tmp_path):
+def test_version_folder_that_is_not_configured_may_be_half_copied(repository, tmp_path):
     (repository / "click_model" / "2").mkdir()
     (repository / "click_model" / "2" / "model.onnx").write_bytes(b"the first half of")
     with TritonServer(repository, log=tmp_path / "triton.log") as server:
@@ -117,7 +117,7 @@ def test_a_version_folder_that_is_not_configured_may_be_half_copied(repository, 
             status(f"{server.http_url}/v2/models/click_model/versions/2/ready")
 
 
-def test_a_model_that_cannot_load_ends_the_start_with_the_servers_own_words(repository, tmp_path):
+def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").write_text("raise RuntimeError('no such luck')\n")
     server = TritonServer(repository, log=tmp_path / "triton.log")
     with pytest.raises(PermanentError, match=r"triton ended with 1 at start: .*(no such luck|click_model)"):
@@ -125,7 +125,7 @@ def test_a_model_that_cannot_load_ends_the_start_with_the_servers_own_words(repo
     assert not server.alive()
 
 
-def test_a_start_that_hangs_is_given_up_and_stopped(repository, tmp_path):
+def test_start_that_hangs_is_given_up_and_stopped(repository, tmp_path):
     (repository / "click_model" / "1" / "model.py").write_text("import time; time.sleep(600)\n")
     settings = TritonSettings(ready_seconds=0.5, stop_seconds=0.2)
     server = TritonServer(repository, log=tmp_path / "triton.log", settings=settings)
@@ -135,7 +135,7 @@ def test_a_start_that_hangs_is_given_up_and_stopped(repository, tmp_path):
     assert server.returncode is not None
 
 
-def test_a_killed_server_is_noticed_and_found_on_the_same_ports_after_a_restart(repository, tmp_path):
+def test_killed_server_is_noticed_and_found_on_same_ports_after_restart(repository, tmp_path):
     with TritonServer(repository, log=tmp_path / "triton.log") as server:
         ports, first = server._listening, server.pid
         os.kill(first, signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_a_killed_server_is_noticed_and_found_on_the_same_ports_after_a_restart(
         assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
 
 
-def test_what_a_killed_owner_left_in_shared_memory_is_swept_at_the_next_start_and_nothing_else(tmp_path):
+def test_what_killed_owner_left_in_shared_memory_is_swept_at_next_start_and_nothing_else(tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     left = Path(f"/dev/shm/{module._NAME}{ended.stdout.strip()}_18001_region")
     others = [Path(f"/dev/shm/{module._NAME}{os.getpid()}_1_region"), Path("/dev/shm/not_evergreen_1_1")]
@@ -162,7 +162,7 @@ def test_what_a_killed_owner_left_in_shared_memory_is_swept_at_the_next_start_an
             path.unlink(missing_ok=True)
 
 
-def test_the_canary_is_loaded_at_the_start_beside_the_live_model(repository, tmp_path):
+def test_canary_is_loaded_at_start_beside_live_model(repository, tmp_path):
     shutil.copytree(repository / "click_model", repository / "click_model_canary")
     config = repository / "click_model_canary" / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "click_model"', 'name: "click_model_canary"'))
@@ -171,7 +171,7 @@ def test_the_canary_is_loaded_at_the_start_beside_the_live_model(repository, tmp
             assert status(f"{server.http_url}/v2/models/{name}/ready") == 200
 
 
-def test_the_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_path):
+def test_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from demo.triton import TritonServer\n"
         "server = TritonServer(Path(sys.argv[1]), log=Path(sys.argv[2])).start()\n"

@@ -49,7 +49,7 @@ def service(server, items, tmp_path, monkeypatch):
     return from_environment()
 
 
-def test_a_click_in_the_log_leads_to_the_item_that_was_shown(service, items, tmp_path):
+def test_click_in_log_leads_to_item_that_was_shown(service, items, tmp_path):
     with TestClient(service) as web:
         page = web.get("/recommend", params={"user": "ada", "k": 3}).json()
         assert web.post("/click", json={"request_id": page["request_id"], "position": 2}).status_code == 202
@@ -87,7 +87,7 @@ def test_failures_keep_their_meaning(service, server, failure, code):
         assert web.post("/click", json={"request_id": "", "position": 1}).status_code == 422
 
 
-def test_the_shops_log_is_what_its_recommender_describes(tmp_path):
+def test_shops_log_is_what_its_recommender_describes(tmp_path):
     found = [write_clicks(tmp_path / name, rows=8000, seed=1) for name in ("one.parquet", "other.parquet")]
     assert found[0] == found[1]
     assert 0.75 < found[0]["best_auc"] < 0.9

@@ -62,7 +62,7 @@ def ask(url, rows, *, attempts=1, **access):
     return asyncio.run(run())
 
 
-def test_server_with_a_certificate_of_a_known_authority_is_asked(secure, authority, files, make_rows, score_rows):
+def test_server_with_certificate_of_known_authority_is_asked(secure, authority, files, make_rows, score_rows):
     rows = make_rows(2)
     answer = ask(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
@@ -80,7 +80,7 @@ def test_server_of_another_authority_or_without_tls_gets_no_request(secure, serv
 
 
 @pytest.mark.parametrize("name", ["triton", "another"])
-def test_certificate_is_checked_against_the_name_that_the_client_was_given(
+def test_certificate_is_checked_against_name_that_client_was_given(
     secure, authority, files, make_rows, monkeypatch, name
 ):
     running = secure("triton")
@@ -98,7 +98,7 @@ def test_certificate_is_checked_against_the_name_that_the_client_was_given(
         assert running.scoring.requests == []
 
 
-def test_client_shows_its_own_certificate_to_a_server_that_asks_for_one(secure, authority, files, make_rows):
+def test_client_shows_its_own_certificate_to_server_that_asks_for_one(secure, authority, files, make_rows):
     running = secure("triton", mutual=True)
     key, certificate = authority.certificate("a site")
     given = files(ca_file=authority.pem, key_file=key, certificate_file=certificate)
@@ -108,7 +108,7 @@ def test_client_shows_its_own_certificate_to_a_server_that_asks_for_one(secure, 
 
 
 @pytest.mark.parametrize("columns", [None, CRITEO.columns], ids=["", "also the one that asks for columns"])
-def test_each_call_carries_the_token(secure, authority, files, make_rows, columns):
+def test_each_call_carries_token(secure, authority, files, make_rows, columns):
     running = secure("triton")
     running.scoring.token = "s3cret"
     given = files(ca_file=authority.pem, token_file="s3cret\n")
@@ -124,7 +124,7 @@ def test_each_call_carries_the_token(secure, authority, files, make_rows, column
             asyncio.run(run(**wrong))
 
 
-def test_token_is_read_again_and_the_last_good_one_stays(tmp_path, caplog):
+def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
     now, path = [0.0], tmp_path / "token"
     path.write_text("first")
     token = Token(path, lambda: now[0])
@@ -136,7 +136,7 @@ def test_token_is_read_again_and_the_last_good_one_stays(tmp_path, caplog):
     path.unlink()
     with caplog.at_level(logging.WARNING):
         assert token.headers() == {"authorization": "Bearer second"}
-    assert "the token of before is used" in caplog.text
+    assert "the previous token is used" in caplog.text
     assert Token(None).headers() is None
 
 

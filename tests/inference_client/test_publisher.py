@@ -96,7 +96,7 @@ def outcomes_of(records):
     ]
 
 
-def test_an_outcome_is_published_after_its_prediction_and_not_before_its_time(time, prediction):
+def test_outcome_is_published_after_its_prediction_and_not_before_its_time(time, prediction):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add(prediction("r1"), clicks("r1", 1, time=1001.0) + clicks("r1", 0))
@@ -110,7 +110,7 @@ def test_an_outcome_is_published_after_its_prediction_and_not_before_its_time(ti
     assert publisher.counts.published_outcomes == 2
 
 
-def test_nothing_is_lost_or_doubled_while_the_log_is_locked(tmp_path, time, prediction, read_log):
+def test_nothing_is_lost_or_doubled_while_log_is_locked(tmp_path, time, prediction, read_log):
     path = tmp_path / "log.db"
     publisher = sqlite_publisher(path, time)
     lock = sqlite3.connect(path, isolation_level=None)
@@ -181,7 +181,7 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction,
     assert "available again after" in lines[1]
 
 
-def test_a_full_disk_is_an_outage_that_ends_when_there_is_room(tmp_path, time, prediction, read_log):
+def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, prediction, read_log):
     publisher = sqlite_publisher(tmp_path / "log.db", time)
     publisher.add(prediction("before"))
     asyncio.run(publisher.flush())
@@ -227,7 +227,7 @@ def test_each_change_of_state_is_one_line(time, prediction, caplog):
     ]
 
 
-def test_prometheus_reads_every_count_and_whether_the_log_is_there(time, prediction):
+def test_prometheus_reads_every_count_and_whether_log_is_there(time, prediction):
     away = []
     publisher = publisher_of(MemoryLog(lambda: away[0] if away else None), time, max_queued=12)
     publisher.add(prediction("r1"), clicks("r1", 0, 1))
@@ -252,7 +252,7 @@ def test_prometheus_reads_every_count_and_whether_the_log_is_there(time, predict
     assert {family.type for family in families.values()} == {"counter", "gauge"}
 
 
-def test_a_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
+def test_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
     is_out = True
     log = MemoryLog(lambda: TemporaryError("gone") if is_out else None)
     publisher = publisher_of(log, time, max_queued=12)
@@ -275,7 +275,7 @@ def test_a_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it
     assert publisher.counts.published_rows == 16
 
 
-def test_draining_into_a_lost_log_ends_and_says_what_is_lost(time, prediction):
+def test_draining_into_lost_log_ends_and_says_what_is_lost(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, close_seconds=20.0)
     publisher.add(prediction("r1"), clicks("r1", 0, 1))
     with pytest.raises(Unpublished, match="4 rows and 2 outcomes could not be published and are lost: gone") as loss:
@@ -285,7 +285,7 @@ def test_draining_into_a_lost_log_ends_and_says_what_is_lost(time, prediction):
     assert (publisher.counts.dropped_rows, publisher.counts.dropped_outcomes, publisher.counts.queued_rows) == (4, 2, 0)
 
 
-def test_draining_into_a_log_that_refuses_does_not_wait(time, prediction):
+def test_draining_into_log_that_refuses_does_not_wait(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: PermanentError("no such topic")), time)
     publisher.add(prediction("r1"))
     with pytest.raises(Unpublished, match="no such topic"):
@@ -302,7 +302,7 @@ def test_closing_sends_at_once_what_is_due_long_after(time):
     assert 1010.0 <= time.now < 1012.0
 
 
-def test_of_a_log_in_partitions_one_has_everything_of_a_request_and_none_waits_for_another(time, prediction):
+def test_of_log_in_partitions_one_has_everything_of_request_and_none_waits_for_another(time, prediction):
     down = [True]
     logs = [MemoryLog(), MemoryLog(lambda: TemporaryError("gone") if down[0] else None)]
     publisher = PartitionedPublisher([publisher_of(log, time) for log in logs])
@@ -334,7 +334,7 @@ def test_of_a_log_in_partitions_one_has_everything_of_a_request_and_none_waits_f
     assert (counts.published_rows, counts.published_outcomes, counts.queued_rows, counts.problem) == (80, 40, 0, None)
 
 
-def test_a_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
+def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     logs = [MemoryLog(), MemoryLog(lambda: PermanentError("no such topic"))]
     share = PublisherSettings(max_queued=8).share(2)
     publisher = PartitionedPublisher([publisher_of(log, time, max_queued=share.max_queued) for log in logs])
@@ -349,7 +349,7 @@ def test_a_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     assert (publisher.counts.dropped_rows, publisher.counts.published_rows, publisher.counts.refused) == (12, 4, True)
 
 
-def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
+def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
     monkeypatch.setattr(publisher_module, "MAX_ROWS_PER_FLUSH", 10)
     log = MemoryLog()
     publisher = publisher_of(log, time)
@@ -360,7 +360,7 @@ def test_a_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, 
     assert [name for name, _ in log.messages] == [*(f"r{i}" for i in range(7)), "test-outcomes-1"]
 
 
-def test_after_an_outage_the_outcomes_that_are_due_go_in_parts_too(time, prediction, monkeypatch):
+def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, monkeypatch):
     monkeypatch.setattr(publisher_module, "MAX_OUTCOMES_PER_FLUSH", 3)
     log = MemoryLog()
     publisher = publisher_of(log, time)
@@ -455,7 +455,7 @@ def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, p
 
 
 @pytest.mark.parametrize("features", [CRITEO, Features(numeric=(), categorical=tuple(f"c{i}" for i in range(350)))])
-def test_the_largest_messages_fit_the_log(time, features):
+def test_largest_messages_fit_log(time, features):
     log, longest = MemoryLog(), '"' * MAX_ID_CHARACTERS
     publisher = RecordPublisher(log, features=features, source="test", timing=time.timing())
     scores = np.full(publisher.max_rows, 0.5, np.float32)
@@ -498,7 +498,7 @@ def test_the_largest_messages_fit_the_log(time, features):
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
 )
-def test_an_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
+def test_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
     publisher = publisher_of(MemoryLog(), time)
     with pytest.raises(ContractError, match=text):
         publisher.add_outcome(Outcome(**{"request_id": "r1", **wrong}))
@@ -516,7 +516,7 @@ def test_an_outcome_that_no_reader_could_match_is_refused(time, wrong, text):
         1000.25,
     ],
 )
-def test_time_of_an_outcome_is_the_same_moment_in_every_form(time, when):
+def test_time_of_outcome_is_same_moment_in_every_form(time, when):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add_outcome(Outcome(request_id="r1", time=when, row=np.int64(2)))
@@ -539,7 +539,7 @@ class SmallLog(MemoryLog):
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_record_over_the_logs_limit_is_dropped_with_a_sentence_and_the_next_go_on(time, prediction, caplog, place):
+def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(time, prediction, caplog, place):
     log = SmallLog(3000)
     publisher = publisher_of(log, time)
     names = [f"r{i}" for i in range(7)]
@@ -562,7 +562,7 @@ def test_record_over_the_logs_limit_is_dropped_with_a_sentence_and_the_next_go_o
     assert publisher.counts.published_rows == 16
 
 
-def test_outcomes_over_the_logs_limit_go_in_smaller_messages(time):
+def test_outcomes_over_logs_limit_go_in_smaller_messages(time):
     log = SmallLog(400)
     publisher = publisher_of(log, time)
     for row in range(50):
@@ -573,7 +573,7 @@ def test_outcomes_over_the_logs_limit_go_in_smaller_messages(time):
     assert (publisher.counts.published_outcomes, publisher.counts.dropped_outcomes) == (50, 0)
 
 
-def test_outage_amid_a_refusal_drops_nothing_twice_and_nothing_else(time, prediction):
+def test_outage_amid_refusal_drops_nothing_twice_and_nothing_else(time, prediction):
     failures = [None, TemporaryError("gone"), TemporaryError("gone")]
     log = SmallLog(3000, outage=lambda: failures.pop(0) if failures else None)
     publisher = publisher_of(log, time)
@@ -598,7 +598,7 @@ def test_record_that_cannot_be_encoded_stops_no_other(time, prediction):
     assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (8, 4)
 
 
-def test_closing_says_how_many_rows_are_in_the_log_and_how_many_were_dropped(time, prediction, caplog):
+def test_closing_says_how_many_rows_are_in_log_and_how_many_were_dropped(time, prediction, caplog):
     publisher = publisher_of(MemoryLog(), time, max_queued=4)
     for name in "abc":
         publisher.add(prediction(name))

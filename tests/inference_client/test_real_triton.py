@@ -63,7 +63,7 @@ def converse(server, conversation, **settings):
     return asyncio.run(run())
 
 
-def test_expired_and_cancelled_callers_leave_the_server_alive_and_its_calls_running(triton):
+def test_expired_and_cancelled_callers_leave_server_alive_and_its_calls_running(triton):
     """The short deadlines that killed this server when they were on the wire (triton's fixes 7840 to 8708)."""
     pid = triton.pid
 

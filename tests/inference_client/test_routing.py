@@ -20,7 +20,7 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME, TRAFFIC_FILE
 from tests.support.traffic_plans import KEYS, follow, make_plan, until
 
 
-def test_without_a_plan_the_stable_model_answers(served, objects, make_rows):
+def test_without_plan_stable_model_answers(served, objects, make_rows):
     async def talk(client):
         assert client.plan.problem is None
         return [await client.score(*make_rows(2), key=key) for key in KEYS[:10]]
@@ -29,7 +29,7 @@ def test_without_a_plan_the_stable_model_answers(served, objects, make_rows):
     assert set(served.scoring.asked) == {MODEL_NAME}
 
 
-def test_a_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(served, objects, publish, make_rows):
+def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(served, objects, publish, make_rows):
     async def talk(client):
         rows = make_rows(2)
         assert not (await client.score(*rows)).canary
@@ -48,7 +48,7 @@ def test_a_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(ser
     follow(served, objects, talk, interval=0.01)
 
 
-def test_a_damaged_plan_leaves_the_last_good_one_in_force_and_is_said_once(
+def test_damaged_plan_leaves_last_good_one_in_force_and_is_said_once(
     served, objects, publish, make_rows, caplog, monkeypatch
 ):
     publish(make_plan(share=1.0))
@@ -74,7 +74,7 @@ def test_a_damaged_plan_leaves_the_last_good_one_in_force_and_is_said_once(
     assert len([r for r in caplog.records if "traffic.json" in r.message]) == 1
 
 
-def test_storage_that_hangs_delays_neither_requests_nor_the_end(served, make_rows, monkeypatch):
+def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
     # Ends what would wait for it, late enough to be noticed.
@@ -94,7 +94,7 @@ def test_storage_that_hangs_delays_neither_requests_nor_the_end(served, make_row
         released.set()
 
 
-def test_an_absent_canary_costs_no_request(served, objects, publish, make_rows, score_rows):
+def test_absent_canary_costs_no_request(served, objects, publish, make_rows, score_rows):
     publish(make_plan(share=1.0))
     rows = make_rows(3)
 
@@ -145,7 +145,7 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
     ],
     ids=["fault", "refusal"],
 )
-def test_what_the_canary_cannot_do_the_stable_arm_does(served, objects, publish, make_rows, score_rows, failure, kind):
+def test_what_canary_cannot_do_stable_arm_does(served, objects, publish, make_rows, score_rows, failure, kind):
     publish(make_plan(share=1.0, shadow=1.0))
     served.scoring.canary_failure = failure
     rows = make_rows(3)
@@ -182,7 +182,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     asyncio.run(run())
 
 
-def test_the_record_says_what_the_reply_says_and_not_what_the_plan_promised(served, objects, publish, make_rows):
+def test_record_says_what_reply_says_and_not_what_plan_promised(served, objects, publish, make_rows):
     publish(make_plan(share=1.0))
     served.scoring.canary_version = 9
 
@@ -193,9 +193,7 @@ def test_the_record_says_what_the_reply_says_and_not_what_the_plan_promised(serv
     assert (answer.canary, answer.model_version) == (True, 9)
 
 
-def test_a_stuck_shadow_delays_nobody_and_those_beyond_the_bound_are_dropped(
-    served, objects, publish, make_rows, score_rows
-):
+def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(served, objects, publish, make_rows, score_rows):
     publish(make_plan(share=0.0, shadow=1.0))
     served.scoring.canary_wait = served.make_event()
     rows = make_rows(2)
@@ -214,7 +212,7 @@ def test_a_stuck_shadow_delays_nobody_and_those_beyond_the_bound_are_dropped(
     follow(served, objects, talk, max_shadows=2)
 
 
-def test_a_failing_shadow_fails_no_request(served, objects, publish, make_rows):
+def test_failing_shadow_fails_no_request(served, objects, publish, make_rows):
     publish(make_plan(share=0.0, shadow=1.0))
     served.scoring.canary_version = None
 
@@ -245,7 +243,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
     assert shadow["dropped"] + shadow["answered"] == 8
 
 
-def test_a_ranked_list_is_one_arms_and_its_record_holds_the_shadows_scores_of_what_was_shown(
+def test_ranked_list_is_one_arms_and_its_record_holds_shadows_scores_of_what_was_shown(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path
 ):
     publish(make_plan(share=1.0, shadow=1.0))

@@ -38,7 +38,7 @@ def texts_in_another_order(table):
 
 
 @pytest.mark.parametrize("form", [raw, texts_in_another_order])
-def test_every_form_gives_the_rows_that_were_written(tmp_path, raw_table, form):
+def test_every_form_gives_rows_that_were_written(tmp_path, raw_table, form):
     table = raw_table(150)
     labelled = form is raw
     dense, categorical, label = read(write(tmp_path / "rows.parquet", form(table)), labelled=labelled)
@@ -51,7 +51,7 @@ def test_every_form_gives_the_rows_that_were_written(tmp_path, raw_table, form):
 
 
 @pytest.mark.parametrize("label", ["clicked", LABEL])
-def test_a_users_own_columns_are_read_by_their_names_and_the_label_by_its_own_or_the_raw_one(tmp_path, label):
+def test_users_own_columns_are_read_by_their_names_and_label_by_its_own_or_raw_one(tmp_path, label):
     features = Features(numeric=("price",), categorical=("Item", "item"))
     shop = Recommender(name="shop", features=features, data=ColumnNames(label="clicked"))
     table = pa.table({"item": [5, None], label: [True, False], "seen": ["a", "b"], "Item": [7, 8], "price": [None, 2]})
@@ -61,7 +61,7 @@ def test_a_users_own_columns_are_read_by_their_names_and_the_label_by_its_own_or
 
 
 @pytest.mark.parametrize("held", [{}, {"place": [3, 4]}])
-def test_a_column_that_is_served_as_one_value_may_be_absent_but_is_read_where_it_is_there(tmp_path, held):
+def test_column_that_is_served_as_one_value_may_be_absent_but_is_read_where_it_is_there(tmp_path, held):
     place = {"place": CategoricalOptions(served_as=1)}
     shop = Recommender(
         name="shop", features=Features(numeric=(), categorical=("place", "item"), categorical_options=place)
@@ -90,16 +90,16 @@ def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, raw_table, chan
         read(write(tmp_path / "rows.parquet", change(raw_table(5000))))
 
 
-def test_a_damaged_file_and_an_empty_folder_are_named(tmp_path):
+def test_damaged_file_and_empty_folder_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ContractError, match="rows.parquet cannot be read"):
         read(tmp_path / "rows.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ContractError, match="holds no Parquet file"):
+    with pytest.raises(ContractError, match="contains no Parquet file"):
         row_files(tmp_path / "empty")
 
 
-def test_a_folder_is_read_in_the_order_of_its_names(tmp_path, raw_table):
+def test_folder_is_read_in_order_of_its_names(tmp_path, raw_table):
     for day in (2, 1):
         write(tmp_path / f"day={day}" / "part.parquet", raw_table(5, seed=day))
     expected = np.concatenate([raw_table(5, seed=day)["I1"].to_numpy() for day in (1, 2)])
@@ -107,14 +107,14 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path, raw_table):
 
 
 @pytest.mark.parametrize("text", ["0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 20, "\u0661"])
-def test_a_text_that_resembles_a_number_is_no_category(text):
+def test_text_that_resembles_number_is_no_category(text):
     for values in ([text], ["0123456789", text], ["1", None, text], ["1", 16, text], pa.array(["1", None, text])):
         with pytest.raises(WrongValue, match="expected a whole number of 64 bits"):
             categories("C1", values)
 
 
 @pytest.mark.parametrize("form", ["list", "objects", "arrow", "dictionary"])
-def test_words_and_any_whole_number_are_the_categories_that_files_of_them_become(form):
+def test_words_and_any_whole_number_are_categories_that_files_of_them_become(form):
     words = ["red shoe", "7", "07", None, "-5", "red shoe"]
     numbers = [0, 2**52 - 1, 2**52, None, -(2**63), -1]
     for values, holds_words in ((words, True), (numbers, False)):

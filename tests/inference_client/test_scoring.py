@@ -38,14 +38,14 @@ def refusing_url():
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_more_rows_than_a_batch_are_split_and_put_together_in_order(server, make_rows, score_rows):
+def test_more_rows_than_batch_are_split_and_put_together_in_order(server, make_rows, score_rows):
     rows = make_rows(2 * MAX_BATCH_ROWS + 5)
     scored = score(server.url, rows)
     np.testing.assert_array_equal(scored.scores, score_rows(*rows))
     assert sorted(server.scoring.requests) == [5, MAX_BATCH_ROWS, MAX_BATCH_ROWS]
 
 
-def test_one_connection_serves_many_requests_and_no_more_than_the_bound_are_in_flight(server, make_rows):
+def test_one_connection_serves_many_requests_and_no_more_than_bound_are_in_flight(server, make_rows):
     async def ask():
         async with ScoringClient(server.url, MODEL_NAME, ClientSettings(max_in_flight=3)) as client:
             return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))
@@ -63,7 +63,7 @@ def test_unavailable_server_is_asked_again_with_growing_waits(server, make_rows,
     assert sleeps.asked == [0.1, 0.2, 0.3, 0.3]
 
 
-def test_retries_end_and_the_error_names_the_server(server, make_rows, sleeps):
+def test_retries_end_and_error_names_server(server, make_rows, sleeps):
     server.scoring.always = (UNAVAILABLE, "Exceeds maximum queue size")
     with pytest.raises(ServerUnavailable, match=rf"{server.url} is unavailable: Exceeds maximum queue size"):
         score(server.url, make_rows(3), sleeps, max_attempts=4)
@@ -87,7 +87,7 @@ def test_other_failures_are_translated_and_not_retried(server, make_rows, sleeps
     assert sleeps.asked == []
 
 
-def test_a_servers_traceback_does_not_reach_the_message(server, make_rows):
+def test_servers_traceback_does_not_reach_message(server, make_rows):
     server.scoring.always = (grpc.StatusCode.INTERNAL, "failed to run\n  File '/secret/model.py'")
     with pytest.raises(ServerFault) as caught:
         score(server.url, make_rows(1))
@@ -99,7 +99,7 @@ def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):
         score(refusing_url, make_rows(1), sleeps, max_attempts=2)
 
 
-def test_a_proxy_in_the_environment_is_not_asked(server, make_rows, score_rows, refusing_url, monkeypatch):
+def test_proxy_in_environment_is_not_asked(server, make_rows, score_rows, refusing_url, monkeypatch):
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://{refusing_url}")
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
@@ -109,7 +109,7 @@ def test_a_proxy_in_the_environment_is_not_asked(server, make_rows, score_rows, 
     np.testing.assert_array_equal(scored.scores, score_rows(*rows))
 
 
-def test_a_restarted_server_is_found_again(server, make_rows, score_rows):
+def test_restarted_server_is_found_again(server, make_rows, score_rows):
     """The channel's own waits between connections must not outlast the client's retries."""
     rows = make_rows(2)
 
@@ -136,7 +136,7 @@ def test_a_restarted_server_is_found_again(server, make_rows, score_rows):
     ],
     ids=["nan", "above", "below", "short", "flat"],
 )
-def test_a_reply_that_is_no_probability_per_row_is_an_error(server, make_rows, change, text):
+def test_reply_that_is_no_probability_per_row_is_error(server, make_rows, change, text):
     server.scoring.reply_scores = change
     with pytest.raises(BadReply, match=text):
         score(server.url, make_rows(3))
@@ -160,7 +160,7 @@ def test_wrong_rows_are_refused_before_they_travel(server, make_rows, change, te
 
 
 @pytest.mark.parametrize("first", [1, 3], ids=["release", "rollback"])
-def test_a_split_request_over_a_version_switch_ends_with_the_later_version(server, make_rows, score_rows, first):
+def test_split_request_over_version_switch_ends_with_later_version(server, make_rows, score_rows, first):
     server.scoring.versions, server.scoring.version = [first], 2
     rows = make_rows(2 * MAX_BATCH_ROWS)
     scored = score(server.url, rows, max_in_flight=1)
@@ -169,13 +169,13 @@ def test_a_split_request_over_a_version_switch_ends_with_the_later_version(serve
     assert len(server.scoring.requests) == 3
 
 
-def test_versions_that_never_settle_are_an_error(server, make_rows):
+def test_versions_that_never_settle_are_error(server, make_rows):
     server.scoring.versions = list(range(1, 100))
     with pytest.raises(VersionsMixed, match=r"versions \["):
         score(server.url, make_rows(2 * MAX_BATCH_ROWS), max_attempts=3)
 
 
-def test_each_version_gets_the_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
+def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
     numeric, categorical = CRITEO.numeric, CRITEO.categorical
     server.scoring.columns = {
         # As many as the client has, so that only the names tell.
@@ -199,7 +199,7 @@ def test_each_version_gets_the_columns_that_it_takes_by_their_names(server, make
     asyncio.run(ask())
 
 
-def test_rows_that_the_server_refuses_with_the_columns_that_it_takes_are_refused(server, make_rows):
+def test_rows_that_server_refuses_with_columns_that_it_takes_are_refused(server, make_rows):
     server.scoring.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "no")]
 
     async def ask():

@@ -42,7 +42,7 @@ def converse(server, conversation, url=None, **settings):
     return asyncio.run(run())
 
 
-def test_expired_deadline_is_not_on_the_wire_and_frees_its_slot(stuck, make_rows, score_rows):
+def test_expired_deadline_is_not_on_wire_and_frees_its_slot(stuck, make_rows, score_rows):
     rows = make_rows(3)
 
     async def talk(client):
@@ -50,7 +50,7 @@ def test_expired_deadline_is_not_on_the_wire_and_frees_its_slot(stuck, make_rows
             with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
                 await client.score(*rows)
             await until(lambda number=number: client.transport.num_calls == stuck.scoring.in_flight == number)
-        with pytest.raises(Overloaded, match=r"has 4 requests to answer and ended none within 0\.2 s"):
+        with pytest.raises(Overloaded, match=r"has 4 unanswered requests and freed no slot within 0\.2 s"):
             await client.score(*rows)
         assert len(stuck.scoring.requests) == CALLS_PER_SLOT
         stuck.release(stuck.scoring.wait)
@@ -63,7 +63,7 @@ def test_expired_deadline_is_not_on_the_wire_and_frees_its_slot(stuck, make_rows
     assert stuck.scoring.wire_seconds[0] > 250
 
 
-def test_a_cancelled_caller_leaves_the_call_alone(stuck, make_rows):
+def test_cancelled_caller_leaves_call_alone(stuck, make_rows):
     async def talk(client):
         caller = asyncio.create_task(client.score(*make_rows(3)))
         await until(lambda: stuck.scoring.in_flight)
@@ -78,7 +78,7 @@ def test_a_cancelled_caller_leaves_the_call_alone(stuck, make_rows):
     assert stuck.scoring.cancelled == 0
 
 
-def test_a_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(stuck, make_rows, score_rows):
+def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(stuck, make_rows, score_rows):
     rows = make_rows(2)
 
     async def talk(client):
@@ -121,7 +121,7 @@ def test_closing_does_not_wait_for_ever(stuck, make_rows):
     converse(stuck, talk, deadline_seconds=0.5, close_seconds=0.1)
 
 
-def test_the_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
+def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
     server.scoring.always = (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
     time, waits = VirtualTime(), []
 
@@ -141,13 +141,13 @@ def test_the_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
     assert waits == [0.05, 0.1, 0.2, 0.4]
 
 
-def test_chance_shortens_waits_by_up_to_a_half():
+def test_chance_shortens_waits_by_up_to_half():
     waits = [shortened(2.0) for _ in range(2000)]
     assert 1.0 <= min(waits) < 1.05
     assert 1.95 < max(waits) <= 2.0
 
 
-def test_a_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
+def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
     """A watchdog that reloads a model unloads it first."""
     rows = make_rows(3)
 
@@ -159,7 +159,7 @@ def test_a_model_that_answered_and_is_gone_is_asked_again(server, make_rows, sco
     np.testing.assert_array_equal(converse(server, talk, first_backoff_seconds=0.01).scores, score_rows(*rows))
 
 
-def test_a_message_larger_than_the_server_takes_is_not_tried_again(server, make_rows):
+def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
     text = "Received message larger than max (300000 vs. 1000)"
     server.scoring.always = (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     with pytest.raises(BadRequest, match="takes no message of this size"):
@@ -174,7 +174,7 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_a_dead_one_costs_no_request(replicas, make_rows, score_rows):
+def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_no_request(replicas, make_rows, score_rows):
     first, second = replicas
     rows = make_rows(2)
 
@@ -362,7 +362,7 @@ def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(stuck, 
     assert len(stuck.scoring.requests) <= 16 + 8
 
 
-def test_addresses_that_a_name_gains_and_loses_are_followed(replicas, make_rows, monkeypatch):
+def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, monkeypatch):
     first, second = replicas
     rows, known = make_rows(2), [[f"ipv4:127.0.0.1:{first.port}"]]
 

@@ -27,7 +27,7 @@ def test_amtool_takes_it():
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_reaches_whom_its_severity_says(name):
+def test_alert_reaches_whom_its_severity_says(name):
     severity = ALERTS[name]["labels"]["severity"]
     labels = (f"alertname={name}", f"severity={severity}", "namespace=evergreen")
     found = amtool("config", "routes", "test", f"--config.file={PATH}", *labels)
@@ -35,7 +35,7 @@ def test_an_alert_reaches_whom_its_severity_says(name):
     assert "://" not in re.sub(r"#.*", "", PATH.read_text()), "addresses and keys are files of a secret"
 
 
-def test_what_silences_and_what_is_silenced_are_alerts_of_ours_and_a_page_is_never_silenced_by_a_ticket():
+def test_what_silences_and_what_is_silenced_are_alerts_of_ours_and_page_is_never_silenced_by_ticket():
     for rule in CONFIG["inhibit_rules"]:
         sources, targets = (
             {name for name in ALERTS if all(_matches(m, name) for m in rule[f"{end}_matchers"])}

@@ -88,7 +88,7 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     return said
 
 
-def test_promtool_takes_the_rules_as_they_are():
+def test_promtool_takes_rules_as_they_are():
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be checked")
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -112,13 +112,13 @@ def test_alerts_fire_and_end_as_their_cases_say():
         pytest.param({"expr": "vector(1)", "for": "0s"}, marks=pytest.mark.slow),
     ],
 )
-def test_the_cases_notice_a_rule_that_is_deaf_late_or_loud(change, tmp_path):
+def test_cases_notice_rule_that_is_deaf_late_or_loud(change, tmp_path):
     """The harness itself: no alert could be silenced, delayed or left on without a case of its own that fails."""
     said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
     assert said.keys() == ALERTS.keys()
 
 
-def test_every_alert_has_a_case_that_fires_and_ends_and_one_that_stays_silent():
+def test_every_alert_has_case_that_fires_and_ends_and_one_that_stays_silent():
     for name in ALERTS:
         cases = [case for case in CASES if case["alert"] == name]
         assert any(case.get("fires") for case in cases), f"{name} never fires"
@@ -175,7 +175,7 @@ def test_label_values_asked_for_are_those_that_exist():
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(name):
+def test_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(name):
     rule = ALERTS[name]
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
     assert rule["labels"]["severity"] in ("page", "ticket")
@@ -184,6 +184,6 @@ def test_an_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(n
     assert rule["annotations"]["runbook_url"].endswith(f"/docs/runbook.md#{name.lower()}")
 
 
-def test_every_alert_has_a_section_of_the_runbook_and_every_section_its_alert():
+def test_every_alert_has_section_of_runbook_and_every_section_its_alert():
     sections = re.findall(r"^### (Evergreen\w+)$", RUNBOOK.read_text(), flags=re.M)
     assert sorted(sections) == sorted(ALERTS)

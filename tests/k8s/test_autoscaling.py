@@ -23,7 +23,7 @@ def scalers_of(manifests, target="triton"):
     return [m for m in manifests if m["kind"] in SCALERS and m["spec"]["scaleTargetRef"]["name"] == target]
 
 
-def test_the_adapter_publishes_what_the_hpa_asks_for_by_kedas_queries():
+def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
     asked = {each["external"]["metric"]["name"] for each in specification(HPA)["metrics"]}
     assert read_queries(ADAPTER) == read_queries(KEDA)
     assert read_queries(ADAPTER).keys() == asked
@@ -33,19 +33,19 @@ def test_the_adapter_publishes_what_the_hpa_asks_for_by_kedas_queries():
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
 
-def test_both_ask_the_prometheus_that_the_operator_makes():
+def test_both_ask_prometheus_that_operator_makes():
     values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
     address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
     assert {each["metadata"]["serverAddress"] for each in specification(SHIPPED_AUTOSCALER)["triggers"]} == {address}
 
 
-def test_targets_are_written_as_the_api_server_writes_them():
+def test_targets_are_written_as_api_server_writes_them():
     """It keeps the largest suffix that leaves a whole number; another form would be `configured` by every apply."""
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [{"type": "Value", "value": "1k"}, {"type": "AverageValue", "averageValue": "8"}]
 
 
-def test_hpa_and_keda_decide_by_the_same_targets_bounds_and_pace():
+def test_hpa_and_keda_decide_by_same_targets_bounds_and_pace():
     hpa, keda = specification(HPA), specification(SHIPPED_AUTOSCALER)
     assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
     assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
@@ -53,14 +53,14 @@ def test_hpa_and_keda_decide_by_the_same_targets_bounds_and_pace():
     assert [(metric.target, metric.is_average) for metric in spec.metrics] == [(1000, False), (8, True)]
 
 
-def test_the_hpa_is_the_only_scaler_where_the_adapter_takes_kedas_place(tmp_path):
+def test_hpa_is_only_scaler_where_adapter_takes_kedas_place(tmp_path):
     [scaler] = scalers_of(documents(render_variant("base+prometheus-adapter", tmp_path)))
     assert (scaler["kind"], scaler["metadata"]["namespace"]) == ("HorizontalPodAutoscaler", "evergreen")
     assert scalers_of(documents(render_variant("base", tmp_path))) == []
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_keda_is_the_only_scaler_of_an_overlay(rendered, overlay):
+def test_keda_is_only_scaler_of_overlay(rendered, overlay):
     [scaler] = scalers_of(rendered(overlay))
     assert scaler["kind"] == "ScaledObject"
     # The HPA that KEDA makes takes the place of one applied before, under the name that alerts look for.
@@ -68,7 +68,7 @@ def test_keda_is_the_only_scaler_of_an_overlay(rendered, overlay):
     assert scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"
 
 
-def test_scaling_to_zero_is_an_option_and_something_beside_the_servers_wakes_them(rendered, tmp_path):
+def test_scaling_to_zero_is_option_and_something_beside_servers_wakes_them(rendered, tmp_path):
     [without] = scalers_of(rendered("gke"))
     assert "idleReplicaCount" not in without["spec"]
     text = render_variant("gke+keda/scale-to-zero", tmp_path)

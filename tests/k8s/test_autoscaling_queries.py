@@ -26,7 +26,7 @@ def shipped(*pods):
     return {name: of_pods(query, *pods) for name, query in read_queries(KEDA).items()}
 
 
-def test_the_recorded_servers_counted_what_their_clients_got_answered():
+def test_recorded_servers_counted_what_their_clients_got_answered():
     for pod in PODS:
         lost = counted(pod, SUCCESS, 0, 150)
         after_the_last_reading = sum(RECORD["last"][pod][SUCCESS].values()) - sum(
@@ -49,7 +49,7 @@ def test_the_recorded_servers_counted_what_their_clients_got_answered():
         (PODS, 150),
     ],
 )
-def test_queue_time_per_request_is_the_truth(pods, moment):
+def test_queue_time_per_request_is_truth(pods, moment):
     query = shipped(*pods)[QUEUE_METRIC]
     between = truth(moment, pods, window=55)
     ask(
@@ -65,7 +65,7 @@ def test_queue_time_per_request_is_the_truth(pods, moment):
     )
 
 
-def test_the_reference_query_misses_the_truth_of_the_same_series():
+def test_reference_query_misses_truth_of_same_series():
     def off_by(pods, moment, low, high):
         ratio = f"{of_pods(REFERENCE, *pods)} / {truth(moment, pods, window=30)!r}"
         return Question(
@@ -104,7 +104,7 @@ def test_servers_that_complete_nothing_say_zero_queue_time_and_how_many_wait():
     )
 
 
-def test_no_traffic_is_zero_and_a_pod_counts_after_two_readings():
+def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
     # Its server answers from the eighth minute-quarter on; a pod whose server has no model yet has no series at all.
     series = {f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)}
@@ -121,7 +121,7 @@ def test_no_traffic_is_zero_and_a_pod_counts_after_two_readings():
     )
 
 
-def test_a_lone_request_keeps_its_queue_time_and_a_late_count_is_no_spike():
+def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
     labels = 'namespace="evergreen",model="click_model",version="1"'
     ask(
         "floor",

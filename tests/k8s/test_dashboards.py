@@ -48,12 +48,12 @@ def unknown_labels(text: str) -> set[str]:
 
 
 @every_query
-def test_a_query_is_promql_and_asks_for_metrics_and_labels_that_are_exported(asked: Asked):
+def test_query_is_promql_and_asks_for_metrics_and_labels_that_are_exported(asked: Asked):
     assert metric_names.strangers(asked.expr) == []
     assert unknown_labels(asked.expr) == set()
 
 
-def test_a_query_with_a_wrong_name_label_or_grouping_is_found():
+def test_query_with_wrong_name_label_or_grouping_is_found():
     assert metric_names.strangers("ctr_monitor_rolling_auk") == ["ctr_monitor_rolling_auk"]
     assert metric_names.strangers('ctr_monitor_rolling_auc{versoin="3"}') == ["ctr_monitor_rolling_auc{versoin}"]
     assert unknown_labels("max by (versoin) (ctr_monitor_rolling_auc)") == {"versoin"}
@@ -62,7 +62,7 @@ def test_a_query_with_a_wrong_name_label_or_grouping_is_found():
     assert unknown_labels("max by (version) (ctr_monitor_rolling_auc)") == set()
 
 
-def test_every_metric_of_the_monitor_is_on_a_dashboard():
+def test_every_metric_of_monitor_is_on_dashboard():
     asked = {selector.name for each in queries() for selector in metric_names.selectors(each.expr)}
     assert metric_names.monitor().keys() - asked == set()
 
@@ -74,7 +74,7 @@ def test_grafanas_own_types_hold_every_field(name):
     assert json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder)) == dashboard
 
 
-def test_the_queue_panels_show_by_pod_what_the_autoscaler_asks():
+def test_queue_panels_show_by_pod_what_autoscaler_asks():
     expected = {name: query.replace("sum(", "sum by (pod) (") for name, query in read_queries(KEDA).items()}
     drawn = {panel["title"]: filled(panel["targets"][0]["expr"]) for panel in panels(DASHBOARDS["serving"])}
     assert drawn["Queue time per request"] == expected["triton_queue_microseconds_per_request"]
@@ -82,7 +82,7 @@ def test_the_queue_panels_show_by_pod_what_the_autoscaler_asks():
 
 
 @every_dashboard
-def test_every_panel_says_what_it_shows_in_which_unit_from_the_chosen_data_source(name):
+def test_every_panel_says_what_it_shows_in_which_unit_from_chosen_data_source(name):
     for panel in panels(DASHBOARDS[name]):
         assert len(panel["description"]) > 20, panel["title"]
         assert panel["description"].endswith("."), panel["title"]
@@ -94,7 +94,7 @@ def test_every_panel_says_what_it_shows_in_which_unit_from_the_chosen_data_sourc
 
 
 @every_dashboard
-def test_every_variable_is_defined_before_it_is_used_and_offers_a_label_that_exists(name):
+def test_every_variable_is_defined_before_it_is_used_and_offers_label_that_exists(name):
     dashboard = DASHBOARDS[name]
     defined = [variable["name"] for variable in dashboard["templating"]["list"]]
     assert defined[:2] == ["datasource", "namespace"]
@@ -107,7 +107,7 @@ def test_every_variable_is_defined_before_it_is_used_and_offers_a_label_that_exi
         assert label in metric_names.known()[selector.name]
 
 
-def test_grafanas_sidecar_finds_each_dashboard_in_a_config_map(manifests, overlay):
+def test_grafanas_sidecar_finds_each_dashboard_in_config_map(manifests, overlay):
     """Whole, but for the runbook's address, which is the overlay's."""
     runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]
     for name, dashboard in DASHBOARDS.items():

@@ -60,7 +60,7 @@ def script_lists(name: str) -> list[str]:
     return found.split()
 
 
-def test_a_second_run_makes_nothing_twice_and_applies_again(run):
+def test_second_run_makes_nothing_twice_and_applies_again(run):
     made = re.compile(r"^(docker run|docker network connect|kind create|.* create job)")
     steps = ("cluster", "evergreen", "lake", "traffic", "drift")
     first, second = run(*steps), run(*steps)
@@ -71,7 +71,7 @@ def test_a_second_run_makes_nothing_twice_and_applies_again(run):
     assert "host" in (run.place / "hosts.toml").read_text()
 
 
-def test_nothing_is_asked_of_another_cluster_than_the_one_that_was_made(run):
+def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
     told = [line for line in run("pipelines", "evergreen", "lake", "traffic", "drift") if line.startswith("kubectl ")]
     assert len(told) > 10
     assert [line for line in told if "--context kind-evergreen " not in line] == ["kubectl kustomize k8s/kind"]
@@ -92,7 +92,7 @@ def test_kubeflow_is_ready_only_with_its_settings(run):
     assert " rollout status deployment/ml-pipeline " in told[settings + 1]
 
 
-def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):
+def test_what_is_applied_takes_images_that_are_built_by_tag(run):
     run("evergreen")
     applied = documents((run.place / "applied.yaml").read_text())
     registry = read_values(SCRIPT.parent / "cluster.env")["REGISTRY"]
@@ -108,7 +108,7 @@ def test_what_is_applied_takes_the_images_that_are_built_by_the_tag(run):
     assert set(script_lists("images")) <= set(DOCKERFILES)
 
 
-def test_every_evergreen_command_of_the_script_is_one():
+def test_every_evergreen_command_of_script_is_one():
     text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
     commands = [shlex.split(line.partition("$evergreen ")[2]) for line in text.splitlines() if "$evergreen " in line]
     assert [command[0] for command in commands] == ["recommender", "compile", "submit", "doctor"]
@@ -122,7 +122,7 @@ def test_every_evergreen_command_of_the_script_is_one():
 
 
 @pytest.mark.parametrize("tool", [*DOUBLES, "git"])
-def test_a_tool_that_is_not_there_is_named(tmp_path, tool):
+def test_tool_that_is_not_there_is_named(tmp_path, tool):
     for name in {*DOUBLES, "git", "bash", "dirname"} - {tool}:
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
     variables = {"PATH": str(tmp_path), "TAG": "0123abc"}
@@ -130,7 +130,7 @@ def test_a_tool_that_is_not_there_is_named(tmp_path, tool):
     assert (done.returncode, done.stderr) == (2, f"error: '{tool}' is not installed; a cluster of kind needs it\n")
 
 
-def test_a_step_that_is_none_is_refused_before_anything_is_made(run):
+def test_step_that_is_none_is_refused_before_anything_is_made(run):
     done = subprocess.run(
         [SCRIPT, "cluster", "lakes"],
         env=os.environ | {"PATH": f"{run.place.parent}/bin:{os.environ['PATH']}"},

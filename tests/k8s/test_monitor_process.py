@@ -136,11 +136,11 @@ def _lives(pod: Pod) -> None:
     assert [line["message"] for line in pod.lines("uploader") if line["message"].startswith("moved day=")]
 
 
-def test_the_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
+def test_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
     _lives(make_pod(rendered("cpu")))
 
 
-def test_the_pod_lives_on_a_read_only_root(rendered, make_pod, tmp_path):
+def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
     probe = subprocess.run(
         [*READ_ONLY_ROOT, str(tmp_path), "sh", "-c", f"touch '{tmp_path}/in' && ! touch /evergreen-test 2>/dev/null"],
         capture_output=True,

@@ -50,7 +50,7 @@ def uploader(manifests, monitor) -> UploaderSettings:
     return read(UploaderSettings, environment_of(manifests, monitor, "uploader"), prefix=UPLOADER_PREFIX)
 
 
-def test_the_pod_is_what_the_two_processes_need(monitor, settings, uploader):
+def test_pod_is_what_two_processes_need(monitor, settings, uploader):
     spec = monitor["spec"]["template"]["spec"]
     assert settings.acting.trigger == "kubeflow"
     assert uploader.archive == settings.archive
@@ -68,7 +68,7 @@ def test_the_pod_is_what_the_two_processes_need(monitor, settings, uploader):
         volume_at(monitor, "uploader", TOKEN_PATH)
 
 
-def test_every_folder_lies_on_a_volume_of_the_kind_that_it_needs(monitor, settings, uploader):
+def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, uploader):
     own, share = "monitor-state", "evergreen"
     baking = findings_path(settings.store, 1)
     places = [("monitor", settings.state, own), ("monitor", settings.archive, own), ("monitor", baking, share)]
@@ -86,7 +86,7 @@ def runs_namespace(settings) -> str:
     return settings.acting.kubeflow.kubeflow_namespace or "kubeflow"
 
 
-def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
+def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
     volumes = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"}
     claims = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m["metadata"]["name"] == "evergreen"]
     assert sorted(c["metadata"]["namespace"] for c in claims) == ["evergreen", runs_namespace(settings)]
@@ -114,7 +114,7 @@ def test_both_claims_of_the_share_are_bound_to_one_share_that_outlives_them(mani
         assert sources[0]["volumeAttributes"]["ip"]
 
 
-def test_the_pages_are_at_one_port_everywhere(manifests, monitor, settings):
+def test_pages_are_at_one_port_everywhere(manifests, monitor, settings):
     (port,) = container(monitor, "monitor")["ports"]
     (served,) = find(manifests, "Service", "monitor")["spec"]["ports"]
     assert settings.http.http_port == port["containerPort"] == served["port"]
@@ -123,7 +123,7 @@ def test_the_pages_are_at_one_port_everywhere(manifests, monitor, settings):
     assert settings.http.http_host == "0.0.0.0"
 
 
-def test_a_stuck_loop_is_restarted_and_an_unreachable_log_is_not(monitor):
+def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
     probes = container(monitor, "monitor")
     for name in ("startupProbe", "livenessProbe"):
         assert probes[name]["httpGet"]["path"] == "/healthz", name
@@ -133,14 +133,14 @@ def test_a_stuck_loop_is_restarted_and_an_unreachable_log_is_not(monitor):
     assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
 
 
-def test_runs_are_asked_for_at_kubeflows_api_as_the_pipelines_account(manifests, settings):
+def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, settings):
     assert settings.acting.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
     assert settings.acting.kubeflow.pipeline_name == PIPELINE_NAME
     account = find(manifests, "ServiceAccount", settings.acting.kubeflow.kubeflow_service_account)
     assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
-def test_the_token_for_kubeflow_lies_where_the_trigger_looks_and_is_good_for_nothing_else(monitor):
+def test_token_for_kubeflow_lies_where_trigger_looks_and_is_good_for_nothing_else(monitor):
     volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
     (source,) = volume["projected"]["sources"]
     (mount,) = [m for m in container(monitor, "monitor")["volumeMounts"] if m["name"] == volume["name"]]
@@ -149,14 +149,14 @@ def test_the_token_for_kubeflow_lies_where_the_trigger_looks_and_is_good_for_not
     assert not is_writable
 
 
-def test_the_log_is_one_that_several_machines_reach(settings):
+def test_log_is_one_that_several_machines_reach(settings):
     log = LogUrl.parse(settings.log)
     assert log.scheme in set(SCHEMES) - {"sqlite"}
     assert log.authority
     assert log.path
 
 
-def test_a_webhooks_address_is_read_from_an_optional_secret_and_stands_nowhere_else(manifests, monitor, settings):
+def test_webhooks_address_is_read_from_optional_secret_and_stands_nowhere_else(manifests, monitor, settings):
     if not settings.acting.notifications.webhook_file:
         assert "evergreen-notifications" not in str(monitor)
         return
@@ -165,7 +165,7 @@ def test_a_webhooks_address_is_read_from_an_optional_secret_and_stands_nowhere_e
     assert not [m for m in manifests if m["kind"] == "Secret"]
 
 
-def test_the_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
+def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
     """By the user that may: the pipeline's pods have no group of the share's root."""
     made = command(monitor, "folders", "monitoring/Dockerfile")
     assert made[:2] == ["mkdir", "-p"]
@@ -214,7 +214,7 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
         assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 
 
-def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_the_same_triton(rendered):
+def test_second_recommender_has_log_disk_store_and_lake_of_its_own_on_same_triton(rendered):
     objects = rendered("cpu+second-recommender")
     places = []
     for suffix in ("", "-shop"):
@@ -242,7 +242,7 @@ def test_a_second_recommender_has_a_log_a_disk_a_store_and_a_lake_of_its_own_on_
     assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
 
 
-def test_each_archiver_has_a_partition_and_a_disk_of_its_own_and_all_else_is_the_monitors(rendered):
+def test_each_archiver_has_partition_and_disk_of_its_own_and_all_else_is_monitors(rendered):
     objects = rendered("cpu+archivers")
     archivers, monitor = find(objects, "StatefulSet", "archivers"), find(objects, "Deployment", "monitor")
     spec = archivers["spec"]

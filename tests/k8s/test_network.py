@@ -203,7 +203,7 @@ KUBEFLOWS_OWN = {
 """As newer manifests of Kubeflow Pipelines have it (manifests/kustomize/base/pipeline)."""
 
 
-def test_a_kubeflow_that_lets_in_its_own_namespace_alone_is_opened_for_the_monitor_alone(rendered):
+def test_kubeflow_that_lets_in_its_own_namespace_alone_is_opened_for_monitor_alone(rendered):
     known = ends(rendered("gke"))
     monitor, triton, api, ui = (known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui"))
     closed = [*policies_of(rendered("gke")), KUBEFLOWS_OWN]
@@ -256,5 +256,5 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ),
     ],
 )
-def test_the_evaluator_follows_the_documentation(policies, expected):
+def test_evaluator_follows_documentation(policies, expected):
     assert allowed(policies, A, B, 8080) is expected

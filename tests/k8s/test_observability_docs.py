@@ -14,7 +14,7 @@ def section(heading: str) -> str:
     return TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_every_metric_of_the_monitor_is_documented_with_its_labels():
+def test_every_metric_of_monitor_is_documented_with_its_labels():
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.+) \|$", section("The monitor's metrics"), re.MULTILINE)
     documented = {
         f"ctr_monitor_{name}": frozenset(re.findall(r"`(\w+)`", labels)) | {"recommender"} for name, labels, _ in rows
@@ -23,7 +23,7 @@ def test_every_metric_of_the_monitor_is_documented_with_its_labels():
     assert documented == metric_names.monitor()
 
 
-def test_the_outcomes_of_records_are_documented():
+def test_outcomes_of_records_are_documented():
     (sentence,) = re.findall(r"Values of `outcome` of `records_total`: (.+?)\. ", TEXT, re.DOTALL)
     assert re.findall(r"`(\w+)`", sentence) == list(RECORD_OUTCOMES)
 

@@ -31,7 +31,7 @@ def filled(values):
     return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
 
 
-def test_nothing_is_left_to_replace_once_the_one_file_is_edited(overlay, rendered, changed):
+def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, changed):
     values = read_values(K8S / "overlays" / overlay / "cluster.env")
     assert any(PLACEHOLDER.search(value) for value in values.values())
     assert PLACEHOLDER.search(yaml.safe_dump_all(rendered(overlay)))
@@ -39,7 +39,7 @@ def test_nothing_is_left_to_replace_once_the_one_file_is_edited(overlay, rendere
     assert not left
 
 
-def test_every_line_of_the_one_file_reaches_the_cluster(overlay, changed):
+def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
     # No text of ours has such an end, nor has another line.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
@@ -48,7 +48,7 @@ def test_every_line_of_the_one_file_reaches_the_cluster(overlay, changed):
 
 
 @pytest.mark.parametrize("registry", ["registry.example/team/evergreen", "registry.example:5000/evergreen"])
-def test_every_image_of_ours_comes_from_the_registry_with_the_tag(registry, overlay, changed):
+def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, changed):
     objects = changed(overlay, {"REGISTRY": registry, "TAG": "3f2a9c1"})
     images = [
         container["image"]
@@ -71,7 +71,7 @@ def lakes(objects):
 
 
 @pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)
-def test_on_gke_models_are_in_the_bucket_and_each_account_is_the_projects(overlay, changed):
+def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, changed):
     objects = changed(overlay, {"PROJECT": "shop-7", "BUCKET": "shop-models"})
     assert variables(objects, triton_container(objects))["MODEL_REPOSITORY"] == "gs://shop-models/repository"
     assert lakes(objects) == {"gs://my-lake-bucket/lake"}, "one of its own: Triton reads the other"
@@ -88,14 +88,14 @@ def test_on_gke_models_are_in_the_bucket_and_each_account_is_the_projects(overla
     assert {"triton", "monitor", "release-controller", "evergreen-pipeline"} <= set(accounts)
 
 
-def test_triton_loads_the_recommender_and_is_ready_with_it(overlay, changed):
+def test_triton_loads_recommender_and_is_ready_with_it(overlay, changed):
     container = triton_container(changed(overlay, {"RECOMMENDER": "shop"}))
     assert container["readinessProbe"]["httpGet"]["path"] == "/v2/models/shop/ready"
     settings = variables(changed(overlay, {"RECOMMENDER": "shop"}), container)
     assert expanded("--load-model=$(RECOMMENDER)_canary", settings) == "--load-model=shop_canary"
 
 
-def test_a_changed_setting_is_a_new_template_and_so_rolls_out(changed):
+def test_changed_setting_is_new_template_and_so_rolls_out(changed):
     def template(bucket):
         return pod_template(find(changed("gke", {"BUCKET": bucket}), "Deployment", "triton"))
 
@@ -112,7 +112,7 @@ def selector(manifests):
     return find(manifests, "Deployment", "triton")["spec"]["template"]["spec"].get("nodeSelector", {})
 
 
-def test_without_a_gpu_models_are_on_the_share_which_triton_may_only_read(rendered):
+def test_without_gpu_models_are_on_share_which_triton_may_only_read(rendered):
     manifests = rendered("cpu")
     assert gpus(manifests) == {}
     assert selector(manifests) == {}
@@ -123,13 +123,13 @@ def test_without_a_gpu_models_are_on_the_share_which_triton_may_only_read(render
     assert mount["subPath"] == "repository", "answers and clicks lie beside it, and are none of Triton's business"
 
 
-def test_on_gke_a_pod_has_a_whole_gpu_of_the_pools_kind(rendered, changed):
+def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):
     assert gpus(rendered("gke")) == {"nvidia.com/gpu": 1}
     assert selector(rendered("gke")) == {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}
     assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
 
 
-def test_a_slice_is_a_gpu_on_gkes_nodes_of_that_partition_and_elsewhere_a_resource_of_its_own(changed, tmp_path):
+def test_slice_is_gpu_on_gkes_nodes_of_that_partition_and_elsewhere_resource_of_its_own(changed, tmp_path):
     manifests = changed("gke-mig", {"PARTITION": "3g.20gb"})
     assert gpus(manifests) == {"nvidia.com/gpu": 1}
     assert selector(manifests)["cloud.google.com/gke-gpu-partition-size"] == "3g.20gb"

@@ -47,14 +47,14 @@ def tolerates(toleration: dict, taint: dict) -> bool:
     return toleration["key"] == taint["key"] and toleration["effect"] == taint["effect"] and same_value
 
 
-def test_every_step_mounts_a_claim_of_the_pipelines_namespace_that_many_may_write(compiled, manifests, overlay):
+def test_every_step_mounts_claim_of_pipelines_namespace_that_many_may_write(compiled, manifests, overlay):
     claims = {m["metadata"]["name"]: m["spec"]["accessModes"] for m in in_kubeflow(manifests, "PersistentVolumeClaim")}
     for step in STEPS:
         (mount,) = compiled(overlay).platform(step)["pvcMount"]
         assert "ReadWriteMany" in claims[mount["pvcNameParameter"]["runtimeValue"]["constant"]]
 
 
-def test_training_goes_to_the_gpu_nodes_of_the_serving_servers(compiled, manifests, overlay):
+def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, overlay):
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     gpus = {name for name in limits if name.startswith("nvidia.com/")}
     asked = compiled(overlay).executor("training")["resources"].get("accelerator")
@@ -66,7 +66,7 @@ def test_training_goes_to_the_gpu_nodes_of_the_serving_servers(compiled, manifes
         assert any(tolerates(each, needed) for each in mine), needed
 
 
-def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, overlay):
+def test_release_reaches_every_pod_of_serving_servers(compiled, manifests, overlay):
     found = re.fullmatch(
         r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)", compiled(overlay).places["triton_urls"]
     )
@@ -76,7 +76,7 @@ def test_release_reaches_every_pod_of_the_serving_servers(compiled, manifests, o
     assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {int(found[3])}
 
 
-def test_the_pipeline_names_the_places_and_the_device_that_the_manifests_have(compiled, manifests, overlay):
+def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifests, overlay):
     settings = {m["metadata"]["name"].rpartition("-")[0]: m["data"] for m in manifests if m["kind"] == "ConfigMap"}
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     expected = {
@@ -96,7 +96,7 @@ def test_account_that_runs_are_given_exists_where_they_run(manifests):
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"] == SERVICE_ACCOUNT
 
 
-def test_steps_images_come_from_where_the_monitors_comes(compiled, manifests, overlay):
+def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overlay):
     monitor = find(manifests, "Deployment", "monitor")["spec"]["template"]["spec"]["containers"][0]["image"]
     registry, _, name = monitor.rpartition("/")
     assert name.startswith("evergreen-monitoring:")
@@ -106,14 +106,14 @@ def test_steps_images_come_from_where_the_monitors_comes(compiled, manifests, ov
         assert image.endswith(":3f2a9c1")
 
 
-def test_steps_run_as_the_user_that_their_images_have(compiled, overlay):
+def test_steps_run_as_user_that_their_images_have(compiled, overlay):
     for step in STEPS:
         users = re.findall(r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE)
         context = compiled(overlay).platform(step)["securityContext"]
         assert (context["runAsUser"], context["runAsNonRoot"]) == (users[-1], True)
 
 
-def test_only_the_exit_handler_may_see_the_webhooks_address_and_the_secret_need_not_exist(compiled, overlay):
+def test_only_exit_handler_may_see_webhooks_address_and_secret_need_not_exist(compiled, overlay):
     for step in STEPS:
         secrets = compiled(overlay).platform(step).get("secretAsEnv", [])
         assert [each["secretName"] for each in secrets] == (

@@ -24,7 +24,7 @@ def endpoint(manifests, name):
 
 
 @every_monitor
-def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
+def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, name):
     monitor = find(manifests, "PodMonitor", name)
     labels = monitor["spec"]["selector"]["matchLabels"]
     deployments = [m for m in manifests if m["kind"] == "Deployment"]
@@ -41,21 +41,21 @@ def test_it_selects_the_pods_of_one_deployment_and_one_of_their_ports(manifests,
 
 
 @every_monitor
-def test_job_names_are_the_workloads(manifests, name):
+def test_job_names_are_workloads(manifests, name):
     """Alerts on `up` ask for them."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert find(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"][label] == name
 
 
-def test_the_autoscalers_window_holds_four_scrapes(manifests):
+def test_autoscalers_window_holds_four_scrapes(manifests):
     interval = seconds(endpoint(manifests, "triton")["interval"])
     windows = {seconds(each) for query in read_queries(KEDA).values() for each in re.findall(r"\[(\w+)\]", query)}
     assert windows
     assert 4 * interval <= min(windows)
 
 
-def test_the_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
+def test_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
     """kube-prometheus-stack selects by its release's name, which the documentation gives."""
     ours = [m for m in manifests if m["kind"] in ("PodMonitor", "PrometheusRule")]
     (release,) = {m["metadata"]["labels"]["release"] for m in ours}

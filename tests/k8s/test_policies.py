@@ -130,18 +130,18 @@ def test_every_workload_keeps_every_rule(variant):
     assert not [text for workload, spec in checked for text in refusals(workload, spec)]
 
 
-def test_nothing_is_reachable_from_outside_the_cluster(variant):
+def test_nothing_is_reachable_from_outside_cluster(variant):
     assert not [title(m) for m in variant if m["kind"] in ("Ingress", "Gateway", "HTTPRoute", "GRPCRoute")]
     for service in (m for m in variant if m["kind"] == "Service"):
         assert service["spec"].get("type", "ClusterIP") == "ClusterIP", title(service)
         assert "externalIPs" not in service["spec"], title(service)
 
 
-def test_no_secret_is_in_the_manifests(variant):
+def test_no_secret_is_in_manifests(variant):
     assert not [title(m) for m in variant if m["kind"] == "Secret" and (m.get("data") or m.get("stringData"))]
 
 
-def test_the_namespace_of_our_pods_refuses_what_is_not_restricted(variant):
+def test_namespace_of_our_pods_refuses_what_is_not_restricted(variant):
     others = {"evergreen-simulation", "kafka"}
     homes = {w["metadata"]["namespace"] for w, _ in workloads(variant)}
     enforced = {

@@ -78,7 +78,7 @@ def asks(manifests) -> Node:
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_every_step_of_the_pipeline_fits_an_empty_node_of_the_pool_that_it_is_sent_to(overlay):
+def test_every_step_of_pipeline_fits_empty_node_of_pool_that_it_is_sent_to(overlay):
     placement = read_placement(K8S / "overlays" / overlay / "placement.yaml", {})
     for step in NEEDS:
         needs = placement.needs_of(step)
@@ -91,7 +91,7 @@ def test_every_step_of_the_pipeline_fits_an_empty_node_of_the_pool_that_it_is_se
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_a_gpu_nodes_slices_can_all_be_used(rendered, overlay):
+def test_gpu_nodes_slices_can_all_be_used(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
     node, pod = room(flag(line, "machine-type")), asks(rendered(overlay))
@@ -100,7 +100,7 @@ def test_a_gpu_nodes_slices_can_all_be_used(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_the_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_a_training_step(rendered, overlay):
+def test_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_training_step(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
     manifests = rendered(overlay)
@@ -120,7 +120,7 @@ def test_subscriptions_keep_messages_as_long_as_pubsub_can_and_give_up_last():
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_the_guides_sed_fills_in_all_but_the_runbooks_address(tmp_path, overlay):
+def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
     folder = tmp_path / "k8s" / "overlays" / overlay
     shutil.copytree(K8S / "overlays" / overlay, folder)
     names = "\n".join(
@@ -141,7 +141,7 @@ def test_the_guides_sed_fills_in_all_but_the_runbooks_address(tmp_path, overlay)
     assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
 
 
-def test_the_cpu_pages_lines_fill_in_all_but_the_runbooks_address(tmp_path):
+def test_cpu_pages_lines_fill_in_all_but_runbooks_address(tmp_path):
     folder = tmp_path / "k8s" / "overlays" / "cpu"
     shutil.copytree(K8S / "overlays" / "cpu", folder)
     (settings,) = [block for block in blocks(REPOSITORY / "docs" / "cpu.md") if block.run_by]
@@ -154,7 +154,7 @@ def test_the_cpu_pages_lines_fill_in_all_but_the_runbooks_address(tmp_path):
     assert settings["LOG_URL"].startswith("kafka://broker.kafka.svc.cluster.local:9092/evergreen-records?")
 
 
-def test_every_manifest_beside_a_kustomization_is_named_in_it():
+def test_every_manifest_beside_kustomization_is_named_in_it():
     for kustomization in K8S.rglob("kustomization.yaml"):
         text = kustomization.read_text()
         for path in kustomization.parent.glob("*.yaml"):

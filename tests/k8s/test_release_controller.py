@@ -53,7 +53,7 @@ def share(tmp_path) -> Path:
 
 
 @pytest.mark.e2e
-def test_the_controller_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
+def test_controller_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
     container = only_container(find(rendered("cpu"), "Deployment", "release-controller"))
     status = share.parent / "controller.json"
     places = {
@@ -86,7 +86,7 @@ def test_the_controller_starts_before_any_release_turns_green_and_ends_when_told
         process.communicate()
 
 
-def test_flags_are_ones_that_the_commands_take_and_addresses_ones_that_they_resolve(variant):
+def test_flags_are_ones_that_commands_take_and_addresses_ones_that_they_resolve(variant):
     controller = only_container(find(variant, "Deployment", "release-controller"))
     canary = only_container(find(variant, "CronJob", "canary"))
     collect = only_container(find(variant, "CronJob", "collect"))

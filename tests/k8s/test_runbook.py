@@ -54,7 +54,7 @@ def test_commands_parse_as_their_program_parses_them(line):
 
 
 @pytest.mark.parametrize("line", [line for line in EXEC if inner(line)])
-def test_commands_in_pods_parse_and_their_image_has_the_program(line):
+def test_commands_in_pods_parse_and_their_image_has_program(line):
     parse(shlex.join(inner(line)))
     workload = re.search(r"exec deploy/([\w-]+)( -c (\w+))? -- ", line)
     manifest = workload_manifest(workload[1])
@@ -77,13 +77,13 @@ def workload_manifest(name: str):
     return found
 
 
-def test_a_line_that_no_program_takes_is_noticed():
+def test_line_that_no_program_takes_is_noticed():
     for line in ("evergreen rollback --store S --too 3 --reason r", "evergreen live-at --store S", "evergreen undo"):
         with pytest.raises(SystemExit):
             parse(line)
 
 
-def test_pods_containers_and_objects_named_are_those_of_the_base():
+def test_pods_containers_and_objects_named_are_those_of_base():
     for kind, name in re.findall(r"\b(deploy|hpa|configmap|pvc|scaledobject)[ /]([a-z][a-z-]+)", PAGE):
         owner = {"configmap": "monitor", "pvc": "monitor", "hpa": "triton"}.get(kind, name)
         if kind in ("scaledobject",) or name in ("ml-pipeline",):
@@ -105,7 +105,7 @@ def test_settings_and_metrics_named_exist():
         assert name in known(), f"nobody exports {name}"
 
 
-def test_the_monitors_account_may_publish_what_the_page_replays_in_its_pod():
+def test_monitors_account_may_publish_what_page_replays_in_its_pod():
     """A replay publishes to the log itself: in Pub/Sub that is a right that the monitor needs for nothing else."""
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M))

@@ -42,7 +42,7 @@ def validate(manifest: Manifest, version: str) -> None:
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_schemas_reach_from_the_oldest_version_promised_to_a_recent_one():
+def test_schemas_reach_from_oldest_version_promised_to_recent_one():
     assert VERSIONS[0].startswith("1.29.")
     assert len(VERSIONS) >= 9
 
@@ -71,7 +71,7 @@ def _walk(node, path=""):
         yield from _walk(child, f"{path}.{key}")
 
 
-def test_names_labels_and_quantities_are_ones_that_the_api_takes(variant):
+def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
     """The published schemas call them strings; the API server refuses more."""
     for manifest in variant:
         where = title(manifest)
@@ -100,7 +100,7 @@ def test_no_object_is_sent_twice(variant):
         ("ScaledObject", "'threshold'", "'treshold'", "treshold"),
     ],
 )
-def test_a_fault_in_a_custom_resource_is_refused_and_named(rendered, kind, old, new, words):
+def test_fault_in_custom_resource_is_refused_and_named(rendered, kind, old, new, words):
     manifest = next(m for m in rendered("gke") if m["kind"] == kind)
     changed = ast.literal_eval(repr(manifest).replace(old, new))
     assert changed != manifest
@@ -108,7 +108,7 @@ def test_a_fault_in_a_custom_resource_is_refused_and_named(rendered, kind, old, 
         validate_crd(changed)
 
 
-def test_every_custom_resource_among_the_files_has_a_schema():
+def test_every_custom_resource_among_files_has_schema():
     """Also those of a component that no overlay of ours takes in."""
     kinds = set()
     for path in K8S.rglob("*.yaml"):

@@ -84,7 +84,7 @@ def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(re
     assert granted(find(manifests, "Role", "evergreen-monitor")) == used(kubeflow, settings)
 
 
-def test_the_monitor_is_bound_where_its_settings_say_that_the_runs_are(rendered):
+def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
     manifests = rendered("gke+kubeflow-multi-user")
     place = find(manifests, "ConfigMap", "monitor-settings")["data"]["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"]
     for kind in ("Role", "RoleBinding"):
@@ -142,7 +142,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"] == "team-a"
 
 
-def test_the_only_rights_given_are_kubeflows_own_to_the_pipelines_account_which_no_workload_of_ours_has(variant):
+def test_only_rights_given_are_kubeflows_own_to_pipelines_account_which_no_workload_of_ours_has(variant):
     """Nothing of ours asks the API server, so nothing may."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
@@ -153,7 +153,7 @@ def test_the_only_rights_given_are_kubeflows_own_to_the_pipelines_account_which_
     assert ("kubeflow", "evergreen-pipeline") not in accounts
 
 
-def test_no_token_that_the_kubernetes_api_takes_reaches_a_pod(variant):
+def test_no_token_that_kubernetes_api_takes_reaches_pod(variant):
     for workload, spec in workloads(variant):
         assert spec["automountServiceAccountToken"] is False, title(workload)
         for volume in spec.get("volumes", ()):

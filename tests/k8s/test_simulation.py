@@ -27,7 +27,7 @@ def words(container, replaced) -> list[str]:
     return [sys.executable, "-m", "demo.simulation", *arguments]
 
 
-def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tmp_path):
+def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
     (lake,) = pod_spec(find(variant, "CronJob", "simulated-lake"))["containers"]
     place = variables(variant, lake)["LAKE"]
     assert place == "/evergreen/lake"
@@ -46,7 +46,7 @@ def test_the_traffic_draws_from_the_world_whose_days_are_in_the_lake(variant, tm
     assert len(list((tmp_path / "lake" / "lake").glob("day=*"))) == 4
 
 
-def test_an_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
+def test_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
     """A Job's template is immutable: with the next TAG the whole apply would be refused. Nothing starts by itself."""
     assert [m for m in variant if m["kind"] == "Job"] == []
     assert find(variant, "CronJob", "simulated-lake")["spec"]["suspend"] is True
@@ -58,7 +58,7 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
     assert spec["terminationGracePeriodSeconds"] >= float(delay.partition("=")[2]) * MAX_DELAY_FACTOR + 20
 
 
-def test_traffic_waits_until_a_model_is_served_and_no_longer(variant):
+def test_traffic_waits_until_model_is_served_and_no_longer(variant):
     """Its pod would else end with an error again and again until the first release."""
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
@@ -80,7 +80,7 @@ def test_traffic_waits_until_a_model_is_served_and_no_longer(variant):
             process.kill()
 
 
-def test_kinds_labels_are_all_there_within_the_minute_that_they_wait_for(rendered):
+def test_kinds_labels_are_all_there_within_minute_that_they_wait_for(rendered):
     spec = read_recommender(K8S / "kind" / "recommender.yaml")
     assert spec.settings["monitor"] == {"attribution_window_seconds": 60}
     usual = read_recommender(REPOSITORY / "examples" / "criteo" / "recommender.yaml")
@@ -90,7 +90,7 @@ def test_kinds_labels_are_all_there_within_the_minute_that_they_wait_for(rendere
     assert float(delay.partition("=")[2]) * MAX_DELAY_FACTOR < 60
 
 
-def test_a_lake_that_is_there_already_ends_the_job_at_the_first_try(variant, tmp_path):
+def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
     job = find(variant, "CronJob", "simulated-lake")["spec"]["jobTemplate"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
     spec = pod_spec(find(variant, "CronJob", "simulated-lake"))
@@ -103,7 +103,7 @@ def test_a_lake_that_is_there_already_ends_the_job_at_the_first_try(variant, tmp
     assert (rule["action"], rule["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [done.returncode]})
 
 
-def test_the_traffics_flags_are_ones_that_it_takes(variant):
+def test_traffics_flags_are_ones_that_it_takes(variant):
     (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
     known = subprocess.run(
         [sys.executable, "-m", "demo.simulation", "traffic", "--help"], cwd=REPOSITORY, capture_output=True, text=True

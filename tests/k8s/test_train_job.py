@@ -102,7 +102,7 @@ def do(api, flags, tmp_path):
     return Do()
 
 
-def test_a_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys, tmp_path):
+def test_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys, tmp_path):
     seen = {}
 
     def look():
@@ -126,7 +126,7 @@ def test_a_job_is_created_followed_and_its_model_taken_over(api, flags, do, caps
     assert workers.training_set == tmp_path / "work" / RUN / "train-job/training_set.json"
 
 
-def test_lines_come_once_however_long_the_server_did_not_answer(api, flags, do, capsys):
+def test_lines_come_once_however_long_server_did_not_answer(api, flags, do, capsys):
     def later(seconds, *lines, failures=()):
         def pass_time():
             api.now += seconds
@@ -149,7 +149,7 @@ def test_lines_come_once_however_long_the_server_did_not_answer(api, flags, do, 
     assert printed == ["one", "two", "three", "caf\N{REPLACEMENT CHARACTER}"]
 
 
-def test_workers_that_are_lost_are_followed_in_the_pods_that_take_their_place(api, flags, do, capsys):
+def test_workers_that_are_lost_are_followed_in_pods_that_take_their_place(api, flags, do, capsys):
     others = do.start("of another rank", pod="worker-z", index="1")
     follow(api, flags, do.start("one"), others, do.start("again", pod="worker-b"), do.succeed)
     assert capsys.readouterr().err.split("\n")[:2] == ["one", "again"]
@@ -164,7 +164,7 @@ def test_workers_that_are_lost_are_followed_in_the_pods_that_take_their_place(ap
         (None, "", PermanentError),
     ],
 )
-def test_a_job_that_failed_ends_the_step_as_its_workers_ended(api, flags, do, state, reason, error):
+def test_job_that_failed_ends_step_as_its_workers_ended(api, flags, do, state, reason, error):
     def fail():
         if state:
             do.note(state, reason)
@@ -175,7 +175,7 @@ def test_a_job_that_failed_ends_the_step_as_its_workers_ended(api, flags, do, st
     assert RUN in api.jobs
 
 
-def test_a_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, monkeypatch):
+def test_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, monkeypatch):
     def killed():
         raise KeyError("as by SIGKILL")
 
@@ -189,7 +189,7 @@ def test_a_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, 
 
 
 @pytest.mark.parametrize("change", ["failed", "asked for something else"])
-def test_a_job_of_an_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(api, flags, do, change):
+def test_job_of_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(api, flags, do, change):
     with pytest.raises(PermanentError):
         follow(api, flags, do.end("Failed", "DeadlineExceeded", ""))
     if change != "failed":
@@ -199,20 +199,20 @@ def test_a_job_of_an_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(a
     assert api.made == 2
 
 
-def test_a_job_of_another_program_is_left_alone(api, flags):
+def test_job_of_another_program_is_left_alone(api, flags):
     api.jobs[RUN] = {"metadata": {"name": RUN}}
-    with pytest.raises(ContractError, match=f"TrainJob {RUN} is there and not of this step"):
+    with pytest.raises(ContractError, match=f"TrainJob {RUN} exists and was not created by this step"):
         follow(api, flags)
     assert api.jobs[RUN] == {"metadata": {"name": RUN}}
 
 
-def test_a_job_that_somebody_deleted_is_a_failure_to_try_again(api, flags, do):
-    with pytest.raises(TemporaryError, match="was deleted by someone; the same command goes on from the last save"):
+def test_job_that_somebody_deleted_is_failure_to_try_again(api, flags, do):
+    with pytest.raises(TemporaryError, match="was deleted by someone; the same command continues from the last save"):
         follow(api, flags, do.start(), lambda: api.jobs.clear())
 
 
 @pytest.mark.parametrize("stop", [Preempted("SIGTERM came"), KeyboardInterrupt()], ids=["preempted", "Ctrl-C"])
-def test_a_step_that_is_ended_deletes_its_job(api, flags, do, stop):
+def test_step_that_is_ended_deletes_its_job(api, flags, do, stop):
     def end():
         raise stop
 
@@ -221,7 +221,7 @@ def test_a_step_that_is_ended_deletes_its_job(api, flags, do, stop):
     assert api.jobs == {}
 
 
-def test_a_control_plane_in_trouble_is_waited_for_and_a_refusal_is_told(api, flags, do, caplog):
+def test_control_plane_in_trouble_is_waited_for_and_refusal_is_told(api, flags, do, caplog):
     trouble = [503, 401, 429]
     follow(api, flags, lambda: api.failures.extend(trouble), *[lambda: None] * 3, do.succeed)
     assert [record.levelname for record in caplog.records].count("WARNING") == 3
@@ -233,7 +233,7 @@ def test_a_control_plane_in_trouble_is_waited_for_and_a_refusal_is_told(api, fla
         follow(api, flags)
 
 
-def test_the_command_ends_by_the_jobs_end_and_notes_its_numbers(api, flags, do, monkeypatch, tmp_path):
+def test_command_ends_by_jobs_end_and_notes_its_numbers(api, flags, do, monkeypatch, tmp_path):
     monkeypatch.setattr(TrainJobs, "of_this_pod", lambda: TrainJobs(api.configuration(), NAMESPACE))
     waits = iter([do.start(), do.succeed])
     monkeypatch.setattr(train_job, "train_elsewhere", partial(train_elsewhere, sleep=lambda _: next(waits)()))
@@ -249,7 +249,7 @@ def test_server_that_accepts_and_never_answers_is_trouble_that_passes(api):
         TrainJobs(api.configuration(), NAMESPACE, timeout_seconds=(2.0, 0.2)).pods(RUN)
 
 
-def test_step_outside_of_a_pod_is_refused(monkeypatch):
+def test_step_outside_of_pod_is_refused(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ContractError, match="expected to run in a pod"):
         TrainJobs.of_this_pod()
@@ -277,7 +277,7 @@ def test_pod_says_address_token_authority_and_namespace(api, monkeypatch, tmp_pa
         TrainJobs.of_this_pod().find(RUN)
 
 
-def test_rights_are_exactly_what_the_step_asks_for(api, flags, do, tmp_path):
+def test_rights_are_exactly_what_step_asks_for(api, flags, do, tmp_path):
     follow(api, flags, do.start(), do.succeed)
     TrainJobs(api.configuration(), NAMESPACE).own(RUN, [])
     granted = set()
@@ -288,7 +288,7 @@ def test_rights_are_exactly_what_the_step_asks_for(api, flags, do, tmp_path):
 
 
 @pytest.mark.parametrize("placement", [PLACEMENT, SMALLEST], ids=["all of it", "smallest"])
-def test_the_jobs_spec_is_valid_and_places_its_pods_as_the_step_was(placement):
+def test_jobs_spec_is_valid_and_places_its_pods_as_step_was(placement):
     spec = json.loads(train_job_spec(placement))
     validate_crd(build_job(RUN, spec))
     assert spec["runtimeRef"]["name"] == TRAINING_RUNTIME
@@ -320,7 +320,7 @@ def test_field_that_trainer_does_not_know_is_refused(old, new, words):
         validate_crd(changed)
 
 
-def test_the_component_brings_the_runtime_and_the_rights_in_the_pipelines_namespace(tmp_path):
+def test_component_brings_runtime_and_rights_in_pipelines_namespace(tmp_path):
     manifests = yaml.safe_load_all(render_variant("cpu+kubeflow-trainer", tmp_path))
     mine = [each for each in manifests if each["metadata"]["name"] in (TRAINING_RUNTIME, "evergreen-train-jobs")]
     assert {each["metadata"]["namespace"] for each in mine} == {NAMESPACE}

@@ -79,7 +79,7 @@ def known_flags(help_text):
     return set(re.findall(r"^  --([a-z0-9-]+)", current, re.MULTILINE))
 
 
-def test_every_argument_is_a_flag_of_the_real_binary_and_none_a_deprecated_one(variant, help_text):
+def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, help_text):
     used = {argument.partition("=")[0].removeprefix("--") for argument in triton_container(variant)["args"][1:]}
     assert len(known_flags(help_text)) > 60
     assert used <= known_flags(help_text)
@@ -100,7 +100,7 @@ def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, ren
     assert named == {name: int(flag(container, f"{name}-port")) for name in ("http", "grpc", "metrics")}
 
 
-def test_without_a_model_a_pod_stays_takes_no_traffic_and_is_reached_by_the_first_release(
+def test_without_model_pod_stays_takes_no_traffic_and_is_reached_by_first_release(
     pod, repository, tmp_path, make_candidate
 ):
     with pod(until="startupProbe") as started:
@@ -120,9 +120,7 @@ def test_without_a_model_a_pod_stays_takes_no_traffic_and_is_reached_by_the_firs
         assert 'nv_inference_request_success{model="click_model",version="1"}' in started.metrics()
 
 
-def test_what_a_release_writes_can_be_read_by_triton_who_is_another_user(
-    rendered, repository, tmp_path, make_candidate
-):
+def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered, repository, tmp_path, make_candidate):
     """On the share a release writes as our images' user; Triton has its own, and no group with it."""
     settings = ReleaseSettings(
         store=tmp_path / "store", repository=repository.as_uri(), options=ServingOptions(instances=1)
@@ -140,9 +138,7 @@ def test_what_a_release_writes_can_be_read_by_triton_who_is_another_user(
     assert len(users) == 2
 
 
-def test_over_a_bucket_a_first_object_is_needed_and_then_a_pod_starts_without_a_model(
-    rendered, cloud_storage, tmp_path
-):
+def test_over_bucket_first_object_is_needed_and_then_pod_starts_without_model(rendered, cloud_storage, tmp_path):
     """Why the setup of a cluster writes one object below the repository's prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
@@ -159,7 +155,7 @@ def test_over_a_bucket_a_first_object_is_needed_and_then_a_pod_starts_without_a_
         assert not late.passes("readinessProbe")
 
 
-def test_a_pod_without_its_repository_is_started_anew_instead_of_staying_useless(pod, repository):
+def test_pod_without_its_repository_is_started_anew_instead_of_staying_useless(pod, repository):
     repository.rmdir()
     with pod() as started:
         wait_for(lambda: started.get("/v2/health/live"))
@@ -170,7 +166,7 @@ def test_a_pod_without_its_repository_is_started_anew_instead_of_staying_useless
         again.wait_for("startupProbe")
 
 
-def test_a_broken_canary_does_not_keep_the_live_model_from_its_traffic(pod, repository):
+def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository):
     write_model(repository)
     write_model(repository, CANARY_NAME, code=BROKEN)
     write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)  # in rehearsal by a release under way
@@ -180,7 +176,7 @@ def test_a_broken_canary_does_not_keep_the_live_model_from_its_traffic(pod, repo
         assert started.get("/v2/health/ready") != 200, "readiness of the whole server would take every pod away"
 
 
-def test_a_pod_with_a_broken_model_takes_no_traffic_lives_and_is_healed_by_a_load(pod, repository):
+def test_pod_with_broken_model_takes_no_traffic_lives_and_is_healed_by_load(pod, repository):
     write_model(repository, code=BROKEN)
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
@@ -211,7 +207,7 @@ def pre_stop_seconds(container):
     return float(seconds)
 
 
-def test_a_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(variant):
+def test_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(variant):
     container = triton_container(variant)
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"
@@ -222,7 +218,7 @@ def test_a_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(v
     assert spec_of_triton(variant)["terminationGracePeriodSeconds"] >= waits + drains + 5
 
 
-def test_an_update_brings_the_new_pod_before_it_takes_the_old_one(variant):
+def test_update_brings_new_pod_before_it_takes_old_one(variant):
     (triton,) = [w for w, _ in workloads(variant) if w["metadata"]["name"] == "triton"]
     assert triton["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     start = pod_template(triton)["spec"]["containers"][0]["startupProbe"]
@@ -305,7 +301,7 @@ def make_pod(rendered, tmp_path):
         pod.__exit__()
 
 
-def test_a_pod_is_replaced_under_load_and_no_request_fails(make_pod):
+def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
     old, new = make_pod("old"), make_pod("new")
     with Service(old.ports.grpc) as service, RetryingTraffic(service.url, ROW, attempts=1) as traffic:
         traffic.more(20)
@@ -327,7 +323,7 @@ def waiting(pod) -> int:
     return 0
 
 
-def test_what_was_begun_at_the_signal_is_answered(make_pod, tmp_path):
+def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
     begun = tmp_path / "slow" / "begun"
     pod = make_pod("slow", seconds=2.0)
 

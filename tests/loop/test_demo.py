@@ -32,7 +32,7 @@ def test_loop_turns_and_holds_every_promise(turned):
     assert auc["at_detection"] < auc["threshold"] < auc["baseline"] < summary["bayes_auc"]["before"] + 0.02
 
 
-def test_every_run_is_listed_with_its_rows_its_model_and_what_the_gate_said(turned):
+def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     folder, _, summary = turned
     first, second = read_runs(folder / "store")
     assert [(line.state, line.version, line.verdict) for line in (first, second)] == [
@@ -61,7 +61,7 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
     assert min(release["p99_ms_before"], release["during"]["p99_ms"], release["p99_ms_after"]) > 0
 
 
-def test_a_bad_release_under_traffic_was_taken_back_by_itself_and_failed_no_request(turned):
+def test_bad_release_under_traffic_was_taken_back_by_itself_and_failed_no_request(turned):
     folder, _, summary = turned
     bad = summary["bad_release"]
     assert (bad["made"]["version"], bad["taken_back"]["version"]) == (3, 2)
@@ -73,14 +73,14 @@ def test_a_bad_release_under_traffic_was_taken_back_by_itself_and_failed_no_requ
     assert (told.count("bad_release"), told.count("taken_back")) == (1, 1)
 
 
-def test_every_archived_score_was_recomputed_and_is_the_one_that_was_served(turned):
+def test_every_archived_score_was_recomputed_and_is_one_that_was_served(turned):
     _, _, summary = turned
     assert [found["version"] for found in summary["verified"]] == [1, 2, 3]
     assert all(found["same"] and found["max_abs_diff"] <= 1e-6 for found in summary["verified"])
     assert sum(found["num_rows"] for found in summary["verified"]) == summary["records"]["archived"]
 
 
-def test_every_decision_was_made_again_from_the_lake_and_is_the_one_that_was_made(turned):
+def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned):
     folder, ended, summary = turned
     written = (folder / "monitor" / "decisions.jsonl").read_bytes()
     found = summary["decisions"]
@@ -92,7 +92,7 @@ def test_every_decision_was_made_again_from_the_lake_and_is_the_one_that_was_mad
         assert found["digest"] == hashlib.sha256(written).hexdigest()
 
 
-def test_every_policy_is_sure_of_the_change_alone_and_only_one_of_them_asked_for_a_run(turned):
+def test_every_policy_is_sure_of_change_alone_and_only_one_of_them_asked_for_run(turned):
     _, _, summary = turned
     assert list(summary["policies"]) == ["sequential", "data_drift", "baking"]
     assert re.match(r"evidence .* that the auc is below", summary["trigger"]["reason"])

@@ -46,7 +46,7 @@ def test_few_thousand_rows_are_divided_by_their_times_and_sent_in_their_requests
 
 
 @pytest.mark.slow
-def test_few_thousand_rows_end_with_what_would_turn_the_loop_unless_it_turned(few_rows):
+def test_few_thousand_rows_end_with_what_would_turn_loop_unless_it_turned(few_rows):
     _, ended, summary = few_rows
     has_turned = summary["auc"]["recovered"] is not None
     assert bool(summary["to_turn"]) != has_turned
@@ -66,7 +66,7 @@ def test_few_thousand_rows_of_other_columns_need_no_description(few_rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "between"), [("other columns", 0.5), ("Criteo's", 0.6)])
-def test_the_loop_turns_on_a_persons_file(tmp_path, write_clicks, write_kaggle, run_to_end, form, between):
+def test_loop_turns_on_persons_file(tmp_path, write_clicks, write_kaggle, run_to_end, form, between):
     write = write_clicks if form == "other columns" else write_kaggle
     folder, data = tmp_path / "a demo", write(tmp_path / "in put" / "my clicks.csv", 60_000)
     ended = run_to_end(["demo", "--data", str(data), "--folder", str(folder)], output=tmp_path / "screen.log")
@@ -103,7 +103,7 @@ def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, mak
     assert ended.left == {}
 
 
-def test_data_inside_the_demos_own_folder_is_refused_and_kept(tmp_path, run_to_end, write_kaggle):
+def test_data_inside_demos_own_folder_is_refused_and_kept(tmp_path, run_to_end, write_kaggle):
     data = write_kaggle(tmp_path / "a demo" / "train.csv", 50)
     (tmp_path / "a demo" / ".evergreen-demo").touch()
     words = ["demo", "--data", str(data), "--folder", str(data.parent)]

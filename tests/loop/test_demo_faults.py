@@ -13,7 +13,7 @@ def _pid_of(command, word):
 
 
 @pytest.mark.slow
-def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, started):
+def test_triton_killed_under_traffic_ends_demo_with_clear_word(tmp_path, started):
     folder = tmp_path / "a demo"
     with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:
         traffic = folder / "traffic.jsonl"
@@ -26,7 +26,7 @@ def test_triton_killed_under_traffic_ends_the_demo_with_a_clear_word(tmp_path, s
         assert not list(_shared_memory(command))
 
 
-def test_ctrl_c_in_the_middle_of_a_step_leaves_nothing(tmp_path, started):
+def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
     folder = tmp_path / "a demo"
     old = folder / "store" / "of an earlier demo"
     old.mkdir(parents=True)

@@ -11,7 +11,7 @@ from evergreen.runtime.errors import ContractError
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["pubsub", "kafka"])
-def test_loop_turns_and_loses_no_record_over_a_log_server(kind, tmp_path, run_to_end):
+def test_loop_turns_and_loses_no_record_over_log_server(kind, tmp_path, run_to_end):
     if kind == "pubsub":
         try:
             find_emulator()
@@ -33,7 +33,7 @@ def test_loop_turns_and_loses_no_record_over_a_log_server(kind, tmp_path, run_to
     assert ended.left == {}
 
 
-def test_demo_refuses_a_log_that_it_does_not_know_before_it_touches_the_folder(tmp_path, run_to_end):
+def test_demo_refuses_log_that_it_does_not_know_before_it_touches_folder(tmp_path, run_to_end):
     ended = run_to_end(["demo", "--folder", str(tmp_path / "demo"), "--log", "rabbit"], output=tmp_path / "screen.log")
     assert ended.code == 2
     assert "log is 'rabbit', expected one of sqlite, pubsub, kafka" in ended.output

@@ -91,7 +91,7 @@ class Page:
     [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ()) for page in DOCUMENTS if RUN[page]],
     ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
-def test_a_pages_commands_run_as_they_stand_there(page, tmp_path, request):
+def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
     needs_demo = any("build/demo" in block.text for block in RUN[page])
     place = Page(tmp_path, request.getfixturevalue("turned")[0] if needs_demo else None)
     with place.running:
@@ -99,7 +99,7 @@ def test_a_pages_commands_run_as_they_stand_there(page, tmp_path, request):
             place.run(block)
 
 
-def test_commands_that_do_not_run_here_say_why_and_the_guide_for_contributors_has_their_number():
+def test_commands_that_do_not_run_here_say_why_and_guide_for_contributors_has_their_number():
     """Prints them too: `pytest -s`."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):

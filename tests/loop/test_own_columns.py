@@ -34,7 +34,7 @@ def is_pickle(content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_told_from_what_the_pipeline_writes(protocol):
+def test_pickle_is_told_from_what_pipeline_writes(protocol):
     words, numbers, objects = io.BytesIO(), io.BytesIO(), np.array([{}, print])
     np.savez(words, a=np.array(["a word"]), b=np.ones(3))
     np.savez_compressed(numbers, objects=objects)
@@ -53,9 +53,7 @@ def tutorial(folder):
             yield [str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w for w in shlex.split(line)]
 
 
-def test_the_readmes_commands_take_a_csv_of_other_columns_to_a_model_that_learned_them(
-    write_clicks, tmp_path, run_to_end
-):
+def test_readmes_commands_take_csv_of_other_columns_to_model_that_learned_them(write_clicks, tmp_path, run_to_end):
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
     store, commands = folder / "store", list(tutorial(tmp_path))

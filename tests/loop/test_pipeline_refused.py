@@ -49,7 +49,7 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(small_lake, 
     ],
     ids=["the gate refuses", "a step raises"],
 )
-def test_run_without_a_release_records_step_and_reason(
+def test_run_without_release_records_step_and_reason(
     small_lake, tmp_path, run_to_end, parameter, code, state, step, reason, next_step
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]

@@ -168,7 +168,7 @@ def site(triton, tmp_path, raw_rows, make_candidate):
 @pytest.mark.parametrize(
     ("off", "reason"), [(2.0, "less than 1/1.5 of the clicks"), (0.5, "more than 1.5 times the clicks")]
 )
-def test_a_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reason):
+def test_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reason):
     world = site(3)
     shift = _shift_to(off * RATE, np.log(world.truth / (1 - world.truth)))
     world.release(2, _with_bias(world.toy, shift))
@@ -176,7 +176,7 @@ def test_a_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, re
 
 
 @pytest.mark.slow
-def test_an_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100_000_rows(site):
+def test_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100_000_rows(site):
     """The gate saw the right columns; since the release the client gives each row two values of the row before."""
 
     def wrong(rows):
@@ -209,7 +209,7 @@ def test_scores_of_one_slice_that_are_no_numbers_are_taken_back_within_10_000_ro
     assert "a score that is no probability" in world.until_taken_back(10_000 // ROUND_ROWS)
 
 
-def test_five_times_the_latency_is_taken_back_after_a_thousand_requests(site):
+def test_five_times_latency_is_taken_back_after_thousand_requests(site):
     world = site(11)
     world.release(2, world.toy)
     counted = json.loads((world.settings.store / "baking" / COUNTERS_FILE).read_text())["counts"]["1"]
@@ -219,7 +219,7 @@ def test_five_times_the_latency_is_taken_back_after_a_thousand_requests(site):
 
 
 @pytest.mark.slow
-def test_one_slow_request_of_sixty_is_taken_back_after_twelve_readings_of_the_p99(site):
+def test_one_slow_request_of_sixty_is_taken_back_after_twelve_readings_of_p99(site):
     world = site(13, max_latency_ratio=100.0)
     world.release(2, world.toy)
     slow = "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * (self._asked % 60 == 0))"
@@ -227,7 +227,7 @@ def test_one_slow_request_of_sixty_is_taken_back_after_twelve_readings_of_the_p9
     assert "p99 of the time in the model is" in world.until_taken_back(P99_READINGS)
 
 
-def test_a_stub_that_dies_of_the_first_odd_row_is_taken_back_in_the_third_round(site):
+def test_stub_that_dies_of_first_odd_row_is_taken_back_in_third_round(site):
     world = site(1)
     world.release(2, world.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
@@ -236,7 +236,7 @@ def test_a_stub_that_dies_of_the_first_odd_row_is_taken_back_in_the_third_round(
 
 
 @pytest.mark.slow
-def test_an_equal_version_is_baked_once_and_never_taken_back(site):
+def test_equal_version_is_baked_once_and_never_taken_back(site):
     world = site(8, bake_rows=80_000, bake_seconds=1_800.0)
     world.release(2, world.toy)
     actions = [world.round()["action"] for _ in range(42)]

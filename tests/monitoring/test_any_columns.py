@@ -25,13 +25,13 @@ from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.monitor import Monitor
 from monitoring.state.admission import AdmittedVersions
 from monitoring.state.archive import build_row_table
 from monitoring.state.join import IntakeRules, read_records
+from monitoring.state.judging_file import write_judging
 from monitoring.web.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
@@ -79,7 +79,7 @@ def reference_of(batch, features):
 
 
 @EACH
-def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_with_the_numbers(features):
+def test_record_with_recommenders_columns_is_taken_and_others_are_refused_with_numbers(features):
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
@@ -95,7 +95,7 @@ def test_a_record_with_the_recommenders_columns_is_taken_and_others_are_refused_
 
 
 @EACH
-def test_the_archive_names_the_recommenders_columns(features):
+def test_archive_names_recommenders_columns(features):
     batch = batch_of(features)
     table = build_row_table(Predictions.of([batch]), np.ones(4, np.uint8), features)
     assert table.schema.equals(arrow_schema(raw_types(features)))
@@ -110,7 +110,7 @@ def test_the_archive_names_the_recommenders_columns(features):
     np.testing.assert_array_equal(category_matrix(table.to_batches()[0], features), batch.categorical)
 
 
-def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(tmp_path):
+def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path):
     features = replace(SHOPS[0], categorical_options={"item": CategoricalOptions(type="string")})
     batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
@@ -123,7 +123,7 @@ def test_a_backtest_passes_over_rows_of_words_that_a_person_brought_to_the_lake(
 
 
 @pytest.mark.parametrize("features", SHOPS[:3], ids=["both", "no numeric", "no categorical"])
-def test_the_cells_of_every_column_hold_each_row_once_and_the_changed_column_is_the_one_that_drifts(features):
+def test_cells_of_every_column_hold_each_row_once_and_changed_column_is_one_that_drifts(features):
     trained, changed = batch_of(features, 4000), batch_of(features, 4000, seed=1)
     array = changed.categorical if features.categorical else changed.dense
     array[:, -1] = 1
@@ -177,7 +177,7 @@ def counted(batches):
     [([0, 1, 3], [1, 2, 2], set()), ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}), ([0, 1, 3], [1, 2], {"genres"})],
     ids=["nothing", "lengths", "elements"],
 )
-def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
+def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
     layout = layout_of((0, 1, 3), (1, 2, 2))
     sketch, cut = Sketch(layout), Sketch(layout)
     for batch in lists_of(lengths, elements, seed=90_000):
@@ -193,7 +193,7 @@ def test_a_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, dr
     assert compare(cut, DriftSettings()) == tuple(compared.values())
 
 
-def test_elements_of_a_request_that_are_all_alike_count_as_one():
+def test_elements_of_request_that_are_all_alike_count_as_one():
     requests = list(lists_of([3], [1, 2], seed=90_000))
     for at, batch in enumerate(requests):
         batch.categorical[:, 1:4] = 1 + at % 2
@@ -205,7 +205,7 @@ def test_elements_of_a_request_that_are_all_alike_count_as_one():
     assert not genres.drifted
 
 
-def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):
+def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_path):
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=SHOPS[0])
@@ -214,7 +214,7 @@ def test_a_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp
     bench.close()
 
 
-def test_a_column_that_came_later_is_archived_with_the_rows_of_clients_that_know_it(tmp_path):
+def test_column_that_came_later_is_archived_with_rows_of_clients_that_know_it(tmp_path):
     bench, price = Bench(tmp_path), np.arange(8, dtype=np.float32)
     more = replace(CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
     bench.start()
@@ -254,7 +254,7 @@ def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost(
     assert not lost.fits(Predictions.of([sent]))
 
 
-def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_another_label(tmp_path):
+def test_metrics_of_two_recommenders_monitors_are_same_series_with_another_label(tmp_path):
     series = {}
     for name in ("click_model", "shop"):
         (tmp_path / name).mkdir()
@@ -270,7 +270,7 @@ def test_the_metrics_of_two_recommenders_monitors_are_the_same_series_with_anoth
     assert len(series["shop"]) > 30
 
 
-def test_rows_of_one_user_are_alike_also_after_a_kill_in_a_backtest_and_in_an_incident(tmp_path):
+def test_rows_of_one_user_are_alike_also_after_kill_in_backtest_and_in_incident(tmp_path):
     shop, form = Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")), RecordFormat(SHOPS[0])
     rules = {"policies": "threshold", "auc_threshold": 0.7, "min_clicks": 1, "window_rows": 60, "decide_seconds": 5.0}
     b = Bench(tmp_path, archive_roll_rows=50, **rules)

@@ -211,7 +211,7 @@ WILD = {
 }
 
 
-def test_each_fuzzed_record_counts_or_is_a_dead_letter_with_its_reason(processes):
+def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
     p, chance, number = processes, random.Random(3), faults(50_000)
     monitor = p.monitor(policies="schedule", max_serving_seconds=1e9, archive_roll_rows=20_000)
     wait_for(lambda: p.ask("/readyz").status == 200, "the monitor")
@@ -230,6 +230,7 @@ def test_each_fuzzed_record_counts_or_is_a_dead_letter_with_its_reason(processes
         wait_for(lambda: p.log.backlog() < 2000, "the monitor")
         assert p.ask("/healthz").status == 200
     wait_for(lambda: p.log.backlog() == 0, "all records", seconds=300)
+    wait_for(lambda: json.loads(p.page("/status"))["log_read_up_to"] > now + 2.0, "the labels of all valid rows")
     dead = p.log.list_dead_letters()
     assert all(each.reason and each.message_id.startswith("fuzzed") for each in dead)
     assert p.counter("dead_letter") == len(dead)

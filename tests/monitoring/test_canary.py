@@ -34,7 +34,7 @@ def beside(bench):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(beside, restart):
+def test_canary_is_not_version_that_serves_however_new_its_answers(beside, restart):
     beside.tick(at=START + WINDOW + 10)
     if restart:
         beside.start()
@@ -42,7 +42,7 @@ def test_a_canary_is_not_the_version_that_serves_however_new_its_answers(beside,
     assert set(beside.monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
 
 
-def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(beside):
+def test_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(beside):
     beside.clock.now += 5
     beside.tick(prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
     assert beside.monitor.serving_version == 2
@@ -50,7 +50,7 @@ def test_a_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_ta
     assert beside.monitor.serving_version == 2
 
 
-def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(started):
+def test_version_of_newest_prediction_serves_even_after_rollback(started):
     b = started()
     b.tick(prediction("new", time=START + 3, version=2), prediction("late", time=START + 2, version=1), at=START + 5)
     assert b.monitor.serving_version == 2
@@ -58,12 +58,12 @@ def test_the_version_of_the_newest_prediction_serves_even_after_a_rollback(start
     assert b.monitor.serving_version == b.start().serving_version == 1
 
 
-def test_the_events_tell_a_canary_from_a_version_that_serves(beside):
+def test_events_tell_canary_from_version_that_serves(beside):
     seen = {e["version"]: e["text"] for e in beside.events if e["kind"] == "version_seen"}
     assert seen == {1: "model version 1 serves", 2: "model version 2 takes a share of the traffic"}
 
 
-def test_a_ranked_list_is_no_pair_because_the_arm_that_served_it_chose_its_rows():
+def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
     """Equal models, ten best of 200 by one of them: on these rows the other seems better by 0.04 of AUC."""
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)

@@ -272,7 +272,7 @@ def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:
     return chain
 
 
-def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain):
+def test_killed_at_each_boundary_chain_loses_and_doubles_nothing(make_chain):
     chain = make_chain(1)
     while chain.turn < 4 or chain.unkilled:
         assert chain.turn < 25, f"never killed at {chain.unkilled}"
@@ -283,6 +283,6 @@ def test_killed_at_each_boundary_the_chain_loses_and_doubles_nothing(make_chain)
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_while_all_work_at_once_the_chain_loses_and_doubles_nothing(make_chain):
+def test_killed_at_random_moments_while_all_work_at_once_chain_loses_and_doubles_nothing(make_chain):
     chain = run_chain(make_chain(2, together=True), num_turns=4, kills=("moment", "boundary"))
     assert chain.killed_at.total() >= 8

@@ -72,12 +72,12 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["intake.stored", "join.matured", "judge.decided", "judge.kept"])
-def test_a_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
+def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
     assert play(bench(**SETTINGS), 2.0, name) == expected
 
 
 @pytest.mark.parametrize("name", ["", "join.matured", "judge.kept"])
-def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a_kill(tmp_path, name):
+def test_request_after_its_point_is_counted_once_and_in_no_window_also_after_kill(tmp_path, name):
     """Published when its label is final already: archived, judged by nobody, and told by a counter."""
     lines = {}
     for killed in dict.fromkeys(("", name)):
@@ -103,7 +103,7 @@ def test_a_request_after_its_point_is_counted_once_and_in_no_window_also_after_a
     assert lines[""] == lines[name]
 
 
-def test_a_line_that_was_written_is_not_written_again_also_after_the_file_was_full(tmp_path):
+def test_line_that_was_written_is_not_written_again_also_after_file_was_full(tmp_path):
     lines = {float(i): json.dumps({"time": float(i)}) for i in range(6)}
     first = Journal(tmp_path, lambda: 0.0, max_file_bytes=50)
     first.append_decisions({time: lines[time] for time in (0.0, 1.0, 2.0)})

@@ -36,7 +36,7 @@ def lines_of(b: Bench, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("file", [EVENTS_FILE, TIMELINE_FILE, DECISIONS_FILE])
-def test_lines_that_a_full_disk_refuses_are_written_once_there_is_room(tmp_path, monkeypatch, file):
+def test_lines_that_full_disk_refuses_are_written_once_there_is_room(tmp_path, monkeypatch, file):
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir()
@@ -88,7 +88,7 @@ def test_more_lines_than_wait_in_memory_are_counted(started, monkeypatch):
     assert b.monitor.journal.problem is None
 
 
-def test_a_running_monitor_outlives_a_full_disk_and_names_what_it_cannot_write(processes):
+def test_running_monitor_outlives_full_disk_and_names_what_it_cannot_write(processes):
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
     wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)

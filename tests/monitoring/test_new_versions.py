@@ -41,7 +41,7 @@ def take_back(b: Bench) -> None:
     append_promotion(b.settings.store, replace(back, barred_model_id="m2"))
 
 
-def test_a_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_run(two_versions):
+def test_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_run(two_versions):
     b = two_versions
     traffic(b, "before", auc="good")
     b.turn(2, WINDOW)
@@ -69,7 +69,7 @@ def test_a_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no
     assert (b.trigger.requests, b.kinds().count("held")) == ([], 1)
 
 
-def test_a_version_that_gives_some_rows_no_probability_is_named_before_any_label_is_known(two_versions):
+def test_version_that_gives_some_rows_no_probability_is_named_before_any_label_is_known(two_versions):
     b = two_versions
     for number in range(60):
         scores = np.linspace(0.1, 0.9, 8)
@@ -95,7 +95,7 @@ def test_a_version_that_gives_some_rows_no_probability_is_named_before_any_label
     [(60, 60, 4, 0.02), (60, 49, 4, 1.0), (60, 60, 1, 1.0), (3, 3, 2000, 100.0)],
     ids=["a burst", "the same requests again", "few rows", "few requests"],
 )
-def test_a_few_requests_that_anybody_can_make_up_take_nothing_back(two_versions, requests, distinct, rows, seconds):
+def test_few_requests_that_anybody_can_make_up_take_nothing_back(two_versions, requests, distinct, rows, seconds):
     b = two_versions
     forged = [
         prediction(f"forged-{number}", rows, version=2, scores=np.full(rows, np.nan)) for number in range(distinct)
@@ -109,7 +109,7 @@ def test_a_few_requests_that_anybody_can_make_up_take_nothing_back(two_versions,
     assert b.store.counters["dead_letter"] == requests
 
 
-def test_versions_that_do_not_bake_hide_no_row_of_the_one_that_does(two_versions):
+def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     b = two_versions
     for number in range(60):
         for version in (2, *range(100, 110)):
@@ -119,7 +119,7 @@ def test_versions_that_do_not_bake_hide_no_row_of_the_one_that_does(two_versions
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_a_monitor_killed_before_it_leaves_a_finding_tells_it_again_and_never_not_at_all(two_versions, monkeypatch):
+def test_monitor_killed_before_it_leaves_finding_tells_it_again_and_never_not_at_all(two_versions, monkeypatch):
     def die(*_):
         raise Killed
 
@@ -137,7 +137,7 @@ def test_a_monitor_killed_before_it_leaves_a_finding_tells_it_again_and_never_no
     assert (b.kinds().count("bad_release"), read_findings(b.settings.store, 2).state) == (2, BAD)
 
 
-def test_one_request_without_a_score_among_thousands_takes_nothing_back(two_versions):
+def test_one_request_without_score_among_thousands_takes_nothing_back(two_versions):
     b = two_versions
     publish(b.log, *(prediction(f"r-{number}", 64, version=2) for number in range(60)))
     publish(b.log, prediction("odd", 2, version=2, scores=[0.5, np.nan]))
@@ -145,7 +145,7 @@ def test_one_request_without_a_score_among_thousands_takes_nothing_back(two_vers
     assert read_findings(b.settings.store, 2) is None
 
 
-def test_a_version_that_does_not_bake_is_nobodys_finding(two_versions):
+def test_version_that_does_not_bake_is_nobodys_finding(two_versions):
     b = two_versions
     take_back(b)
     publish(b.log, prediction("bad", version=2, scores=np.full(8, np.nan)))

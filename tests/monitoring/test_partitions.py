@@ -103,7 +103,7 @@ def partitions(tmp_path):
         log.close()
 
 
-def test_every_row_is_in_the_lake_once_whichever_archivers_are_killed(partitions):
+def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
     p = partitions
     uploaders = [Uploader(p.folder / f"archive-{number}", p.lake) for number in range(PARTITIONS)]
     for wave in range(WAVES):
@@ -130,7 +130,7 @@ def test_every_row_is_in_the_lake_once_whichever_archivers_are_killed(partitions
 
 
 @pytest.mark.parametrize(("partition", "requests"), [(0, 1), (1, 0)])
-def test_of_a_log_in_partitions_the_first_ones_monitor_alone_acts(tmp_path, partition, requests):
+def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition, requests):
     b = Bench(tmp_path, log="sqlite:///unused-{0-1}", partition=partition, **DRIFT)
     b.start()
     traffic(b, "drifted", auc="bad")

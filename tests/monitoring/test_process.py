@@ -30,7 +30,7 @@ FAILED = pytest.param(7, "failed", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, "released"), FAILED])
-def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, code, outcome):
+def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code, outcome):
     p = processes
     command = shlex.join([sys.executable, "-c", RUN.format(folder=str(p.folder), code=code)])
     flags = {"trigger": "local", "run_command": command, "min_clicks": 20, "consecutive_breaches": 1}
@@ -75,7 +75,7 @@ def test_drift_starts_one_local_run_that_survives_the_monitors_death(processes, 
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_nobody_else_reads_the_state_and_a_run_keeps_the_rights_that_it_would_have(processes):
+def test_nobody_else_reads_state_and_run_keeps_rights_that_it_would_have(processes):
     p = processes
     p.state.mkdir(mode=0o755)
     seen = p.folder / "umask"
@@ -99,7 +99,7 @@ def current_umask() -> int:
     return found
 
 
-def test_two_monitors_cannot_share_a_state_folder(processes):
+def test_two_monitors_cannot_share_state_folder(processes):
     first = processes.monitor()
     wait_for((processes.state / "events.jsonl").exists, "the first monitor")
     second = processes.monitor()
@@ -108,7 +108,7 @@ def test_two_monitors_cannot_share_a_state_folder(processes):
     assert first.poll() is None
 
 
-def test_a_log_that_is_away_at_the_start_is_waited_for_and_the_process_stays_healthy(processes):
+def test_log_that_is_away_at_start_is_waited_for_and_process_stays_healthy(processes):
     p = processes
     with contextlib.closing(sqlite3.connect(p.folder / "log.db", isolation_level=None)) as somebody:
         somebody.execute("BEGIN EXCLUSIVE")
@@ -121,7 +121,7 @@ def test_a_log_that_is_away_at_the_start_is_waited_for_and_the_process_stays_hea
     assert p.end(monitor) == 0
 
 
-def test_a_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
+def test_monitor_that_waits_for_its_log_ends_at_once_when_asked(processes):
     p = processes
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -38,14 +38,14 @@ GATE = {"auc": 0.8, "auc_low": 0.79, "auc_high": 0.81, "log_loss": 0.4}
 LEARNED = "2026-01-02T03:04:05+00:00"
 
 
-def test_the_gates_auc_and_the_newest_learned_row_of_the_released_model_are_found(tmp_path):
+def test_gates_auc_and_newest_learned_row_of_released_model_are_found(tmp_path):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     learned_until = datetime.fromisoformat(LEARNED).timestamp()
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81, learned_until=learned_until)
 
 
 @pytest.mark.parametrize("candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str)
-def test_a_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
+def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
     keep(tmp_path, candidate=candidate, learned=LEARNED)
     known = ReleasedModels(tmp_path).baseline(7)
     assert (known.auc, known.low, known.high) == (None, None, None)
@@ -54,14 +54,14 @@ def test_a_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
 
 
 @pytest.mark.parametrize("learned", [None, "", "yesterday"])
-def test_what_a_model_has_learned_is_unknown_where_its_manifest_cannot_say(tmp_path, learned, caplog):
+def test_what_model_has_learned_is_unknown_where_its_manifest_cannot_say(tmp_path, learned, caplog):
     keep(tmp_path, candidate=GATE, learned=learned)
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
     assert "what model version 7 has learned is not known" in caplog.text
 
 
 @pytest.mark.parametrize("harmed", ["verdict", "release"])
-def test_a_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
+def test_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, caplog, harmed):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     path = verdict_paths(tmp_path, "m1")[0] if harmed == "verdict" else release_path(tmp_path, 7)
     path.write_text("{")

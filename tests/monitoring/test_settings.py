@@ -25,7 +25,7 @@ def test_flags_come_before_variables_and_variables_before_defaults():
     assert (settings.records.pull_messages, settings.acting.trigger) == (1000, "none")
 
 
-def test_a_monitor_decides_by_the_newest_accepted_recommender_of_its_store(tmp_path):
+def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
     installation = read([*REQUIRED[:-1], str(tmp_path)])
     with pytest.raises(TemporaryError, match="holds no recommender yet"):
         with_rules(installation)

@@ -97,7 +97,7 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
     ]
 
 
-def test_a_days_files_are_moved_in_the_order_in_which_they_were_sealed(archive, open_lake):
+def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
     """By their names, which are drawn, newer rows could be read, and the watermark be set, before older ones."""
     names = [f"day=2025-11-13/part-{letter}.parquet" for letter in "dacb"]
     (archive / NAME).unlink()
@@ -110,13 +110,13 @@ def test_a_days_files_are_moved_in_the_order_in_which_they_were_sealed(archive, 
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 
-def test_a_buckets_marker_names_the_object(archive, bucket):
+def test_buckets_marker_names_object(archive, bucket):
     Uploader(archive, open_bucket()).run_once()
     marker = json.loads((archive / "uploaded" / "part-1.parquet.json").read_text())
     assert marker["lake_uri"] == f"{URI}/{NAME}"
 
 
-def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload(tmp_path, monkeypatch):
+def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path, monkeypatch):
     def make(case, moment):
         archive, lake = tmp_path / f"{case}" / "archive", tmp_path / f"{case}" / "lake"
         for name, content in CONTENT.items():
@@ -145,7 +145,7 @@ def test_a_power_cut_at_any_moment_loses_neither_rows_nor_the_proof_of_an_upload
             expect_moved(archive, FolderObjects(lake))
 
 
-def test_a_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
+def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monkeypatch):
     lake, fsync = tmp_path / "a lake", folder_storage.os.fsync
 
     def spoil(descriptor):
@@ -163,7 +163,7 @@ def test_a_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, mo
     expect_moved(archive, FolderObjects(lake))
 
 
-def test_no_local_file_goes_whose_checksum_the_service_reports_otherwise(archive, bucket):
+def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
     """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
@@ -181,7 +181,7 @@ def test_no_local_file_goes_whose_checksum_the_service_reports_otherwise(archive
 
 
 @pytest.mark.parametrize(("do", "status"), [("status", 503), ("cut", 0)])
-def test_an_outage_keeps_every_file_and_the_first_pass_after_it_moves_them(archive, bucket, do, status):
+def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, bucket, do, status):
     bucket.fail(lambda request: True, do, status=status, message="Quota exceeded for the moment", times=10**6)
     with pytest.raises(TemporaryError, match=r"part-1.parquet was not moved"):
         Uploader(archive, open_bucket(retry_seconds=0.05)).run_once()
@@ -191,7 +191,7 @@ def test_an_outage_keeps_every_file_and_the_first_pass_after_it_moves_them(archi
     expect_moved(archive, open_bucket())
 
 
-def test_passes_are_farther_and_farther_apart_while_the_lake_is_away_and_close_again_after(archive, bucket):
+def test_passes_are_farther_and_farther_apart_while_lake_is_away_and_close_again_after(archive, bucket):
     bucket.fail(lambda request: True, "status", times=10**6)
     waits = []
 
@@ -208,7 +208,7 @@ def test_passes_are_farther_and_farther_apart_while_the_lake_is_away_and_close_a
 
 
 @pytest.mark.parametrize(("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")])
-def test_no_room_or_no_permission_stops_the_process_with_what_is_needed_and_keeps_the_files(
+def test_no_room_or_no_permission_stops_process_with_what_is_needed_and_keeps_files(
     archive, bucket, capsys, status, message
 ):
     bucket.fail(lambda request: request.is_upload, "status", status=status, message=message, times=10**6)
@@ -221,7 +221,7 @@ def test_no_room_or_no_permission_stops_the_process_with_what_is_needed_and_keep
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_the_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move(archive, open_lake, capsys):
+def test_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move(archive, open_lake, capsys):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with pytest.raises(Differs, match="part-1.parquet is there with other bytes"):
@@ -235,7 +235,7 @@ def test_the_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_
     assert "part-1.parquet is kept: " in capsys.readouterr().err
 
 
-def test_a_file_that_fails_does_not_hold_up_the_others_of_the_next_pass(archive, bucket):
+def test_file_that_fails_does_not_hold_up_others_of_next_pass(archive, bucket):
     bucket.fail(lambda r: r.is_upload and r.name.endswith(NAME), "status", times=10**6)
     uploader = Uploader(archive, open_bucket(retry_seconds=0.05))
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_
     expect_moved(archive, open_lake())
 
 
-def test_the_process_moves_to_a_bucket_what_is_sealed_while_it_runs_and_ends_at_sigterm(archive, bucket, tmp_path):
+def test_process_moves_to_bucket_what_is_sealed_while_it_runs_and_ends_at_sigterm(archive, bucket, tmp_path):
     late = archive / "day=2025-11-14" / "part-3.parquet"
     late.parent.mkdir()
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.05"]
@@ -287,7 +287,7 @@ def test_the_process_moves_to_a_bucket_what_is_sealed_while_it_runs_and_ends_at_
     assert open_bucket().read("day=2025-11-14/part-3.parquet").content == b"sealed later"
 
 
-def test_a_lake_that_cannot_be_written_stops_with_its_name_and_keeps_the_file(archive, tmp_path, capsys):
+def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive, tmp_path, capsys):
     lake = tmp_path / "a lake"
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
@@ -296,7 +296,7 @@ def test_a_lake_that_cannot_be_written_stops_with_its_name_and_keeps_the_file(ar
     assert kept(archive) == [NAME, OUTCOMES]
 
 
-def test_a_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
+def test_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp_path, capsys):
     unreadable = [archive / "day=2025-11-12" / f"part-{number}.parquet" for number in range(2)]
     for path in unreadable:
         path.mkdir(parents=True)
@@ -315,6 +315,6 @@ def test_archive_and_lake_must_differ(tmp_path):
 
 
 @pytest.mark.parametrize("lake", ["s3://bucket/lake", "ftp://host/x"])
-def test_a_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
+def test_lake_of_another_kind_is_misuse(tmp_path, capsys, lake):
     assert main(["--archive", str(tmp_path), "--lake", lake], {}) == 2
     assert f"lake is '{lake}', expected a folder or gs://bucket/prefix" in capsys.readouterr().err

@@ -19,19 +19,19 @@ def compiled(compile_with):
     return compile_with()
 
 
-def test_compiled_pipeline_is_the_golden_file(compiled):
+def test_compiled_pipeline_is_golden_file(compiled):
     same = compiled.path.read_bytes() == GOLDEN.read_bytes()
     assert same, "the compiled pipeline changed; if that is meant: make golden, and read the difference"
 
 
-def test_every_input_is_described_and_has_a_default(compiled):
+def test_every_input_is_described_and_has_default(compiled):
     for name, parameter in compiled.spec["root"]["inputDefinitions"]["parameters"].items():
         assert parameter["description"].strip(), name
         assert parameter["isOptional"], name
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_input_of_a_step_is_described(compiled, step):
+def test_every_input_of_step_is_described(compiled, step):
     inputs = compiled.spec["components"][f"comp-{dashed(step)}"]["inputDefinitions"]
     for name, value in {**inputs["parameters"], **inputs.get("artifacts", {})}.items():
         told_by_kfp = value.get("parameterType") == "TASK_FINAL_STATUS"
@@ -56,7 +56,7 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_last_retry_may_still_take_as_long_as_the_first_try(compile_with, step):
+def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
     """Argo's limit begins with the first try; one that is reached ends the try at work, or forbids the next."""
     retry = compile_with(num_retries=5, training_retries=5).task(step)["retryPolicy"]
     limit = int(retry["backoffMaxDuration"].removesuffix("s"))
@@ -65,7 +65,7 @@ def test_last_retry_may_still_take_as_long_as_the_first_try(compile_with, step):
 
 
 @pytest.mark.parametrize("accelerator", ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
-def test_only_training_asks_for_a_gpu_by_the_name_given(compile_with, accelerator):
+def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
     compiled = compile_with(accelerator=accelerator)
     for step in STEPS:
         asked = compiled.executor(step)["resources"].get("accelerator")
@@ -78,7 +78,7 @@ def test_only_training_asks_for_a_gpu_by_the_name_given(compile_with, accelerato
             assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
 
 
-def test_the_backend_chosen_decides_the_training_image_and_its_gpus(compile_with):
+def test_backend_chosen_decides_training_image_and_its_gpus(compile_with):
     compiled = compile_with(backend="hugectr", training_gpus=4)
     image = compiled.executor("training")["image"]
     assert image == "evergreen-training-hugectr:dev"
@@ -90,20 +90,20 @@ def test_the_backend_chosen_decides_the_training_image_and_its_gpus(compile_with
     assert given["num_gpus"]["runtimeValue"]["constant"] == 4.0
 
 
-def test_a_run_is_asked_for_what_a_person_changes_and_what_the_monitor_gives(compiled):
+def test_run_is_asked_for_what_person_changes_and_what_monitor_gives(compiled):
     parameters = compiled.spec["root"]["inputDefinitions"]["parameters"]
     people = {"window_start", "window_end", "parent", "champion", "recommender", "settings"}
     assert parameters.keys() == people | {"trigger_id", "trigger_reason"} == set(RUN_PARAMETERS)
     assert {each["parameterType"] for each in parameters.values()} == {"STRING"}
 
 
-def test_each_step_takes_only_what_the_step_before_hands_on(compiled):
+def test_each_step_takes_only_what_step_before_hands_on(compiled):
     steps = [step for step in STEPS if step != "run_outcome"]
     assert compiled.edges == list(zip(steps, steps[1:]))
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_artifact_is_a_file_of_kubeflows_own_store_which_its_page_opens(compiled, step):
+def test_every_artifact_is_file_of_kubeflows_own_store_which_its_page_opens(compiled, step):
     """The page opens no path of a share, so manifests and reports stay where Kubeflow puts a task's outputs."""
     script = " ".join(compiled.executor(step)["command"])
     outputs = compiled.spec["components"][f"comp-{dashed(step)}"].get("outputDefinitions", {}).get("artifacts", {})
@@ -111,7 +111,7 @@ def test_every_artifact_is_a_file_of_kubeflows_own_store_which_its_page_opens(co
     assert ".uri" not in script
 
 
-def test_a_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
+def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
     """Each costs a turn of Argo, so a further one is a decision."""
     assert compiled.num_pods == 18
 

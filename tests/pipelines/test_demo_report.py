@@ -57,7 +57,7 @@ def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
     assert '<div class="tiles">' in first
 
 
-def test_report_leads_to_the_reports_of_its_runs(tmp_path, good):
+def test_report_leads_to_reports_of_its_runs(tmp_path, good):
     outcome = RunOutcome(
         run="a run", trigger_id="t", state="refused", step="evaluation", reason="fail over 9 rows", version=None,
         ended_at="2026-01-01T00:00:00+00:00", reports={"validation": "file:///gone"},
@@ -69,6 +69,6 @@ def test_report_leads_to_the_reports_of_its_runs(tmp_path, good):
     assert "store/runs/a%20run/validation_report.html" in links
 
 
-def test_versions_have_the_gates_decision(tmp_path, good):
+def test_versions_have_gates_decision(tmp_path, good):
     page = report_of(tmp_path, good)
     assert [row[4] for row in table_of(page, "Released versions")] == ["gate", "pass", "pass"]

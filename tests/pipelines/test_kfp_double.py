@@ -80,7 +80,7 @@ def changed(**values):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_double_answers_as_the_real_server(server, name):
+def test_double_answers_as_real_server(server, name):
     compare(server, name)
 
 
@@ -110,7 +110,7 @@ def test_double_that_answered_otherwise_would_be_found(server, monkeypatch, name
         compare(server, name)
 
 
-def test_run_that_ended_has_the_fields_and_states_of_a_real_one(server):
+def test_run_that_ended_has_fields_and_states_of_real_one(server):
     recorded = ANSWERS["run_failed"]["body"]
     asked = {"display_name": "weekly", "service_account": "evergreen-pipeline"}
     asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
@@ -150,7 +150,7 @@ def compare(server, name: str) -> None:
     }
 
 
-def test_double_lists_schedules_and_runs_as_the_real_server(server):
+def test_double_lists_schedules_and_runs_as_real_server(server):
     recorded = ANSWERS["recurring_runs"]["body"]["recurringRuns"][0]
     asked = {"display_name": "nightly", "max_concurrency": "1", "mode": "ENABLE", "no_catchup": True}
     asked |= {"trigger": recorded["trigger"], "runtime_config": {"parameters": {"trigger_reason": "schedule"}}}
@@ -170,7 +170,7 @@ def test_double_lists_schedules_and_runs_as_the_real_server(server):
 
 
 @pytest.mark.parametrize("name", ["run_failed", "run_refused", "run_succeeded"])
-def test_a_runs_tasks_have_the_names_that_its_end_is_read_by(name):
+def test_runs_tasks_have_names_that_its_end_is_read_by(name):
     """`describe_end` tells steps and drivers from groups of tasks by these names."""
     from types import SimpleNamespace
 

@@ -58,7 +58,7 @@ def test_kubeflow_before_2_16_is_given_no_security_context(compile_with, securit
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
+def test_every_field_reaches_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
     json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())  # an unknown field is an error
     on_gpu = step == "training"
@@ -95,7 +95,7 @@ def test_every_field_reaches_the_pods_that_it_is_for(everything, step):
     assert all(each.optional for each in config.secret_as_env)
 
 
-def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
+def test_without_accelerator_all_pods_go_to_other_nodes(compile_with):
     compiled = compile_with(**{**EVERYTHING, "accelerator": ""})
     for step in STEPS:
         config = parsed(compiled, step)
@@ -104,7 +104,7 @@ def test_without_an_accelerator_all_pods_go_to_the_other_nodes(compile_with):
         assert "accelerator" not in compiled.executor(step)["resources"]
 
 
-def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_with):
+def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
     placement = {**EVERYTHING, "trainer": "kubeflow"}
     compiled = compile_with(**placement)
     config, container = parsed(compiled, "training"), compiled.executor("training")
@@ -118,7 +118,7 @@ def test_a_step_that_follows_a_job_leaves_its_needs_to_the_jobs_pods(compile_wit
     assert sent == train_job_spec(Placement(**placement))
 
 
-def test_folders_and_servers_are_the_placements_in_every_step_that_has_them(everything, compile_with):
+def test_folders_and_servers_are_placements_in_every_step_that_has_them(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {
         "lake": "gs://lake/clicks", "store": "/shop/store", "work": "/shop/work", "repository": "gs://bucket/repository",
@@ -190,7 +190,7 @@ def compile_file(tmp_path):
     return make
 
 
-def test_file_describes_a_cluster_with_values_of_the_file_beside_it(compile_file):
+def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     code, output = compile_file(FILE)
     assert code == 0
     compiled = Compiled(output)
@@ -204,7 +204,7 @@ def test_file_describes_a_cluster_with_values_of_the_file_beside_it(compile_file
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 
-def test_flags_come_before_the_file(compile_file):
+def test_flags_come_before_file(compile_file):
     code, output = compile_file(FILE, "--tag", "3f2a9c1", "--accelerator", "", "--registry", "")
     assert code == 0
     compiled = Compiled(output)

@@ -70,14 +70,14 @@ def ended(tmp_path, monkeypatch):
     ],
     ids=["released", "canary", "refused", "failed"],
 )
-def test_message_says_what_became_of_the_run_which_step_decided_and_why(server, changes, title, done):
+def test_message_says_what_became_of_run_which_step_decided_and_why(server, changes, title, done):
     notify(outcome(**changes), NOTES, server.url)
     (message,) = server.messages
     lines = message["text"].split("\n")
     assert lines == [title, "Since: 2026-01-02 01:00:00 UTC", f"Done: {done}", "Run: evergreen-x1"]
 
 
-def test_run_of_a_person_or_a_schedule_is_announced_once_it_is_recorded(server, tmp_path, ended):
+def test_run_of_person_or_schedule_is_announced_once_it_is_recorded(server, tmp_path, ended):
     assert ended(url=server.url) == "refused at evaluation: auc 0.70 trails 0.75"
     assert [m["text"].split("\n")[0] for m in server.messages] == [
         "The new model was refused by evaluation: auc 0.70 trails 0.75"
@@ -85,7 +85,7 @@ def test_run_of_a_person_or_a_schedule_is_announced_once_it_is_recorded(server, 
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_that_the_monitor_asked_for_is_left_to_it_and_without_an_address_nobody_is_notified(
+def test_run_that_monitor_asked_for_is_left_to_it_and_without_address_nobody_is_notified(
     server, tmp_path, ended, caplog
 ):
     ended(url=server.url, trigger_id="drift-1")
@@ -118,7 +118,7 @@ def closed(server):
     ],
     ids=["refused", "absent", "no address", "not ascii"],
 )
-def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
+def test_webhook_that_fails_changes_nothing_of_run_and_shows_no_secret(
     server, tmp_path, caplog, monkeypatch, ended, address
 ):
     caplog.set_level("DEBUG")
@@ -131,7 +131,7 @@ def test_webhook_that_fails_changes_nothing_of_the_run_and_shows_no_secret(
     assert SECRET not in caplog.text
 
 
-def test_what_a_step_reports_is_in_the_message_and_is_sent_for_the_monitors_runs_too(server):
+def test_what_step_reports_is_in_message_and_is_sent_for_monitors_runs_too(server):
     """The monitor reports how its runs end, but not what their steps found."""
     facts = {"notify": ["I7 has no value in any of 200 rows", "C3 drifted"]}
     notes = [*NOTES, StepNote(step="validation", state="done", facts=facts)]

@@ -42,7 +42,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
         ("evaluation", "refused", {}, ("refused", None)),
     ],
 )
-def test_last_note_decides_what_became_of_the_run(tmp_path, step, noted_as, facts, found):
+def test_last_note_decides_what_became_of_run(tmp_path, step, noted_as, facts, found):
     with noted(tmp_path, "run", step) as note:
         note.facts, note.state, note.reason = facts, noted_as, "auc 0.70 trails 0.75"
     outcome = _end(tmp_path)
@@ -51,24 +51,24 @@ def test_last_note_decides_what_became_of_the_run(tmp_path, step, noted_as, fact
 
 
 @pytest.mark.parametrize("kfp_state", ["COMPLETE", "CACHED"])
-def test_release_is_one_whatever_a_backend_calls_success(tmp_path, kfp_state):
+def test_release_is_one_whatever_backend_calls_success(tmp_path, kfp_state):
     with noted(tmp_path, "run", "deployment") as note:
         note.facts = {"version": 3, "rollout": "full"}
     assert _end(tmp_path, kfp_state=kfp_state).state == "released"
 
 
 @pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])
-def test_a_round_that_gives_way_to_a_canary_ends_as_that_canary_and_any_other_refusal_as_one(tmp_path, ended, state):
+def test_round_that_gives_way_to_canary_ends_as_that_canary_and_any_other_refusal_as_one(tmp_path, ended, state):
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
-        raise Refused("version 3 is a canary and goes on")
+        raise Refused("version 3 is a running canary")
     outcome = _end(tmp_path)
     assert (outcome.state, outcome.step, outcome.version) == (state, "deployment", None if ended else 3)
-    assert outcome.reason == "version 3 is a canary and goes on"
+    assert outcome.reason == "version 3 is a running canary"
 
 
-def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
+def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
     context.__enter__()  # never left: the process was killed
     outcome = _end(tmp_path, kfp_state="FAILED")
@@ -76,7 +76,7 @@ def test_step_that_was_killed_is_a_failure_of_that_step(tmp_path):
     assert "without a note" in outcome.reason
 
 
-def test_a_preempted_step_that_no_retry_followed_fails_the_run_and_says_so(tmp_path):
+def test_preempted_step_that_no_retry_followed_fails_run_and_says_so(tmp_path):
     with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     outcome = _end(tmp_path, kfp_state="FAILED")
@@ -93,7 +93,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
-def test_refusal_is_one_whatever_state_the_exit_handler_is_told(tmp_path, kfp_state):
+def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state):
     """A real backend tells it RUNNING, because a group of tasks was skipped."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
@@ -101,7 +101,7 @@ def test_refusal_is_one_whatever_state_the_exit_handler_is_told(tmp_path, kfp_st
     assert (outcome.state, outcome.step, outcome.reason) == ("refused", "evaluation", "auc 0.70 trails 0.75")
 
 
-def test_run_that_a_person_terminated_is_told_from_a_preempted_one(tmp_path):
+def test_run_that_person_terminated_is_told_from_preempted_one(tmp_path):
     with pytest.raises(Preempted), noted(tmp_path, "run", "training"):
         raise Preempted("saved at epoch 2")
     assert _end(tmp_path, kfp_state="CANCELED").reason == (
@@ -148,7 +148,7 @@ def test_second_pass_that_fails_again_says_where(tmp_path):
 
 @pytest.mark.parametrize(("action", "state"), [("release", "released"), ("canary", "canary")])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_release_whose_step_was_stopped_before_its_note_is_in_the_journal(tmp_path, action, state, passes):
+def test_release_whose_step_was_stopped_before_its_note_is_in_journal(tmp_path, action, state, passes):
     failing(tmp_path, "extraction")
     if passes == 2:
         _end(tmp_path, kfp_state="FAILED")
@@ -179,7 +179,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
     assert find_outcome(tmp_path, "two") is None
 
 
-def test_the_newest_runs_are_listed_without_a_look_at_what_older_ones_left(tmp_path, capsys):
+def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
         if run != "a":  # of which no step began
             with noted(tmp_path, run, "extraction"):

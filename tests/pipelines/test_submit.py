@@ -71,7 +71,7 @@ def version_names(server) -> list[str]:
     return [version["display_name"] for version in server.versions]
 
 
-def test_run_is_created_in_the_experiment_with_the_parameters_given(server, send):
+def test_run_is_created_in_experiment_with_parameters_given(server, send):
     parameters = {"settings": "gate.min_auc=0.7 training.passes=2", "parent": "none", "window_end": ""}
     run_id = send(parameters=parameters)
     (run,), (experiment,) = server.runs, server.experiments
@@ -83,7 +83,7 @@ def test_run_is_created_in_the_experiment_with_the_parameters_given(server, send
     assert run["body"]["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
 
 
-def test_first_upload_makes_the_pipeline_and_later_ones_only_versions(server, send):
+def test_first_upload_makes_pipeline_and_later_ones_only_versions(server, send):
     send(upload_version="3f2a9c1")
     send(upload_version="9c13f2a")
     (pipeline,) = server.pipelines
@@ -95,7 +95,7 @@ def test_first_upload_makes_the_pipeline_and_later_ones_only_versions(server, se
     assert references == [{"pipeline_id": "p1", "pipeline_version_id": version} for version in ("v2", "v3")]
 
 
-def test_version_that_is_there_with_the_same_content_is_used_and_not_sent_again(server, kfp, caplog):
+def test_version_that_is_there_with_same_content_is_used_and_not_sent_again(server, kfp, caplog):
     caplog.set_level("INFO")
     first = submit.upload(kfp, GOLDEN, "3f2a9c1")
     assert submit.upload(kfp, GOLDEN, "3f2a9c1") == first
@@ -113,7 +113,7 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
     assert version_names(server) == [PIPELINE_NAME, "same"]
 
 
-def test_upload_is_named_by_the_revision_of_its_images(server, command, tmp_path, capsys):
+def test_upload_is_named_by_revision_of_its_images(server, command, tmp_path, capsys):
     package = tmp_path / "retraining.yaml"
     assert main(["compile", "--output", str(package), "--tag", "3f2a9c1", "--registry", "localhost:5000/p"]) == 0
     assert "store /evergreen/store" in capsys.readouterr().out
@@ -133,13 +133,13 @@ def test_version_says_in_kubeflows_page_which_folders_and_servers_its_runs_use(s
     assert command("--upload-version", "v1", "--no-run") == 0, "the same content"
 
 
-def test_upload_of_images_without_a_revision_wants_a_name(server, command, capsys):
+def test_upload_of_images_without_revision_wants_name(server, command, capsys):
     assert command("--upload") == 2
     assert "have tag dev, expected one revision" in capsys.readouterr().err
     assert server.requests == []
 
 
-def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, command):
+def test_experiment_is_monitors_so_that_it_sees_persons_run(server, command):
     from monitoring.retraining.triggers import KubeflowSettings
 
     assert command() == 0
@@ -147,7 +147,7 @@ def test_experiment_is_the_monitors_so_that_it_sees_a_persons_run(server, comman
     assert server.runs[0]["body"]["service_account"] == SERVICE_ACCOUNT
 
 
-def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(server, command, capsys):
+def test_schedule_runs_version_one_at_time_and_makes_up_only_last(server, command, capsys):
     assert command("--upload-version", "3f2a9c1", "--recurring", "0 30 3 * * *", "--set", "training.passes=2") == 0
     (schedule,) = server.schedules
     assert capsys.readouterr().out.strip() == schedule["recurring_run_id"]
@@ -159,7 +159,7 @@ def test_schedule_runs_the_version_one_at_a_time_and_makes_up_only_the_last(serv
     assert server.runs == []
 
 
-def test_schedule_replaces_the_one_of_the_same_name_and_nobody_elses(server, command):
+def test_schedule_replaces_one_of_same_name_and_nobody_elses(server, command):
     assert command("--recurring", "0 0 3 * * *", "--upload-version", "first") == 0
     server.create_schedule({**server.schedules[0], "display_name": "someone else's"})
     assert command("--recurring", " 0 0  4 * * *", "--upload-version", "first") == 0
@@ -169,7 +169,7 @@ def test_schedule_replaces_the_one_of_the_same_name_and_nobody_elses(server, com
     }
 
 
-def test_schedule_that_the_new_one_could_not_replace_is_still_there(server, command):
+def test_schedule_that_new_one_could_not_replace_is_still_there(server, command):
     assert command("--recurring", "0 0 3 * * *") == 0
     assert command("--recurring", "0 0 x;y * * *") == 3
     assert [schedule["recurring_run_id"] for schedule in server.schedules] == ["s1"]
@@ -203,13 +203,13 @@ def run_through(server, kfp, states, *, seconds=60.0):
     return ended
 
 
-def test_waiting_ends_with_a_run_that_succeeded(server, kfp):
+def test_waiting_ends_with_run_that_succeeded(server, kfp):
     states = ["PENDING", "RUNNING", "PAUSED", "RUNNING", "SUCCEEDED", "never looked at"]
     assert run_through(server, kfp, states).state == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED", "SKIPPED"])
-def test_waiting_ends_with_a_run_that_ends_otherwise(server, kfp, state):
+def test_waiting_ends_with_run_that_ends_otherwise(server, kfp, state):
     run = run_through(server, kfp, ["RUNNING", "CANCELING", state, "never looked at"])
     assert (run.run_id, run.state) == (server.runs[0]["run_id"], state)
 
@@ -334,7 +334,7 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     assert expected in capsys.readouterr().err
 
 
-def test_listing_names_failed_runs_that_left_nothing_in_the_store(server, command, tmp_path, capsys):
+def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, tmp_path, capsys):
     """Kubeflow starts the handler of no run whose root driver fails, nor of a schedule whose account is gone."""
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
     lost, kept = server.fire("s1"), server.fire("s1")
@@ -353,7 +353,7 @@ def test_listing_names_failed_runs_that_left_nothing_in_the_store(server, comman
 
 
 @pytest.mark.parametrize("source", ["uploaded", "compiled"])
-def test_run_of_a_schedule_has_kubeflows_name_in_the_store(server, command, tmp_path, source):
+def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, source):
     """Kubeflow fills a schedule's template before its runs have names; the page makes schedules of an upload."""
     assert command(*(["--upload-version", "v"] if source == "uploaded" else []), "--recurring", "0 0 3 * * *") == 0
     run = server.fire("s1")
@@ -395,7 +395,7 @@ def test_listing_says_which_run_left_out_files(tmp_path, capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [f"b {said}"]
 
 
-def test_listing_shows_kubeflows_name_and_the_begin_of_its_id(tmp_path, capsys):
+def test_listing_shows_kubeflows_name_and_begin_of_its_id(tmp_path, capsys):
     leave_end(
         tmp_path,
         store_name("weekly 3/4", "x", "3011424b-cce0-40c0-bea8-f11f49badc9c"),

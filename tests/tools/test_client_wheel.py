@@ -75,7 +75,7 @@ def run(python, text, *arguments, given="", **environment):
     return done.stdout
 
 
-def test_the_wheel_has_one_name_for_every_python_and_takes_the_versions_that_it_is_tested_with(wheel):
+def test_wheel_has_one_name_for_every_python_and_takes_versions_that_it_is_tested_with(wheel):
     with zipfile.ZipFile(wheel) as held:
         names = held.namelist()
         texts = {name: held.read(name).decode() for name in names if name.endswith((".py", "METADATA"))}
@@ -115,7 +115,7 @@ for ask in (lambda: open_publisher("kafka://host:9092/topic"), lambda: open_publ
 """
 
 
-def test_its_docstring_runs_there_without_heavy_libraries_and_a_missing_extra_is_named(python):
+def test_its_docstring_runs_there_without_heavy_libraries_and_missing_extra_is_named(python):
     loaded, *printed = run(python, PROGRAM).splitlines()
     assert loaded == "{'inference_client'}"
     assert [line.rpartition(" ")[2] for line in printed] == [
@@ -124,7 +124,7 @@ def test_its_docstring_runs_there_without_heavy_libraries_and_a_missing_extra_is
     assert "expected confluent_kafka to be installed" in printed[0]
 
 
-def test_the_programs_of_the_page_run_as_they_stand_there(python, server, store, score_rows, read_log, tmp_path):
+def test_programs_of_page_run_as_they_stand_there(python, server, store, score_rows, read_log, tmp_path):
     page = (REPOSITORY / "docs" / "log-from-your-service.md").read_text()
     impression, outcome, shutdown, outage, threads = re.findall(r"^```python\n(.*?)^```$", page, flags=re.M | re.S)
     place = {

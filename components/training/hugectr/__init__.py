@@ -1,1 +1,1 @@
-"""The HugeCTR backend: the engine of `training.engine` over NVIDIA's classic Python API (merlin-hugectr 24.06)."""
+"""HugeCTR engine, on NVIDIA's classic Python API (merlin-hugectr 24.06)."""

@@ -1,8 +1,9 @@
-"""Which of HugeCTR's embeddings hold a model's vectors, which keys and how much GPU memory each has.
+"""Layout of a model's vectors in HugeCTR's embeddings: their keys and their GPU memory.
 
-An embedding of HugeCTR has one width of vectors and one way of pooling, a table of the store
-(`evergreen.networks.files`) has one width. So a table's slots are divided between two embeddings: those of lists whose
-mean is taken, and all others, since the sum of one vector is that vector. Columns that share a table share its keys.
+An embedding of HugeCTR has one width and one way of pooling. A table of the registry
+(`evergreen.networks.files`) has one width. The slots of a table are therefore divided between two
+embeddings. One has the slots of lists that are averaged. The other has all other slots, because the
+sum of a single vector is that vector. Columns that share a table share its keys.
 """
 
 from collections.abc import Sequence
@@ -17,21 +18,21 @@ from evergreen.config.model import DcnConfig
 from evergreen.networks.files import slot_offsets, tables_of
 
 _MARGIN_ROWS = 1024
-"""Room beyond the keys, since HugeCTR's hash table rounds its own counts."""
+"""Additional rows beyond the keys, because HugeCTR's hash table rounds its sizes."""
 _FLOATS_PER_ROW = 3
-"""Vectors that each row of the workspace takes: the weights and Adam's two moments."""
+"""Values stored for each weight of a workspace: the weight and Adam's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A slot of an embedding, as HugeCTR calls what becomes one of a row's vectors."""
+    """A slot of an embedding in HugeCTR's sense: look-ups that become one of a row's vectors."""
 
     vector: int
-    """Which of a row's vectors it becomes."""
+    """Number of the vector among a row's vectors."""
     columns: tuple[int, ...]
-    """The columns of ids that look it up: one, or the places of a list."""
+    """Id columns that look it up: one column, or all columns of a list."""
     is_list: bool
-    """Whether the columns are a list's, where a place may hold nothing."""
+    """Whether the columns belong to a list, whose elements may be padding."""
     first_key: int
     """Key of id 0."""
 
@@ -41,43 +42,46 @@ class Embedding:
     """One embedding of HugeCTR."""
 
     number: int
-    """In the order in which embeddings are added, which is part of the names of its files."""
+    """Position in the order in which embeddings are added. The names of its files contain it."""
     combiner: str
-    """`sum` or `mean`, of the vectors of a list."""
+    """Pooling of a list's vectors: `sum` or `mean`."""
     width: int
-    """Of its vectors."""
+    """Width of its vectors."""
     table: int
-    """Number of the model's table that has its vectors."""
+    """Number of the model's table with its vectors."""
     ranges: tuple[tuple[int, int], ...]
-    """Rows of that table, each range without its end; keys count through them."""
+    """Half-open ranges of rows of that table. Keys number the rows of all ranges consecutively."""
     slots: tuple[Slot, ...]
-    """In the order of a row's vectors."""
+    """Slots in the order of a row's vectors."""
 
     @property
     def num_keys(self) -> int:
-        """Keys, which are 0..num_keys-1."""
+        """Number of keys. The keys are 0 to num_keys - 1."""
         return sum(stop - start for start, stop in self.ranges)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of the model's table that have these keys."""
+        """Return the rows of the model's table for these keys."""
         firsts = slot_offsets([stop - start for start, stop in self.ranges])
         of_range = np.searchsorted(firsts, keys, side="right") - 1
         rows: NDArray[np.int64] = keys - firsts[of_range] + np.array(self.ranges)[of_range, 0]
         return rows
 
     def workspace_mb(self, num_gpus: int) -> int:
-        """The `workspace_size_per_gpu_in_mb` that it needs."""
+        """Return the required `workspace_size_per_gpu_in_mb`."""
         return smallest_workspace_mb(self.num_keys, self.width, num_gpus=num_gpus)
 
 
 def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) -> tuple[Embedding, ...]:
-    """The embeddings of a model, by width; no slot has lists of which one is summed and of another the mean taken.
+    """Return the embeddings of a model, ordered by width.
+
+    All lists with the vectors of one slot must be pooled in the same way, by sum or by mean.
 
     >>> from evergreen.config.features import PooledPlaces
     >>> config = DcnConfig(num_dense=0, num_categorical=3, embedding_dim=4)
     >>> places = Places((0, 1, 1, 2, 2), (PooledPlaces(1, 3, "mean"), PooledPlaces(3, 5, "sum")))
     >>> for each in embeddings_of(config, [10, 20, 30], places):
-    ...     print(each.combiner, each.ranges, [(slot.vector, slot.columns, slot.first_key) for slot in each.slots])
+    ...     slots = [(slot.vector, slot.columns, slot.first_key) for slot in each.slots]
+    ...     print(each.combiner, each.ranges, slots)
     sum ((0, 10), (30, 60)) [(0, (0,), 0), (2, (3, 4), 10)]
     mean ((10, 30),) [(1, (1, 2), 0)]
     """
@@ -111,7 +115,7 @@ def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) 
 
 
 def max_vocabulary_size(workspace_mb: int, dim: int) -> int:
-    """Rows that a HugeCTR workspace holds per GPU, each a vector and Adam's two.
+    """Return the number of rows in a HugeCTR workspace of one GPU, each with Adam's two moments.
 
     >>> max_vocabulary_size(267, 16)
     1458176
@@ -120,13 +124,19 @@ def max_vocabulary_size(workspace_mb: int, dim: int) -> int:
 
 
 def smallest_workspace_mb(num_rows: int, dim: int, *, num_gpus: int) -> int:
-    """`workspace_size_per_gpu_in_mb` for a table of `num_rows` vectors of width `dim` with Adam's state.
+    """Return the smallest sufficient `workspace_size_per_gpu_in_mb` of a table with Adam's state.
 
-    HugeCTR stops in the middle of training when a key has no room. All keys are known before, so the size is exact; key
-    k lies on GPU k modulo their number. HugeCTR allocates it when the model is built, so too small a GPU fails at once.
+    HugeCTR fails during training when there is no room for a key. All keys are known in advance, so
+    the size is exact. Key k is on GPU k modulo the number of GPUs. HugeCTR allocates the workspace
+    when the model is built, so a GPU that is too small fails at once.
 
-    >>> smallest_workspace_mb(1_457_152, 16, num_gpus=1), smallest_workspace_mb(1_457_153, 16, num_gpus=1)
-    (267, 268)
+    Args:
+        num_rows: Rows of the table.
+        dim: Width of its vectors.
+        num_gpus: GPUs that share the table.
+
+    >>> [smallest_workspace_mb(rows, 16, num_gpus=1) for rows in (1_457_152, 1_457_153)]
+    [267, 268]
     """
     rows_per_gpu = -(-num_rows // num_gpus) + _MARGIN_ROWS
     return -(-rows_per_gpu * _FLOATS_PER_ROW * 4 * dim >> 20)

@@ -1,12 +1,13 @@
-"""The HugeCTR engine: one `hugectr.Model` per restored weights and batch size, fed with staged Parquet.
+"""The HugeCTR engine: a `hugectr.Model` that is trained on staged Parquet files.
 
-Between models, and for scoring and saving, the weights live in a folder of their own as the store has them; HugeCTR's
-own state is only what it has learned since. What a step computes is HugeCTR's; which rows are learned, in which order
-and how often is `fit`'s. Dropout is seeded by HugeCTR itself, with 0 in every model, so the seed of a call decides
-nothing here.
+A new model is created after weights are restored and when the batch size changes. Between models,
+and for scoring and saving, the weights are in a folder in the registry's layout. HugeCTR's own
+state only has the changes since then. `fit` decides which rows are used, in which order and how
+often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a call has no effect
+here.
 
-HugeCTR reports failed reads and writes in its log, if at all, and goes on. So what it loaded is saved and compared, and
-what it saved is checked before it is taken for a model.
+HugeCTR only logs failed reads and writes, if it notices them, and continues. Therefore loaded
+weights are saved again and compared, and saved weights are checked before they are used as a model.
 """
 
 import gc
@@ -48,25 +49,25 @@ logger = logging.getLogger(__name__)
 
 IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
-"""Stages in one call of `learn`: writing one overlaps with training another, and a look at the scores between two calls
-saves the whole table."""
+"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one.
+Scoring between two calls saves the whole table, so a call should be long."""
 
 
 @dataclass(kw_only=True)
 class _Running:
-    """A model under training."""
+    """A model in training."""
 
     model: Any
     reader: Any
     batch_size: int
     steps: int
-    """Its own, from 0."""
+    """Steps of this model, from 0."""
     stage: Stage
-    """The one that its readers were made for."""
+    """Stage with which its readers were created."""
 
 
 class HugectrEngine:
-    """Engine of `components.training.engine`, in HugeCTR."""
+    """Implementation of `components.training.engine.Engine` with HugeCTR."""
 
     backend = "hugectr"
     open_rows = staticmethod(open_rows)
@@ -82,20 +83,25 @@ class HugectrEngine:
         nodes: Any | None = None,
         scratch: Path | None = None,
     ) -> None:
-        """Makes an engine without weights; `restore` gives it some.
+        """Create an engine without weights. `restore` loads weights.
 
-        Without `places` a row looks every slot up once.
-        `num_gpus` of each of the `nodes` share a batch, those of the lowest numbers; None = the nodes that MPI started,
-        or this machine.
-        `scratch` is a folder for weights and staged rows: four times the model and its state, and 264 bytes per row of
-        three stages; None = a new one where temporary files go.
+        Args:
+            config: Configuration of the network.
+            slot_sizes: Number of ids of each slot.
+            settings: Settings of the fit.
+            places: Places that a row looks up. None to look up each slot once.
+            num_gpus: GPUs of each node that share a batch. The first ones are used.
+            nodes: MPI communicator of the nodes. None for the nodes that MPI started, or this
+                machine.
+            scratch: Folder for weights and staged rows. It needs four times the model with its
+                state, and 264 bytes for each row of three stages. None for a new temporary folder.
 
         Raises:
-            ContractError: settings that exclude each other.
+            ContractError: the settings contradict each other.
             PermanentError: `hugectr` cannot be imported here.
         """
         if not isinstance(config, DcnConfig):
-            raise ContractError(f"network is {config.network!r}, expected dcn: backend hugectr builds no other")
+            raise ContractError(f"network is {config.network!r}, expected dcn, the only network of backend hugectr")
         self._nodes = communicator() if nodes is None else nodes
         self._num_nodes = 1 if self._nodes is None else self._nodes.Get_size()
         self._num_gpus = num_gpus * self._num_nodes
@@ -103,7 +109,7 @@ class HugectrEngine:
         try:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
-            raise PermanentError(f"backend hugectr runs in the image {IMAGE} only: {error}") from error
+            raise PermanentError(f"backend hugectr only runs in the image {IMAGE}: {error}") from error
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
@@ -118,17 +124,18 @@ class HugectrEngine:
         self.num_steps = 0
 
     def restore(self, weights: Path) -> None:
-        """See `Engine`. HugeCTR gets the weights when it next learns."""
+        """See `Engine`. The weights are copied to HugeCTR by the next call of `learn`."""
         stored = open_model(weights, self._slot_sizes)
-        # HugeCTR takes weights of any network that are as many.
+        # HugeCTR accepts the weights of any network with as many parameters, so they are checked
+        # here.
         load_scorer(weights, self._config, self._slot_sizes, places=self._places)
         self._end_model()
-        self._renew_current(lambda folder: shutil.copytree(weights, folder))
+        self._replace_current(lambda folder: shutil.copytree(weights, folder))
         self.num_steps = stored.step
 
     def save(self, folder: Path) -> None:
         """See `Engine`."""
-        self._bring_current()
+        self._update_current()
         shutil.copytree(self._current, folder, dirs_exist_ok=True)
 
     def segment_batches(self, batch_size: int) -> int:
@@ -138,15 +145,18 @@ class HugectrEngine:
     def learn(
         self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
     ) -> float:
-        """See `Engine`; the mean loss is that of the batches looked at, one in `loss_interval` and the last.
+        """See `Engine`.
 
-        A last batch that is not whole is filled up with rows from the beginning of `order`, and a batch size that the
-        GPUs cannot share is rounded down, for HugeCTR takes neither.
+        The mean loss is over every `loss_interval`-th batch and the last batch of each stage.
+
+        HugeCTR needs full batches whose size is a multiple of the number of GPUs. An incomplete
+        last batch is filled with rows from the start of `order`, and the batch size is rounded
+        down.
         """
         gpus = self._num_gpus
         per_step = max(gpus, batch_size - batch_size % gpus)
         if self._running is not None and self._running.batch_size != per_step:
-            self._bring_current()
+            self._update_current()
             self._end_model()
         self._num_folders += 1
         folder = self._scratch / f"rows-{self._num_folders:06d}"
@@ -155,7 +165,7 @@ class HugectrEngine:
             full_batches(order, per_step),
             embeddings=self._embeddings,
             batch_size=per_step,
-            num_files=gpus // self._num_nodes,  # all nodes read all of them
+            num_files=gpus // self._num_nodes,  # every node reads all files
             stage_rows=self._settings.solver.stage_rows,
             folder=folder,
         )
@@ -165,12 +175,12 @@ class HugectrEngine:
                 if not math.isfinite(loss):
                     return loss
                 losses.append(loss)
-            self._forget(stage)
+            self._delete_stage(stage)
         return float(np.mean(losses))
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
         """See `Engine`."""
-        self._bring_current()
+        self._update_current()
         scorer = load_scorer(self._current, self._config, self._slot_sizes, places=self._places)
         probabilities: NDArray[np.float32] = scorer.probabilities(rows.dense, rows.ids)
         return probabilities
@@ -183,9 +193,9 @@ class HugectrEngine:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _train(self, stage: Stage, batch_size: int, rate: Rate) -> Iterator[float]:
-        """Steps through one stage; yields the loss of every batch that is looked at."""
+        """Train on one stage and yield the losses that are read."""
         if self._running is not None and not self._running.stage.has_room_for(stage):
-            self._bring_current()
+            self._update_current()
             self._end_model()
         running = self._running or self._begin_model(stage, batch_size)
         self._is_current = False
@@ -203,19 +213,21 @@ class HugectrEngine:
                 self.num_steps += 1
                 if (number + 1) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
                     yield float(running.model.get_current_loss())
-            # The reader starts over only once it was seen to be at its end.
+            # The reader restarts only after it has reported its end.
             if running.model.train():
-                raise PermanentError(f"HugeCTR reads {stage.file_list} on after its {stage.num_batches} batches")
+                raise PermanentError(
+                    f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, expected its end"
+                )
         except RuntimeError as error:
             raise PermanentError(f"HugeCTR stopped at step {self.num_steps + 1}: {error}") from error
 
-    def _forget(self, stage: Stage) -> None:
-        """Removes a stage that was trained, unless the model began with it: its reader was made for that folder."""
+    def _delete_stage(self, stage: Stage) -> None:
+        """Delete a stage after training, unless the model's reader was created for its folder."""
         if self._running is None or stage is not self._running.stage:
             shutil.rmtree(stage.file_list.parent, ignore_errors=True)
 
     def _begin_model(self, stage: Stage, batch_size: int) -> _Running:
-        """A model with the current weights, proven to hold them."""
+        """Create a model with the current weights and verify that it has them."""
         blueprint = Blueprint(
             config=self._config,
             embeddings=self._embeddings,
@@ -231,8 +243,8 @@ class HugectrEngine:
         try:
             model, reader = built(self._hugectr, blueprint, self._nodes)
         except RuntimeError as error:
-            said = f"workspaces of {workspaces} per GPU"
-            raise PermanentError(f"HugeCTR cannot build the network with {said}: {error}") from error
+            sizes = f"workspaces of {workspaces} per GPU"
+            raise PermanentError(f"HugeCTR cannot build the network with {sizes}: {error}") from error
         self._load(model)
         self._running = _Running(
             model=model,
@@ -242,11 +254,11 @@ class HugectrEngine:
             stage=stage,
         )
         if self._settings.solver.prove_restores:
-            proof = self._scratch / "proof"
-            self._save_to(proof)
-            current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, proof))
+            copy = self._scratch / "copy"
+            self._save_to(copy)
+            current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, copy))
             _require_same(current, saved)
-            shutil.rmtree(proof)
+            shutil.rmtree(copy)
         logger.info("hugectr model: batches of %d, workspaces of %s per GPU", batch_size, workspaces)
         return self._running
 
@@ -254,24 +266,25 @@ class HugectrEngine:
         if self._running is None:
             return
         folder, self._running = self._running.stage.file_list.parent, None
-        # Its GPU memory goes with the object.
+        # Collecting the object releases its GPU memory.
         gc.collect()
         shutil.rmtree(folder, ignore_errors=True)
 
-    def _bring_current(self) -> None:
-        """Makes the folder of current weights hold what was learned."""
+    def _update_current(self) -> None:
+        """Write the trained weights to the folder of current weights."""
         if not self._is_current:
             if self._running is None:
                 raise PermanentError("engine has no weights, expected a call of restore first")
-            self._renew_current(self._save_to)
+            self._replace_current(self._save_to)
 
     def _load(self, model: Any) -> None:
-        """Gives a compiled model the current weights, and the optimizer state where there is any."""
+        """Load the current weights into a compiled model, with the optimizer state if there is one."""
         stored, folder = open_model(self._current, self._slot_sizes), self._scratch / "load"
         try:
             export_model(stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder)
             model.load_dense_weights(str(folder / DENSE_FILE))
-            # The overloads that take lists: given names, load_sparse_optimizer_states opens the name as a path.
+            # These are the overloads with lists. The overload of load_sparse_optimizer_states with
+            # names opens a name as a path.
             model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
@@ -282,13 +295,13 @@ class HugectrEngine:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _sparse_paths(self, folder: Path, name: str) -> list[str]:
-        """Of each embedding, in the order in which they were added."""
+        """Return the path of each embedding, in the order in which they were added."""
         return [str(folder / name.format(each.number)) for each in self._embeddings]
 
     def _save_to(self, target: Path) -> None:
-        """Saves the running model into `target`, as the store has it."""
+        """Save the running model into `target` in the registry's layout."""
         assert self._running is not None
-        # Made empty first: HugeCTR writes over older files without cutting them off.
+        # The folder must be empty, because HugeCTR overwrites older files without truncating them.
         folder = self._scratch / "saved"
         shutil.rmtree(folder, ignore_errors=True)
         success = self._hugectr.Error_t.Success
@@ -296,7 +309,7 @@ class HugectrEngine:
             folder.mkdir(parents=True)
             answer = self._running.model.save_params_to_files(prefix=str(folder / MODEL_NAME), iter=0)
             if answer is not None and answer != success:
-                raise PermanentError(f"HugeCTR answers {answer} to saving to {folder}, expected {success}")
+                raise PermanentError(f"HugeCTR's save to {folder} returned {answer}, expected {success}")
             import_model(
                 folder,
                 self._config,
@@ -306,13 +319,13 @@ class HugectrEngine:
                 step=self.num_steps,
             )
         except ContractError as error:
-            raise PermanentError(f"what HugeCTR saved is no model: {error}") from error
+            raise PermanentError(f"HugeCTR saved an invalid model: {error}") from error
         except (OSError, RuntimeError) as error:
             raise PermanentError(f"HugeCTR cannot save to {folder}: {error}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _renew_current(self, write: Callable[[Path], object]) -> None:
+    def _replace_current(self, write: Callable[[Path], object]) -> None:
         fresh = self._scratch / "fresh"
         shutil.rmtree(fresh, ignore_errors=True)
         write(fresh)
@@ -322,19 +335,19 @@ class HugectrEngine:
 
 
 def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
-    """Refuses a model that, saved right after loading and before any step, is not the one that was loaded."""
+    """Check that a model which was saved right after loading equals the model that was loaded."""
     for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts, saved.parts):
         names = [name for name, values in mine.dense.items() if not np.array_equal(values, its.dense[name])]
         names += ["the embeddings"] * (not all(map(np.array_equal, mine.tables, its.tables)))
         if names:
             raise PermanentError(
-                f"HugeCTR holds other {kind} of {', '.join(names)} than those that it was to load; its log names what "
-                "it skipped"
+                f"{kind} of {', '.join(names)} in HugeCTR differ from the loaded ones, expected "
+                "equal ones; its log names what it skipped"
             )
 
 
 def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
-    """Refuses what HugeCTR would refuse after minutes, or would not."""
+    """Check settings that HugeCTR would reject only after minutes, or not at all."""
     if settings.precision == "bfloat16":
         raise ContractError("precision is 'bfloat16', expected float32 or tf32")
     if settings.batch_size % num_gpus:
@@ -342,13 +355,19 @@ def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
 
 
 def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
-    """What the learning rate of step `step` of all rounds, its model's own step `model_step`, is multiplied by.
+    """Return the factor of the learning rate that corrects HugeCTR's step count.
 
-    HugeCTR's count of steps, Adam's t, starts anew with every model, which is made whenever weights are restored or the
-    batch size changes, and HugeCTR does not save it. Its step is `w -= lr * c(t) * m / (sqrt(v) + eps)` with `c(t) =
-    sqrt(1 - beta2^t) / (1 - beta1^t)`; t enters nowhere else, for dense parameters and embeddings alike. Giving it
-    `lr * c(T) / c(t)`, with T the steps since the weights were initialised, therefore makes exactly the step of an Adam
-    that never forgot its count.
+    HugeCTR restarts its step count (Adam's t) with every model and does not save it. A new model is
+    created whenever weights are restored or the batch size changes. HugeCTR's step is `w -= lr *
+    c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`. This is the only
+    use of t, for dense parameters and embeddings. Let T be the number of steps since the weights
+    were initialised. With the learning rate `lr * c(T) / c(t)`, HugeCTR takes exactly the step of
+    an Adam with step count T.
+
+    Args:
+        settings: Settings of the fit.
+        step: Step number over all runs, T.
+        model_step: Step number of this model, t.
     """
     now, forgotten = ((1 - settings.beta2**t) ** 0.5 / (1 - settings.beta1**t) for t in (step, model_step))
     return float(now / forgotten)

@@ -1,17 +1,21 @@
-"""HugeCTR's model files, written from and read into a model of the store (`evergreen.networks.files`).
+"""Convert models between HugeCTR's files and the registry's layout (`evergreen.networks.files`).
 
-Layout as HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)` has it; little endian, no headers, float32 where
-nothing else is stated:
+The layout is that of HugeCTR 24.06's `save_params_to_files("<folder>/dcn", 0)`: little endian,
+without headers, and float32 unless stated otherwise.
 
-- `dcn_dense_0.model`: all dense parameters back to back, in the order of the layers, InnerProduct weights as [in, out];
-- `dcn_opt_dense_0.model`: Adam's m, then v, which begins at a multiple of 256 bytes;
-- `dcn<i>_sparse_0.model/{key,emb_vector}` of embedding i: int64 keys, and a vector per key;
-- `dcn<i>_opt_sparse_0.model`: m, then v; each is the workspace of every GPU, [capacity, width], zero in unused rows.
+- `dcn_dense_0.model` has all dense parameters in the order of the layers, with InnerProduct weights
+  as [in, out].
+- `dcn_opt_dense_0.model` has Adam's m, then v, which starts at a multiple of 256 bytes.
+- `dcn<i>_sparse_0.model/{key,emb_vector}` of embedding i have int64 keys, and a vector for each
+  key.
+- `dcn<i>_opt_sparse_0.model` has m, then v. Each is the workspace of every GPU, [capacity, width],
+  with zeros in unused rows.
 
-The files do not state which row of the workspace belongs to a key. A loaded key's row is its position among the keys of
-its GPU (key modulo the number of GPUs), and a model that was exported here has all keys in ascending order, so key k
-has row k // n of GPU k % n. On one GPU a save lists the keys by their rows, so that row r belongs to key r of the file,
-whatever their order: what HugeCTR trained alone can be imported too.
+The files do not state the workspace row of a key. A loaded key's row is its position among the keys
+of its GPU, which is the key modulo the number of GPUs. A model that was exported here has all keys
+in ascending order, so key k has row k // n of GPU k % n. On one GPU, HugeCTR saves the keys in the
+order of their rows. Row r then belongs to key r of the file in any order, so a model that was
+trained only with HugeCTR can be imported, too.
 """
 
 import math
@@ -30,13 +34,13 @@ from evergreen.runtime.errors import ContractError, PermanentError
 DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
 SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE = "dcn{}_sparse_0.model", "dcn{}_opt_sparse_0.model"
-"""With the number of an embedding."""
+"""Names with a placeholder for the number of the embedding."""
 KEY_FILE, VECTOR_FILE = "key", "emb_vector"
 _ALIGNMENT_BYTES = 256
 
 
 def state_shape(embedding: Embedding, num_gpus: int) -> tuple[int, int, int, int]:
-    """Shape of one sparse optimizer file: states, GPUs, rows of a workspace, width."""
+    """Return the shape of a sparse optimizer file: states, GPUs, rows of a workspace, width."""
     rows = max_vocabulary_size(embedding.workspace_mb(num_gpus), embedding.width)
     return (2, num_gpus, rows, embedding.width)
 
@@ -44,10 +48,12 @@ def state_shape(embedding: Embedding, num_gpus: int) -> tuple[int, int, int, int
 def export_model(
     stored: StoredModel, config: DcnConfig, embeddings: Sequence[Embedding], *, num_gpus: int, folder: Path
 ) -> None:
-    """Writes HugeCTR's files of a stored model into `folder`, for HugeCTR to load; all keys, ascending.
+    """Write a stored model into `folder` as files that HugeCTR can load.
+
+    All keys are written, in ascending order.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk is full or fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     flatten(config, stored.weights.dense).tofile(folder / DENSE_FILE)
@@ -64,7 +70,7 @@ def export_model(
                 stored.weights.tables[each.table][each.rows_of(keys)].tofile(file)
         if stored.moments is None:
             continue
-        # Unused rows take no room on the disk.
+        # The file is sparse, so unused rows take no room on disk.
         path = folder / SPARSE_OPTIMIZER_FILE.format(each.number)
         state = np.memmap(path, "<f4", "w+", shape=state_shape(each, num_gpus))
         for keys in _key_chunks(each):
@@ -79,21 +85,28 @@ def _key_chunks(embedding: Embedding) -> Iterator[NDArray[np.int64]]:
 def import_model(
     folder: Path, config: DcnConfig, embeddings: Sequence[Embedding], *, num_gpus: int, into: Path, step: int
 ) -> None:
-    """Writes the model whose files HugeCTR saved in `folder` into the folder `into`, as the store has it.
+    """Convert HugeCTR's saved files in `folder` to a model in the registry's layout.
 
-    The files are those of a model that has all keys. They do not hold `step`, the number of optimizer steps taken.
+    Args:
+        folder: Folder with HugeCTR's files. The model must have all keys.
+        config: Configuration of the network.
+        embeddings: Layout of the embeddings.
+        num_gpus: GPUs that share the embeddings.
+        into: Folder to write.
+        step: Number of optimizer steps taken, which HugeCTR's files do not contain.
 
     Raises:
-        ContractError: a file is absent or of another size, a key is missing or unknown, or a row of the optimizer
-            state that no key has is in use, so that the moments are not where they are looked for.
+        ContractError: a file is absent or has another size, or a key is missing or unknown. Another
+            cause is a value of the optimizer state in a row without a key, because the moments are
+            then not at the expected rows.
         PermanentError: the disk has no room for the model.
     """
     _require_dense_sizes(folder, config)
     for each in embeddings:
-        _require_sound(folder, each, num_gpus)
+        _require_valid(folder, each, num_gpus)
     flat = np.fromfile(folder / DENSE_FILE, "<f4")
     both = np.fromfile(folder / DENSE_OPTIMIZER_FILE, "<f4")
-    # With or without the gap, v ends where the file does.
+    # v ends at the end of the file, whether or not there is a gap before it.
     flats = (flat, both[: len(flat)], both[-len(flat) :])
     dense = unflatten(config, flat)
     num_rows = [0] * len(config.table_widths)
@@ -109,7 +122,7 @@ def import_model(
 
 
 def _import_embedding(folder: Path, embedding: Embedding, *, num_gpus: int, stored: StoredModel) -> None:
-    """Copies the vectors and moments of one embedding into the tables of a new model."""
+    """Copy the vectors and moments of one embedding into the tables of a new model."""
     assert stored.moments is not None, "a new model has moments"
     sparse, table = folder / SPARSE_FOLDER.format(embedding.number), embedding.table
     keys = np.fromfile(sparse / KEY_FILE, "<i8")
@@ -126,12 +139,15 @@ def _import_embedding(folder: Path, embedding: Embedding, *, num_gpus: int, stor
 
 
 def flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
-    """The dense parameters, or a moment of each, in one array as HugeCTR's dense file has them.
+    """Return the dense parameters, or their moments, as one array in the order of HugeCTR's file.
 
-    >>> config = DcnConfig(num_dense=1, num_categorical=1, embedding_dim=1, num_cross_layers=1, tower=(1,))
-    >>> names = {"cross_weight": [[1, 2]], "cross_bias": [[3, 4]], "tower.0.weight": [[5, 6]], "tower.0.bias": [7],
-    ...     "final_tower": [[8]], "final_cross": [[9, 10]], "bias": [11]}
-    >>> flatten(config, {name: np.array(values, np.float32) for name, values in names.items()}).tolist()
+    >>> config = DcnConfig(
+    ...     num_dense=1, num_categorical=1, embedding_dim=1, num_cross_layers=1, tower=(1,)
+    ... )
+    >>> values = {"cross_weight": [[1, 2]], "cross_bias": [[3, 4]], "tower.0.weight": [[5, 6]],
+    ...     "tower.0.bias": [7], "final_tower": [[8]], "final_cross": [[9, 10]], "bias": [11]}
+    >>> dense = {name: np.array(each, np.float32) for name, each in values.items()}
+    >>> flatten(config, dense).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
     """
     flat = np.concatenate([view.ravel() for view in _in_file_order(config, dense)])
@@ -139,7 +155,7 @@ def flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
 
 
 def unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
-    """The dense parameters by their `state_dict` names, of an array as HugeCTR's dense file has it."""
+    """Return the dense parameters by `state_dict` name from an array in HugeCTR's file order."""
     dense = _empty_dense(config)
     at = 0
     for view in _in_file_order(config, dense):
@@ -154,7 +170,7 @@ def _empty_dense(config: DcnConfig) -> dict[str, FloatArray]:
 
 
 def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterator[FloatArray]:
-    """Views of the parameters as the layers have them, one after another."""
+    """Yield views of the parameters in the order and shape of HugeCTR's layers."""
     of_cross = ("cross_u", "cross_v", "cross_bias") if config.projection_dim else ("cross_weight", "cross_bias")
     for layer in range(config.num_cross_layers):
         for name in of_cross:
@@ -167,7 +183,10 @@ def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterat
 
 
 def _tower_names(config: DcnConfig) -> list[str]:
-    """Of the tower's linear layers, each followed by ReLU and dropout (`evergreen.networks.network.mlp`)."""
+    """Return the names of the tower's linear layers.
+
+    ReLU and dropout follow each of them (`evergreen.networks.network.mlp`).
+    """
     return [f"tower.{3 * i}" for i in range(len(config.tower))]
 
 
@@ -177,8 +196,8 @@ def _require_dense_sizes(folder: Path, config: DcnConfig) -> None:
     _require_size(folder / DENSE_OPTIMIZER_FILE, dense + -dense % _ALIGNMENT_BYTES + dense, 2 * dense)
 
 
-def _require_sound(folder: Path, embedding: Embedding, num_gpus: int) -> None:
-    """Refuses files of an embedding that are not whole, or whose rows are not where they are looked for."""
+def _require_valid(folder: Path, embedding: Embedding, num_gpus: int) -> None:
+    """Check that an embedding's files are complete and have their rows at expected positions."""
     sparse, path = (
         folder / SPARSE_FOLDER.format(embedding.number),
         folder / SPARSE_OPTIMIZER_FILE.format(embedding.number),
@@ -194,7 +213,9 @@ def _require_sound(folder: Path, embedding: Embedding, num_gpus: int) -> None:
         for table in state[:, gpu]:
             for at in range(used, len(table), ROWS_PER_CHUNK):
                 if table[at : at + ROWS_PER_CHUNK].any():
-                    raise ContractError(f"optimizer state {path} of GPU {gpu} is not zero after row {used}")
+                    raise ContractError(
+                        f"optimizer state {path} of GPU {gpu} has values after row {used}, expected zeros"
+                    )
 
 
 def _require_size(path: Path, *expected: int) -> None:
@@ -208,11 +229,13 @@ def _require_size(path: Path, *expected: int) -> None:
 
 def _require_all_keys(keys: NDArray[np.int64], num_rows: int, path: Path) -> None:
     if keys.min() < 0 or keys.max() >= num_rows:
-        raise ContractError(f"{path} holds keys {keys.min()}..{keys.max()}, expected 0..{num_rows - 1}")
+        raise ContractError(f"{path} has keys {keys.min()}..{keys.max()}, expected 0..{num_rows - 1}")
     seen = np.zeros(num_rows, np.bool_)
     seen[keys] = True
     if missing := int((~seen).sum()):
-        raise ContractError(f"{path} lacks {missing} keys and holds others twice, expected each of 0..{num_rows - 1}")
+        raise ContractError(
+            f"{path} lacks {missing} keys and has others twice, expected each of 0..{num_rows - 1} once"
+        )
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[np.floating]:

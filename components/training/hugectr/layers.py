@@ -1,9 +1,9 @@
-"""The Deep & Cross Network as HugeCTR's layers, given to its Python API.
+"""The Deep & Cross Network as layers of HugeCTR's Python API.
 
-Each embedding gives the vectors of its slots one after another; the network takes all vectors in the order of the
-columns. x0 feeds two layers. HugeCTR would insert a Slice by itself, as in NVIDIA's DCN sample; here it is in the list,
-so that all tensors have names of ours. Nothing here trains or reads rows. `hugectr` is passed in, so that this module
-loads without it.
+Each embedding gives the vectors of its slots. The network takes all vectors in the order of the
+columns. Two layers use x0. HugeCTR would insert a Slice layer for this by itself, as in NVIDIA's
+DCN sample. The Slice is listed here explicitly, so that this module names all tensors. The module
+`hugectr` is an argument, so that this module can be imported without it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,21 +24,23 @@ class Layer(NamedTuple):
     type: str
     """Member of `hugectr.Layer_t`."""
     bottoms: list[str]
-    """Tensors read."""
+    """Names of the input tensors."""
     tops: list[str]
-    """Tensors written."""
+    """Names of the output tensors."""
     arguments: dict[str, Any] = {}
-    """Further arguments of `hugectr.DenseLayer`, by name."""
+    """Additional arguments of `hugectr.DenseLayer` by name."""
 
 
 def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer]:
-    """The dense layers from the embeddings to the loss, in the order of their weights in the dense file.
+    """Yield the dense layers from the embeddings to the loss, in the order of the dense file.
 
-    Without dropout there are no Dropout layers: HugeCTR's take rates above 0 only.
+    Without dropout there are no Dropout layers, because HugeCTR accepts only rates above 0.
 
     >>> from evergreen.networks.files import one_each
     >>> from components.training.hugectr.embeddings import embeddings_of
-    >>> config = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,))
+    >>> config = DcnConfig(
+    ...     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=2, tower=(8,)
+    ... )
     >>> for layer in dcn_layers(config, embeddings_of(config, [5] * 26, one_each([5] * 26))):
     ...     print(*layer)
     Reshape ['embedding_0'] ['vectors_0'] {'leading_dim': 26}
@@ -77,11 +79,12 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
 
 
 def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterator[Layer]:
-    """Those that make x0 of the embeddings: all vectors in their order, then the dense values.
+    """Yield the layers that build x0 from the embeddings.
 
-    An embedding is cut only where vectors of others lie between its own.
+    x0 has all vectors in their order, then the dense values. An embedding is sliced only if vectors
+    of others are between its own.
     """
-    parts: dict[int, str] = {}  # tensors, by the first vector that they hold
+    parts: dict[int, str] = {}  # tensors by the number of their first vector
     for each in embeddings:
         vectors = [slot.vector for slot in each.slots]
         begins = [i for i, vector in enumerate(vectors) if i == 0 or vectors[i - 1] != vector - 1]
@@ -100,31 +103,32 @@ def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterato
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """All that decides a compiled model but its weights."""
+    """Everything that determines a compiled model except its weights."""
 
     config: DcnConfig
     embeddings: tuple[Embedding, ...]
     settings: TrainingSettings
     num_gpus: int
-    """GPUs that share a batch, of all nodes together."""
+    """GPUs of all nodes that share a batch."""
     num_nodes: int = 1
     batch_size: int
     file_list: str
-    """`_file_list.txt` of staged rows, for training and for evaluation, until another is set as source."""
+    """`_file_list.txt` of staged rows, for training and for evaluation, until another source is
+    set."""
 
     @property
     def gpus_of_node(self) -> int:
-        """GPUs of each node."""
+        """Number of GPUs of each node."""
         return self.num_gpus // self.num_nodes
 
 
 def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
-    """A compiled `hugectr.Model` with HugeCTR's initial weights."""
+    """Return a compiled `hugectr.Model` with HugeCTR's initial weights."""
     config = blueprint.config
     model = hugectr.Model(
         _solver(hugectr, blueprint), _reader(hugectr, blueprint), _optimizer(hugectr, blueprint.settings)
     )
-    # A list has any number of keys up to its length, every other slot one.
+    # A list has at most as many keys as columns. Every other slot has exactly one key.
     keys = [
         hugectr.DataReaderSparseParam(
             top_name=f"keys_{each.number}",
@@ -170,19 +174,20 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
     settings = blueprint.settings
-    # Every step is given its learning rate, see `engine.rate_correction`.
+    # The learning rate is set before every step, see `engine.rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
         seed=settings.seed,
         lr=settings.learning_rate,
         batchsize=blueprint.batch_size,
-        batchsize_eval=blueprint.batch_size,  # it never evaluates
+        batchsize_eval=blueprint.batch_size,  # unused, but required
         vvgpu=[list(range(blueprint.gpus_of_node))] * blueprint.num_nodes,
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",
         i64_input_key=True,
-        # Staged files hold whole batches only. One that does not would be counted as missing, instead of being learned
-        # with what the batch before left in the rest of the buffers.
+        # Staged files have only complete batches. With this flag an incomplete batch would be
+        # reported as missing. Without it, HugeCTR would train on leftovers of the previous batch in
+        # its buffers.
         drop_incomplete_batch=True,
     )
 
@@ -194,12 +199,15 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
         num_workers=blueprint.gpus_of_node,
-        slot_size_array=[],  # staged keys are those of the embeddings
+        slot_size_array=[],  # staged keys are already those of the embeddings
     )
 
 
 def _optimizer(hugectr: Any, settings: TrainingSettings) -> Any:
-    """Adam over the rows of the batch only; HugeCTR's default would move every row of the table in every step."""
+    """Return an Adam optimizer that only updates the rows of the batch.
+
+    HugeCTR's default would update every row of the table in every step.
+    """
     return hugectr.CreateOptimizer(
         optimizer_type=hugectr.Optimizer_t.Adam,
         update_type=hugectr.Update_t.Local,

@@ -1,9 +1,10 @@
-"""HugeCTR on several nodes: one process on each, started by MPI, which share every batch.
+"""Run HugeCTR on several nodes: MPI starts one process on each node, and all share every batch.
 
-The first process runs the step. The others repeat what it asks of a model, in the same order, for HugeCTR does all of
-it together: each process reads every batch and keeps its own GPUs' share, the first one gets the sum of the losses, and
-all write into the files of an embedding. (So its sources say; it was not run.) Files are named by the first process, so
-the engine's scratch folder must be one that all nodes see.
+The first process runs the step. The other processes repeat its calls of a model in the same order,
+because HugeCTR's calls are collective. Each process reads every batch and uses the share of its own
+GPUs. The first process receives the sum of the losses, and all processes write into the files of an
+embedding. This follows HugeCTR's sources and has not been run. The first process names the files,
+so all nodes must see the engine's scratch folder.
 """
 
 import importlib
@@ -15,14 +16,14 @@ from components.training.hugectr.layers import Blueprint, compiled_model
 
 
 def communicator() -> Any | None:
-    """MPI's communicator of all processes; None where mpirun started no more than this one."""
+    """Return MPI's communicator of all processes, or None if there is only this process."""
     if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) < 2:
         return None
     return importlib.import_module("mpi4py.MPI").COMM_WORLD
 
 
-class _Everywhere:
-    """A model or its reader on all nodes: a method that is called here is called on each of them."""
+class _OnAllNodes:
+    """Proxy of a model or its reader that calls each method on all nodes."""
 
     def __init__(self, nodes: Any, part: str, own: Any) -> None:
         self._nodes, self._part, self._own = nodes, part, own
@@ -33,31 +34,34 @@ class _Everywhere:
             try:
                 return getattr(self._own, name)(*args, **kwargs)
             finally:
-                self._nodes.Barrier()  # the engine may remove now what the others read
+                self._nodes.Barrier()  # after this the engine may delete files that the others have read
 
         return call
 
 
 def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, Any]:
-    """The compiled model and its training reader, on all `nodes`; None = on this one."""
+    """Return the compiled model and its training reader.
+
+    They are created on all `nodes`, or only in this process if `nodes` is None.
+    """
     if nodes is not None:
         nodes.bcast(("build", blueprint))
     model = compiled_model(hugectr, blueprint)
     reader = model.get_data_reader_train()
     if nodes is None:
         return model, reader
-    return _Everywhere(nodes, "model", model), _Everywhere(nodes, "reader", reader)
+    return _OnAllNodes(nodes, "model", model), _OnAllNodes(nodes, "reader", reader)
 
 
 def follow(hugectr: Any, nodes: Any) -> None:
-    """Repeats what the first process asks for until it says None."""
+    """Repeat the calls of the first process until it sends None."""
     parts: dict[str, Any] = {}
-    while (said := nodes.bcast(None)) is not None:
-        if said[0] == "build":
-            parts.clear()  # a model's GPU memory goes with it
-            model = compiled_model(hugectr, said[1])
+    while (request := nodes.bcast(None)) is not None:
+        if request[0] == "build":
+            parts.clear()  # releases the GPU memory of the previous model
+            model = compiled_model(hugectr, request[1])
             parts.update(model=model, reader=model.get_data_reader_train())
         else:
-            part, name, args, kwargs = said
+            part, name, args, kwargs = request
             getattr(parts[part], name)(*args, **kwargs)
             nodes.Barrier()

@@ -1,9 +1,10 @@
-"""Rows written as the Parquet folders that HugeCTR reads, one while the one before is trained.
+"""Write rows as Parquet folders for HugeCTR, one folder during training on the previous one.
 
-HugeCTR reads files, not arrays. Each of its workers, one per GPU, has a file of its own and cuts batches inside it;
-they are taken in turns. So each file holds whole batches and batch b goes to file b modulo their number: the batches
-come out in the order given. HugeCTR checks neither types nor ranges; rows that reach this point were checked by `rows`.
-A slot has a column of keys, one a row, or of lists of keys; columns are named by numbers here.
+HugeCTR reads files, not arrays. It has one worker for each GPU. Each worker reads its own file,
+cuts it into batches, and the workers take turns. Therefore each file has complete batches, and
+batch b is in file b modulo the number of files. The batches are then read in the given order.
+HugeCTR checks neither types nor ranges, but `rows` has already checked these rows. A slot has a
+column with one key per row, or with lists of keys. Columns are named by numbers here.
 """
 
 import json
@@ -28,7 +29,7 @@ from evergreen.runtime.errors import PermanentError
 
 METADATA = "_metadata.json"
 ROW_GROUP = 65_536
-"""Most rows per row group, which HugeCTR decodes as a whole on the GPU."""
+"""Maximum rows of a row group, which HugeCTR decodes as a whole on the GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +39,22 @@ class Stage:
     file_list: Path
     num_batches: int
     group_rows: int
-    """Rows of its largest row group."""
+    """Rows of the largest row group."""
     num_files: int
 
     def has_room_for(self, other: "Stage") -> bool:
-        """Whether readers that were made for this stage read the other: with as many workers, and buffers as large."""
+        """Return whether readers that were created for this stage can read the other stage.
+
+        Their number of workers and their buffers must suffice.
+        """
         return other.group_rows <= self.group_rows and other.num_files <= self.num_files
 
 
 def full_batches(order: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """`order`, its last batch filled up with rows from its beginning.
+    """Return `order` with its last batch filled with rows from its start.
 
-    HugeCTR learns whole batches only. Filling up learns at most one batch's rows twice; leaving the rest out would not
-    learn the pass's last rows at all.
+    HugeCTR trains only on complete batches. The filling uses at most one batch of rows twice.
+    Dropping the incomplete batch would leave out the last rows of the pass.
 
     >>> full_batches(np.arange(5), 3).tolist(), full_batches(np.arange(2), 5).tolist()
     ([0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0])
@@ -68,10 +72,19 @@ def staged(
     stage_rows: int,
     folder: Path,
 ) -> Iterator[Stage]:
-    """Writes the rows `order`, whole batches, in stages below `folder`; each next one while the caller uses its own.
+    """Write the rows in stages and yield each stage while the next one is written.
+
+    Args:
+        rows: All rows.
+        order: Row numbers, complete batches.
+        embeddings: Layout of the embeddings.
+        batch_size: Rows of a batch.
+        num_files: Files of a stage, one for each GPU.
+        stage_rows: Approximate rows of a stage.
+        folder: Folder to create the stages in.
 
     Raises:
-        PermanentError: the disk refuses.
+        PermanentError: the disk is full or fails.
     """
     per_stage = max(1, stage_rows // batch_size) * batch_size
     parts = [order[at : at + per_stage] for at in range(0, len(order), per_stage)]
@@ -105,12 +118,19 @@ def write_stage(
     folder: Path,
     group_rows: int = ROW_GROUP,
 ) -> Stage:
-    """Writes one folder with `_file_list.txt` and `_metadata.json`.
+    """Write one folder with `_file_list.txt` and `_metadata.json`.
 
-    `order` makes whole batches, which go to `num_files` files, one per GPU; fewer where there are fewer batches.
+    Args:
+        rows: All rows.
+        order: Row numbers, complete batches.
+        embeddings: Layout of the embeddings.
+        batch_size: Rows of a batch.
+        num_files: Number of files, one for each GPU. Fewer are written if there are fewer batches.
+        folder: Folder to create.
+        group_rows: Maximum rows of a row group.
 
     Raises:
-        PermanentError: the disk refuses.
+        PermanentError: the disk is full or fails.
     """
     assert len(order) % batch_size == 0, "stages hold whole batches"
     batches = order.reshape(-1, batch_size)
@@ -141,7 +161,7 @@ def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], slots: Sequ
     types = [pa.float32()] * (1 + len(numeric)) + [a_list if slot.is_list else pa.int64() for slot in slots]
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *keys), types)]
     schema = pa.schema(fields)
-    # Written to be read once, on this machine: encoding and compression would only cost time.
+    # The file is read once, on this machine, so encoding and compression would only take time.
     with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
         for at in range(0, len(order), group_rows):
             group = order[at : at + group_rows]
@@ -153,7 +173,7 @@ def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], slots: Sequ
 
 
 def _keys(ids: NDArray[np.int32], slot: Slot) -> Any:
-    """The keys by which rows look a slot up, as an Arrow array: one each, or in a list those of the places in use."""
+    """Return the keys of a slot as an Arrow array: one for each row, or a list without padding."""
     of_slot = ids[:, list(slot.columns)]
     keys = of_slot.astype(np.int64) + slot.first_key
     if not slot.is_list:
@@ -164,12 +184,15 @@ def _keys(ids: NDArray[np.int32], slot: Slot) -> Any:
 
 
 def _names(rows: Rows, slots: Sequence[Slot]) -> tuple[list[str], list[str]]:
-    """Of the dense columns and of those with keys."""
+    """Return the names of the dense columns and of the key columns."""
     return [f"dense_{i}" for i in range(rows.dense.shape[1])], [f"keys_{i}" for i in range(len(slots))]
 
 
 def _metadata(rows: Rows, slots: Sequence[Slot], counts: dict[str, int]) -> dict[str, object]:
-    """Of files with these numbers of rows. HugeCTR gives slots their columns by position, through all embeddings."""
+    """Return HugeCTR's metadata of files with these numbers of rows.
+
+    HugeCTR assigns columns to slots by position, over all embeddings.
+    """
     numeric, keys = _names(rows, slots)
     places = {name: i for i, name in enumerate((LABEL, *numeric, *keys))}
 

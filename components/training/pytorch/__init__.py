@@ -1,1 +1,1 @@
-"""The PyTorch engine: any network behind the seam, one embedding table, on the CPU or an NVIDIA GPU."""
+"""PyTorch engine: any network, on the CPU or an NVIDIA GPU."""

@@ -1,18 +1,19 @@
-"""The PyTorch engine: what `engine` promises, for any network behind the seam, on the device that is there.
+"""The PyTorch engine, for any network, on the available device.
 
-Dense gradients are autograd's. The table's are summed per row here, since autograd would build a gradient for all rows
-of a table of which a batch touches a few thousand. On a CPU equal input gives equal bits. Batches are
-gathered and indexed by NumPy in a thread of their own, while the step before computes; which rows are learned, in which
-order and how often is `fit`'s.
+Autograd computes the dense gradients. Gradients of the tables are summed for each row here, because
+autograd would build a gradient for all rows of a table, and a batch touches only a few thousand. On
+a CPU equal input gives equal bits. NumPy gathers and indexes the next batch in a separate thread
+during the current step. `fit` decides which rows are used, in which order and how often.
 
-Both optimizers are Adam as HugeCTR computes it: with t the number of steps taken and g the gradient of the mean loss,
-m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam
-divides sqrt(v) by sqrt(1 - b2^t) before it adds its epsilon, so it is this one when its epsilon is
-eps / sqrt(1 - b2^t) in step t. Rows of the table that a batch does not touch keep weights and moments: HugeCTR's
-`Update_t.Local`, and torch.optim.SparseAdam.
+Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
+gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
+step is w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam divides sqrt(v) by
+sqrt(1 - b2^t) before it adds its epsilon. It gives the same result if its epsilon in step t is eps
+/ sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as with
+HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
-Shape suffixes: as in `evergreen.networks.network`; P places of a table (`evergreen.networks.files.Table`), L look-ups
-that a batch makes there, U distinct rows of it among them.
+Shape suffixes are as in `evergreen.networks.network`, and P places of a table
+(`evergreen.networks.files.Table`), L look-ups of a batch in it, U distinct rows among them.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ _BATCHES_AHEAD = {"cpu": 1, "cuda": 3}
 
 
 class PytorchEngine:
-    """Engine of `components.training.engine`, in PyTorch."""
+    """Implementation of `components.training.engine.Engine` with PyTorch."""
 
     backend = "pytorch"
     open_rows = staticmethod(open_rows)
@@ -72,13 +73,19 @@ class PytorchEngine:
         device: str | None = None,
         places: Places | None = None,
     ) -> None:
-        """Makes an engine whose tables are zero everywhere; `restore` gives it weights.
+        """Create an engine whose tables are all zero. `restore` loads weights.
 
-        `device` is torch's name of it; None = the GPU where there is one. Without `places` a row looks every slot up.
+        Args:
+            config: Configuration of the network.
+            slot_sizes: Number of ids of each slot.
+            settings: Settings of the fit.
+            device: torch's name of the device. None for the GPU, or the CPU if there is no GPU.
+            places: Places that a row looks up. None to look up each slot once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # For the whole process, which has one engine; otherwise a float32 product is exact.
+        # This flag applies to the whole process, which has one engine. If it is off, float32
+        # products are exact.
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
         self._dense = DensePart(self._network)
@@ -87,8 +94,9 @@ class PytorchEngine:
             _zeros((count, 3, width), self._device)
             for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)
         ]
-        """Vector, m and v of each row of each table. Side by side they are fetched and stored at once: 1.6 ms of one
-        core for the 34,000 distinct rows of a batch from 10 million, where three tables took 3.2."""
+        """Vector, m and v of each row of each table. They are adjacent so that one operation reads
+        or writes them. For the 34,000 distinct rows of a batch out of 10 million, this takes 1.6 ms
+        on one core. Three separate tables take 3.2 ms."""
         self._places = [
             TablePlaces(columns, table.offsets(slot_sizes), table.places)
             for table, columns in zip(self._tables, columns_of(self._tables))
@@ -140,7 +148,8 @@ class PytorchEngine:
             parts = (part for part in parts if weights[part].any())
         batches = (self._on_device(assemble(rows, part, self._places)) for part in parts)
         self._network.train()
-        # Dropout draws from torch's generators, which are the caller's again afterwards.
+        # Dropout draws from torch's generators. Their state is restored afterwards, because they
+        # belong to the caller.
         with (
             torch.random.fork_rng([self._device] if self._device.type == "cuda" else []),
             closing(made_ahead(batches, _BATCHES_AHEAD[self._device.type])) as assembled,
@@ -164,7 +173,7 @@ class PytorchEngine:
         return batch.map(lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
 
     def _step(self, batch: Batch) -> Tensor:
-        """The batch's mean loss in nats (binary cross entropy), after a step against its gradient."""
+        """Take an optimizer step and return the batch's mean loss before it, in nats."""
         taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
         sums = [_summed_lookups(taken_U3E[:, 0], of).requires_grad_() for taken_U3E, of in zip(taken, batch.lookups)]
         vectors_BFE = side_by_side(
@@ -189,8 +198,8 @@ class PytorchEngine:
             for rows, of, taken_U3E, to_sums_VE in zip(self._rows, batch.lookups, taken, to_sums):
                 if not len(of.table_rows):  # no categorical columns
                     continue
-                # Look-ups sorted by row make each row's gradients one bag: 0.06 ms for 2048 x 26 lookups of width 16,
-                # where index_add_ took 0.3.
+                # The look-ups are sorted by row, so the gradients of each row are one bag. This
+                # takes 0.06 ms for 2048 x 26 look-ups of width 16, and index_add_ takes 0.3 ms.
                 gradient_UE = embedding_bag(of.order, to_sums_VE, of.starts, mode="sum")
                 vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
                 adam.step([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
@@ -199,14 +208,17 @@ class PytorchEngine:
 
 
 def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
-    """The sum of each vector's look-ups, [B * F, E]."""
+    """Return the sum of each vector's look-ups, [B * F, E]."""
     if of.bags is None:
         return vectors_UE.index_select(0, of.taken)
     return embedding_bag(of.taken, vectors_UE, of.bags, mode="sum")
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros, which on a CPU take memory only when they are written: rows are decoded before an engine is restored."""
+    """Return zeros. On a CPU they take no memory until they are written.
+
+    Rows are decoded before an engine is restored, so the memory is needed later.
+    """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, np.float32))
     return torch.zeros(shape, device=device)

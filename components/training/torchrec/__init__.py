@@ -1,1 +1,1 @@
-"""The TorchRec engine: tables shared out among several processes, on one machine or many."""
+"""TorchRec engine: shards the tables over several processes, on one machine or many."""

@@ -1,13 +1,15 @@
-"""The TorchRec engine: what `engine` promises, by several processes that share a batch, its rows and the tables.
+"""The TorchRec engine: several worker processes share each batch, the rows and the tables.
 
-One process, the leader, runs the fit and has the engine; the others do what it says (`follow`), and the leader does its
-part of the same. Rows stay where they were decoded: each of N workers reads every Nth row group, and the rows of a
-batch are learned by who has them, so a batch is the same for any number of workers, and so is the model but for
-rounding. The dense part is in every worker, its gradients are summed by `DistributedDataParallel`. How the tables are
-shared out and what a step does with them is `tables`'.
+One process, the leader, runs the fit. All workers, the leader included, execute the calls that it
+broadcasts (`follow`). Rows stay where they were decoded: each of N workers reads every Nth row
+group. The worker that has a row of a batch trains on it. A batch is therefore the same for any
+number of workers, and so is the model, except for rounding. Every worker has the dense parameters,
+and `DistributedDataParallel` sums their gradients. `tables` shards the tables and computes their
+steps.
 
-A worker that is lost ends all: the leader says so by a `TemporaryError`, and a new group of any size goes on from the
-last save. Dropout draws from each worker's own generator, so with it the model depends on their number.
+If a worker is lost, all workers end. The leader raises a `TemporaryError`, and a new group of any
+size continues from the last save. Dropout draws from each worker's own generator, so with dropout
+the model depends on the number of workers.
 """
 
 import itertools
@@ -68,27 +70,27 @@ _GATHERED_LABELS = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class SharedEngine:
-    """What every worker makes its part of an engine from."""
+    """Arguments with which every worker creates its part of an engine."""
 
     config: NetworkConfig
     slot_sizes: tuple[int, ...]
     settings: TrainingSettings
     places: Places
     sharding: tuple[str, ...]
-    """The ways in which TorchRec's planner may share out a table."""
+    """Sharding types that TorchRec's planner may choose from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The optimizer steps of one call of `learn`."""
+    """Optimizer steps of one call of `learn`."""
 
     order: NDArray[np.int64]
-    """Numbers of all rows."""
+    """Row numbers over all workers."""
     batch_size: int
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Of each step, what a row's weight is multiplied by to be its share of the batch."""
+    """Factor of each step that turns a row's weight into its share of the batch's loss."""
     seed: int
 
 
@@ -98,13 +100,13 @@ class _Part:
 
     labels: Tensor
     weights: Tensor
-    """Each row's share of the batch's loss."""
+    """Share of each row in the batch's loss."""
     dense: Tensor
     features: KeyedJaggedTensor
 
 
 class _Model(nn.Module):
-    """The shared tables and the network."""
+    """The sharded tables and the network."""
 
     def __init__(self, tables: nn.Module, network: nn.Module, config: NetworkConfig, *, precision: str) -> None:
         super().__init__()
@@ -112,10 +114,11 @@ class _Model(nn.Module):
         self._config, self._is_short = config, precision == "bfloat16"
 
     def forward(self, dense_BD: Tensor, features: KeyedJaggedTensor) -> Tensor:
-        """Logits [B]."""
+        """Return the logits, [B]."""
         found = self.tables(features).to_dict()
         vectors = [found[str(i)] for i in range(self._config.num_categorical)]
-        # Vectors of different widths come as one, see `Network`; a worker may have no row.
+        # Vectors of different widths are concatenated, see `Network`. A worker can have no row of
+        # the batch.
         vectors_BFE = torch.cat(vectors, dim=1).unsqueeze(1) if self._config.widths else torch.stack(vectors, dim=1)
         with torch.autocast(dense_BD.device.type, torch.bfloat16, enabled=self._is_short and self.training):
             logits_B: Tensor = self.network(dense_BD, vectors_BFE)
@@ -123,7 +126,7 @@ class _Model(nn.Module):
 
 
 class _Worker:
-    """One process's part of an engine. All workers do the same calls in the same order."""
+    """Part of an engine in one process. All workers make the same calls in the same order."""
 
     def __init__(self, shared: SharedEngine) -> None:
         config, settings = shared.config, shared.settings
@@ -151,7 +154,7 @@ class _Worker:
 
     @torch.no_grad()
     def restore(self, weights: Path) -> None:
-        """Reads this worker's parts of the tables, and the dense parameters."""
+        """Load the dense parameters and this worker's shards of the tables."""
         shared = self._shared
         stored = open_model(weights, shared.slot_sizes)
         self._dense.restore(stored)
@@ -171,12 +174,15 @@ class _Worker:
         return list(zip(num_rows(self._tables, shared.slot_sizes), shared.config.table_widths))
 
     def new_model(self, folder: Path) -> Any:
-        """A model's empty files in `folder`, for `save`."""
+        """Create the model files in `folder` that `save` fills."""
         shapes = table_shapes(self._table_shapes) | self._dense.shapes
         return new_model(folder, shapes, step=self.num_steps)
 
     def save(self, stored: StoredModel | None = None) -> None:
-        """Sends the rows of the tables to the leader, in pieces, which writes them and the dense parameters."""
+        """Send this worker's shards to the leader in chunks.
+
+        The leader passes `stored` and writes the shards and the dense parameters into it.
+        """
         if stored:
             self._dense.save(stored)
         slots = [each.slots(self._shared.slot_sizes, self._tables) for each in stored.parts] if stored else []
@@ -185,29 +191,32 @@ class _Worker:
             for shard in sharding.sharding_spec.shards:
                 (_, column), (count, width) = shard.shard_offsets, shard.shard_sizes
                 for part in chunks(0, count):
-                    values = self._piece(int(name), column, part, width=width, of=shard.placement.rank())
+                    values = self._chunk_of_shard(int(name), column, part, width=width, of=shard.placement.rank())
                     for number, tables in enumerate(slots):
                         tables[int(name)][part, column : column + width] = values[:, number].numpy()
 
-    def _piece(self, slot: int, column: int, part: slice, *, width: int, of: int) -> Tensor:
-        """Rows of a part of a table as the leader gets them from worker `of`; what others get is nothing."""
+    def _chunk_of_shard(self, slot: int, column: int, part: slice, *, width: int, of: int) -> Tensor:
+        """Return a chunk of rows of a shard, which worker `of` sends to the leader.
+
+        The result is undefined in all other workers.
+        """
         if self.rank == of:
-            piece = self._parts[slot, column][part].cpu().contiguous()
+            chunk = self._parts[slot, column][part].cpu().contiguous()
             if of != 0:
-                dist.send(piece, 0)
+                dist.send(chunk, 0)
         else:
-            piece = torch.empty(part.stop - part.start, 3, width)
+            chunk = torch.empty(part.stop - part.start, 3, width)
             if self.rank == 0:
-                dist.recv(piece, of)
-        return piece
+                dist.recv(chunk, of)
+        return chunk
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
-        """Decodes this worker's row groups."""
+        """Decode this worker's row groups."""
         self._rows = open_rows(folders, slot_sizes, cache, share=Share(self.rank, self.size))
         return self._rows
 
     def gather_labels(self) -> None:
-        """Gives the leader all rows' labels and weights."""
+        """Send the labels and weights of all rows to the leader."""
         assert self._rows is not None, "rows are opened first"
         weights = [] if self._rows.weights is None else [self._rows.weights]
         for values in (self._rows.labels, *weights):
@@ -218,17 +227,17 @@ class _Worker:
                     values[at : at + _GATHERED_LABELS] = part.numpy()
 
     def take(self, numbers: NDArray[np.int64]) -> Rows:
-        """The rows with these numbers, whole for the leader."""
+        """Return the rows with these numbers. They are complete only in the leader."""
         assert self._rows is not None, "rows are opened first"
         taken = self._rows.take(numbers)
         for values in filter(np.size, (taken.dense, taken.ids)):
-            dist.reduce(torch.from_numpy(values), 0)  # who has not a row has zeros
+            dist.reduce(torch.from_numpy(values), 0)  # workers without the row have zeros
         return taken
 
     def learn(self, steps: Steps, sent: Rows | None = None) -> Any:
-        """Takes the steps with the rows that this worker has; each batch's loss, float32 [steps].
+        """Take the steps with this worker's rows and return each batch's loss, float32 [steps].
 
-        Rows that were `sent` are all workers', each of which takes every Nth.
+        Rows in `sent` are the same in all workers. Each worker then uses every Nth row.
         """
         rows = self._rows if sent is None else sent
         assert rows is not None, "rows are opened first"
@@ -263,11 +272,11 @@ class _Worker:
             )
 
     def _step(self, part: _Part, rate: float) -> Tensor:
-        """This worker's share of the batch's loss, after a step of all workers against its gradient."""
+        """Take one step together with all workers and return this worker's share of the loss."""
         self.network.zero_grad(set_to_none=True)
         logits = self._model(part.dense, part.features)
         loss = binary_cross_entropy_with_logits(logits, part.labels, part.weights, reduction="sum")
-        # All gradients come back divided by the number of workers.
+        # TorchRec and DistributedDataParallel divide all gradients by the number of workers.
         (loss * self.size).backward()
         self.num_steps += 1
         adam = Adam(self._settings, self.num_steps, rate)
@@ -278,7 +287,7 @@ class _Worker:
         return loss.detach()
 
     def _features(self, ids: NDArray[np.int32]) -> KeyedJaggedTensor:
-        """The lookups of rows with these `ids`; those of lists hold weights that pool them."""
+        """Return the look-ups of rows with these `ids`. Weights pool the look-ups of a list."""
         values, lengths, weights = [], [], []
         for start, stop, pool in self._spans:
             of_span = ids[:, start:stop]
@@ -301,7 +310,10 @@ class _Worker:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: NDArray[np.int32]) -> Any:
-        """Click probabilities, float32 [n], of rows that all workers got, of which each scores its part."""
+        """Return click probabilities, float32 [n].
+
+        All workers get the same rows, and each scores a part of them.
+        """
         per_worker = -(-len(ids) // self.size)
         part = slice(self.rank * per_worker, (self.rank + 1) * per_worker)
         self._model.eval()
@@ -313,14 +325,15 @@ class _Worker:
 
 
 _CHECKED = {"restore", "open_rows"}
-"""Calls that read files and exchange nothing: where one worker fails the others are told."""
+"""Calls that read files without communication. If they fail in one worker, the error is sent to the
+others."""
 _WORKERS: dict[int, _Worker] = {}
-"""Of this process's engines, by number."""
+"""Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()
 
 
-def _obey(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
-    """This process's part of a call."""
+def _execute(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
+    """Execute this process's part of a call."""
     if name == "begin":
         _WORKERS[number] = _Worker(*arguments)
         return None
@@ -344,22 +357,22 @@ def _obey(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def follow() -> None:
-    """Does what the leader says, until it ends.
+    """Execute the calls that the leader broadcasts, until it ends.
 
     Raises:
         TemporaryError: a worker was lost.
     """
     begin_group()
-    # SIGTERM is the leader's: it saves, for which it needs this worker.
+    # Only the leader handles SIGTERM. It needs this worker for the save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with _losses_told():
+    with _lost_workers_reported():
         while (call := _broadcast(None)) is not None:
-            _obey(*call)
+            _execute(*call)
     dist.destroy_process_group()
 
 
 def end_group() -> None:
-    """Ends the other workers, and the group; the leader's."""
+    """End the other workers and the process group. Only the leader calls this."""
     _broadcast(None)
     dist.destroy_process_group()
 
@@ -371,20 +384,20 @@ def _broadcast(call: Any) -> Any:
 
 
 @contextmanager
-def _losses_told() -> Iterator[None]:
-    """Turns what the group's library raises where a worker is lost into a `TemporaryError`."""
+def _lost_workers_reported() -> Iterator[None]:
+    """Raise a TemporaryError if torch's process group reports a lost worker."""
     try:
         yield
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         raise TemporaryError(
-            "a worker was lost; the same command goes on from the last save, with any number of processes"
+            "a worker was lost; the same command continues from the last save, with any number of processes"
         ) from error
 
 
 class _SharedRows(Rows):
-    """Rows of which each worker has some; the leader has all labels and weights."""
+    """Rows that are divided among the workers. The leader has all labels and weights."""
 
     engine: "TorchrecEngine"
 
@@ -397,7 +410,7 @@ class _SharedRows(Rows):
 
 
 class TorchrecEngine:
-    """Engine of `components.training.engine`, in the leader."""
+    """Implementation of `components.training.engine.Engine` in the leader."""
 
     backend = "torchrec"
 
@@ -410,9 +423,14 @@ class TorchrecEngine:
         places: Places | None = None,
         sharding: Sequence[str] = (TABLE_WISE, COLUMN_WISE),
     ) -> None:
-        """Makes an engine of all workers, whose tables are zero everywhere; `restore` gives it weights.
+        """Create an engine on all workers, whose tables are all zero. `restore` loads weights.
 
-        Without `places` a row looks every slot up.
+        Args:
+            config: Configuration of the network.
+            slot_sizes: Number of ids of each slot.
+            settings: Settings of the fit.
+            places: Places that a row looks up. None to look up each slot once.
+            sharding: Sharding types that TorchRec's planner may choose from.
 
         Raises:
             PermanentError: FBGEMM was built for another device.
@@ -436,18 +454,24 @@ class TorchrecEngine:
         return _WORKERS[self._number]
 
     def _call(self, name: str, *arguments: Any, own: tuple[Any, ...] | None = None) -> Any:
-        """Lets all workers do a call; `own` are the leader's arguments where they are others."""
-        with _losses_told():
+        """Execute a call on all workers, and return the leader's result.
+
+        Args:
+            name: Name of the method of `_Worker`.
+            *arguments: Arguments of the call.
+            own: Arguments for the leader if they differ from those of the others.
+        """
+        with _lost_workers_reported():
             _broadcast((self._number, name, arguments))
-            return _obey(self._number, name, arguments if own is None else own)
+            return _execute(self._number, name, arguments if own is None else own)
 
     def restore(self, weights: Path) -> None:
-        """See `Engine`; every worker reads the folder."""
+        """See `Engine`. Every worker reads the folder."""
         self._call("restore", weights)
         self.num_steps = self._worker.num_steps
 
     def save(self, folder: Path) -> None:
-        """See `Engine`; the leader writes."""
+        """See `Engine`. Only the leader writes files."""
         with self._worker.new_model(folder) as stored:
             self._call("save", own=(stored,))
 
@@ -456,7 +480,7 @@ class TorchrecEngine:
         return max(1, SEGMENT_ROWS[group_device().type] // batch_size)
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
-        """See `Engine`; each worker decodes its row groups, below the `cache` of its own machine."""
+        """See `Engine`. Each worker decodes its row groups below `cache` on its own machine."""
         rows = self._call("open_rows", folders, slot_sizes, cache)
         self._call("gather_labels")
         self._opened = shared = _SharedRows(**vars(rows))
@@ -466,7 +490,10 @@ class TorchrecEngine:
     def learn(
         self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
     ) -> float:
-        """See `Engine`; of rows that `open_rows` did not give, those of `order` are sent to all workers."""
+        """See `Engine`.
+
+        If `rows` are not from `open_rows`, the rows of `order` are sent to all workers.
+        """
         sent = None
         if rows is not self._opened:
             sent = replace(rows.take(order), group_starts=None)
@@ -498,7 +525,7 @@ class TorchrecEngine:
         return np.concatenate([np.empty(0, np.float32), *found])
 
     def close(self) -> None:
-        """See `Engine`; ends the other workers where this engine began the group."""
+        """See `Engine`. If this engine created the group, the other workers end."""
         with suppress(TemporaryError):
             self._call("close")
             if self._leads:

@@ -1,7 +1,7 @@
-"""The workers of one training step on this machine, as `torchrun --standalone` starts them; and how their end is told.
+"""Start the workers of one training step on this machine, as `torchrun --standalone` does.
 
-A step that finds itself started by torchrun, as by a TrainJob's on several machines, is a worker already and starts
-none. What a worker does is `engine`'s.
+A step that torchrun started itself, for example for a TrainJob on several machines, is already a
+worker and starts none. `engine` has the code of a worker.
 """
 
 import os
@@ -15,29 +15,33 @@ from evergreen.runtime.errors import Preempted, TemporaryError
 
 
 def is_worker() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def is_leader() -> bool:
-    """Whether this worker runs the step; the others do what it says."""
+    """Return whether this worker runs the step. The other workers execute its calls."""
     return os.environ["RANK"] == "0"
 
 
 def run_workers(arguments: Sequence[str], processes: int) -> int:
-    """Runs `python -m components.training` with these flags in so many processes; the exit code of the first to fail.
+    """Run `python -m components.training` in several processes.
 
-    A worker that ends with an error has told it itself.
+    Returns 0, or the exit code of the first worker that failed. That worker has reported its error.
+
+    Args:
+        arguments: Flags of the step.
+        processes: Number of processes.
 
     Raises:
         TemporaryError: a worker was killed.
-        Preempted: SIGTERM came; the workers were told, and had 30 seconds to save.
+        Preempted: SIGTERM arrived. The workers were signalled and had 30 seconds to save.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # All of them are here: nothing has to be reached from outside.
+    # All workers are on this machine, so no other network interface is needed.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
     config = LaunchConfig(
@@ -50,20 +54,24 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
     )
-    # torchrun's own stay otherwise.
+    # torchrun does not restore the signal handlers.
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in signals}
     try:
         elastic_launch(config, sys.executable)("-m", "components.training", *arguments)
     except SignalException as error:
-        raise Preempted(f"{error.sigval.name} came: the workers were told to save; the same command goes on") from error
+        raise Preempted(
+            f"{error.sigval.name} arrived, and the workers were asked to save; the same command continues"
+        ) from error
     except ChildFailedError as error:
-        # The others, ended by SIGTERM, may be among them.
+        # Workers that were ended by SIGTERM come last, because another worker's failure is the
+        # cause.
         for rank, failure in sorted(error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM):
             if failure.exitcode < 0:
                 raise TemporaryError(
-                    f"worker {rank} of {processes} was killed by {failure.signal_name()}, and the others were ended; "
-                    "the same command goes on from the last save, with any number of processes"
+                    f"worker {rank} of {processes} was killed by {failure.signal_name()}, and the "
+                    "others were stopped; the same command continues from the last save, with "
+                    "any number of processes"
                 ) from error
         return int(min(error.failures.items())[1].exitcode)
     finally:

@@ -1,12 +1,14 @@
-"""The tables shared out by TorchRec: its planner, its exchange of ids and vectors, and rows that take our Adam's steps.
+"""Shard the tables with TorchRec and train them with the Adam of all engines.
 
-A slot's vectors are a table of TorchRec's, a row's vector is a feature: one lookup, or a list's, weighted so that their
-sum is what the list is pooled to. TorchRec's planner says which worker holds which table, or which of its columns;
-ids go there and pooled vectors come back, once each in a step, and gradients go the same way.
+A slot's vectors are one table in TorchRec. Each vector of a row is a feature, which is one look-up,
+or a list whose weighted sum is the pooled vector. TorchRec's planner assigns tables, or some of
+their columns, to workers. Each step sends the ids to these workers once and the pooled vectors back
+once. The gradients take the same way.
 
-What computes the lookups there is ours (`AdamRows`), in the place that TorchRec leaves for a kernel of one's own:
-FBGEMM's fused Adam has no CPU build, and adds its epsilon after the bias correction where all engines here add it
-before. Its rows are those that a batch looks up, like HugeCTR's `Update_t.Local`; moments lie beside each row.
+`AdamRows` computes the look-ups. It is a custom kernel of TorchRec. FBGEMM's fused Adam cannot be
+used: it has no CPU build, and it adds epsilon after the bias correction, where all engines here add
+it before. A step only updates rows that the batch looks up, like HugeCTR's `Update_t.Local`. The
+moments of a row are stored beside its vector.
 """
 
 import os
@@ -36,12 +38,15 @@ from evergreen.networks.files import spans_of
 from evergreen.runtime.errors import PermanentError
 
 TABLE_WISE, COLUMN_WISE = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
-_FEWEST_COLUMNS = 4
-"""Width of a table's part, at least, where its columns are shared out."""
+_MIN_COLUMNS = 4
+"""Minimum width of a shard if a table is sharded by columns."""
 
 
 def table_collection(slot_sizes: Sequence[int], places: Places, config: NetworkConfig) -> EmbeddingBagCollection:
-    """The tables without memory, one for each slot, and which vectors of a row (by number) they give."""
+    """Return the tables without memory, one for each slot.
+
+    The feature names of a table are the positions of its vectors in a row.
+    """
     slots = [places.slots[start] for start, _, _ in spans_of(places)]
     widths = dict(zip(slots, config.widths or [config.embedding_dim] * len(slots)))
     tables = [
@@ -57,7 +62,7 @@ def table_collection(slot_sizes: Sequence[int], places: Places, config: NetworkC
 
 
 def topology_here(workers: int, device: torch.device) -> Topology:
-    """So many workers like this one."""
+    """Return a topology of `workers` workers, each with the memory of this one."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
     if device.type == "cuda":
@@ -68,15 +73,25 @@ def topology_here(workers: int, device: torch.device) -> Topology:
 def planner_of(
     topology: Topology, tables: EmbeddingBagCollection, *, batch_size: int, sharding: Sequence[str]
 ) -> EmbeddingShardingPlanner:
-    """TorchRec's planner; `sharding` are the ways it may choose from, `batch_size` is a worker's."""
+    """Return TorchRec's planner.
+
+    Args:
+        topology: The workers.
+        tables: The tables to shard.
+        batch_size: Rows of a batch on each worker.
+        sharding: Sharding types to choose from.
+    """
     kernels = [EmbeddingComputeKernel.FUSED.value]
-    chosen = ParameterConstraints(list(sharding), compute_kernels=kernels, min_partition=_FEWEST_COLUMNS)
+    chosen = ParameterConstraints(list(sharding), compute_kernels=kernels, min_partition=_MIN_COLUMNS)
     constraints = {table.name: chosen for table in tables.embedding_bag_configs()}
     return EmbeddingShardingPlanner(topology=topology, batch_size=batch_size, constraints=constraints)
 
 
 class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """Shares out the tables of a collection; the planner counts two moments for each weight."""
+    """Sharder of the collection.
+
+    With Adam's name the planner counts two moments for each weight.
+    """
 
     def __init__(self) -> None:
         super().__init__(fused_params={"optimizer": EmbOptimType.ADAM})
@@ -84,13 +99,13 @@ class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     def shard(
         self, module: EmbeddingBagCollection, params: Any, env: ShardingEnv, *device_and_name: Any
     ) -> ShardedEmbeddingBagCollection:
-        """See TorchRec."""
+        """Return the sharded collection, see TorchRec."""
         device, name = device_and_name
         return _SharedTables(module, params, env, self.fused_params, device, module_fqn=name)
 
 
 def with_own_rows(plan: ShardingPlan) -> ShardingPlan:
-    """The plan, whose tables are `AdamRows`."""
+    """Return the plan with `AdamRows` as the kernel of all tables."""
     for tables in plan.plan.values():
         for each in tables.values():
             each.compute_kernel = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
@@ -104,7 +119,7 @@ class _SharedTables(ShardedEmbeddingBagCollection):  # type: ignore[misc]
             self._lookups.append(_Lookup(configs, device=self._device, pg=self._env.process_group))
 
     def reset_parameters(self) -> None:
-        """Nothing: fresh weights are restored like any others."""
+        """Leave the weights unchanged. Fresh weights are restored like all others."""
 
 
 class _Lookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
@@ -116,26 +131,26 @@ class _Lookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class _Group:
-    """Rows of one width: those of several tables, one after another."""
+    """Rows of one width, from several tables one after another."""
 
     rows: Tensor
     """Vector, m and v of each row, [rows, 3, width]."""
     features: list[int]
-    """Which of the kernel's features look up here."""
+    """Numbers of the kernel's features that look up here."""
     offsets: Tensor
-    """Of each feature, the first row of its table."""
+    """First row of each feature's table."""
     taken: tuple[Tensor, Tensor] | None = None
-    """Distinct rows that the last batch looked up, and their vectors, which then have gradients."""
+    """Distinct rows that the last batch looked up, and their vectors, which collect gradients."""
 
 
 class AdamRows(nn.Module):
-    """One worker's parts of tables: a kernel of TorchRec's."""
+    """Custom kernel of TorchRec: the shards of one worker."""
 
     def __init__(self, config: GroupedEmbeddingConfig, device: torch.device | None) -> None:
         super().__init__()
         self.config = config
         self.parts: dict[tuple[int, int], Tensor] = {}
-        """Of each part, by its slot and its first column: vector, m and v of its rows, [rows, 3, columns]."""
+        """Vector, m and v of each shard's rows, [rows, 3, columns], by slot and first column."""
         self._groups = []
         first_feature = np.cumsum([0, *(table.num_features() for table in config.embedding_tables)])
         for width in sorted({table.local_cols for table in config.embedding_tables}):
@@ -153,7 +168,7 @@ class AdamRows(nn.Module):
             self._groups.append(_Group(rows, features, torch.tensor(offsets, device=device)))
 
     def forward(self, features: Any) -> Tensor:
-        """The pooled vectors of each row of the batch, those of each feature side by side."""
+        """Return the pooled vectors of each row of the batch, concatenated over the features."""
         bounds, num_features, batch = features.offset_per_key(), len(features.keys()), features.stride()
         lengths, values, weights = features.lengths().view(num_features, batch), features.values(), features.weights()
         found: dict[int, Tensor] = {}
@@ -178,14 +193,14 @@ class AdamRows(nn.Module):
         return torch.cat([found[i] for i in range(num_features)], dim=1)
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """None that TorchRec would keep or move."""
+        """Return no parameters, because TorchRec must neither store nor move these rows."""
         return iter(())
 
     @torch.no_grad()
     def step(self, adam: Adam) -> None:
-        """Moves the rows that the last batch looked up against its gradient."""
+        """Update the rows that the last batch looked up."""
         for group in self._groups:
-            assert group.taken is not None, "a step follows a batch"
+            assert group.taken is not None, "forward was called before"
             (rows, looked_up), group.taken = group.taken, None
             if looked_up.grad is None or not len(rows):
                 continue
@@ -200,7 +215,7 @@ def _side_by_side(values: Tensor, spans: Sequence[slice]) -> Tensor:
 
 
 def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ones of `keys`, ascending, and which of them each is."""
+    """Return the distinct `keys`, ascending, and the index of each key among them."""
     if keys.device.type == "cpu":
         found = lookups_of(keys.numpy().copy())
         return found.table_rows, found.taken
@@ -209,26 +224,26 @@ def _distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kernels_of(module: nn.Module) -> Iterator[AdamRows]:
-    """All that this worker holds of the tables."""
+    """Yield the kernels with this worker's shards."""
     tables = (each for each in module.modules() if isinstance(each, _SharedTables))
     return (kernel for each in tables for lookup in each._lookups for kernel in lookup._emb_modules)
 
 
 def require_kernels(device: torch.device) -> None:
-    """Returns if FBGEMM was built for this device.
+    """Check that FBGEMM was built for this device.
 
     Raises:
         PermanentError: it was not.
     """
     if not torch._C._dispatch_has_kernel_for_dispatch_key("fbgemm::permute_2D_sparse_data", device.type.upper()):
         raise PermanentError(
-            f"FBGEMM has no kernels for {device.type}, expected its build for it: fbgemm-gpu for CUDA, in place of "
-            "fbgemm-gpu-cpu"
+            f"FBGEMM has no kernels for {device.type}, expected a build for this device (for CUDA, "
+            "fbgemm-gpu instead of fbgemm-gpu-cpu)"
         )
 
 
 def group_device() -> torch.device:
-    """The device of this worker: the GPU of its number on the machine, where there are GPUs."""
+    """Return the device of this worker: the GPU with its number on the machine, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -237,11 +252,15 @@ def group_device() -> torch.device:
 
 
 def begin_group() -> bool:
-    """Joins the workers that torchrun started, or begins a group of this process alone; False where it is in one."""
+    """Join the workers that torchrun started, or create a group with only this process.
+
+    Returns False if this process is already in a group.
+    """
     if dist.is_initialized():
         return False
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    # The leader may decode rows or lay out a table for hours; a worker that ends is noticed by its connections.
+    # The timeout is long, because the leader may decode rows or write a table for hours. The end of
+    # a worker is noticed by its closed connections.
     dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
     return True

@@ -1,1 +1,1 @@
-"""One ONNX graph from raw features to probability: made, proven equal to training's scores, and measured in memory."""
+"""Export the ONNX graph from raw features to probability, and check its parity with training."""

@@ -1,19 +1,23 @@
-"""The feature workflow as nodes: raw values in, normalised values and rows of the fused table out.
+"""Write the feature workflow as ONNX nodes, from raw values to normalized values and table rows.
 
-Adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, places] to `graph.parts.Parts`, equal
-bit by bit to what `FeatureWorkflow` computes, but where a place of a list has no element. Categories are looked up in a
-hash table that lies in the graph's own arrays. The nodes that use the result are `graph.export`'s.
+The module adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, slots]
+to `graph.parts.Parts`. These outputs are bitwise equal to the result of `FeatureWorkflow`, except
+in unused positions of lists. Categories are looked up in a hash table that is stored in the graph's
+own arrays. `graph.export` adds the nodes that use the result.
 
-All columns are looked up at once: a category's key is its value plus the first key of its slot's range, so that one
-table does the work of all. The value of a key is the distance of its row from the slot's out-of-vocabulary row, so that
-the default, 0, is right in every slot. The slot of an excluded column has no entries, and its distances count from its
-row for missing values, so that every value of it is missing.
+One hash table serves all columns. The key of a category is its value plus the first key of its
+slot's range. The value of a key is the distance from the slot's out-of-vocabulary row to the
+category's row. The default value 0 is therefore correct in every slot. The slot of an excluded
+column has no entries, and its distances count from its row for missing values. Every value of the
+column then counts as missing.
 
-The table is by cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al., STACS 2003):
-choice d of a key is cell `starts[d] + key mod primes[d]`, each choice in a range of its own. A look-up takes `CHOICES`
-reads, however large the table is. ONNX Runtime maps the arrays from `model.data`, so a server builds nothing when it
-opens a graph, and instances share them: 15 bytes per entry. ONNX Runtime's LabelEncoder, which builds a hash map of 60
-to 75 bytes per entry in each instance, made the graph 8 to 20 % faster at up to 2.6 million entries, no faster beyond.
+The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2001; Fotakis et al.,
+STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
+own range of cells. A lookup takes `CHOICES` reads, whatever the size of the table. ONNX Runtime
+maps the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
+instances share the arrays, at 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash map of
+60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster up to 2.6
+million entries, and no faster beyond.
 """
 
 from collections.abc import Sequence
@@ -31,49 +35,58 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.parts import Parts
 
 PREFIX = "network/"
-"""Of every tensor and node of the network, so that it is wired to the encoding by name."""
+"""Prefix of every tensor and node of the network, which connects it to the encoding by name."""
 DENSE = f"{PREFIX}dense"
-"""The network's dense input [n, d]."""
+"""Name of the network's dense input [n, d]."""
 BUCKETS = "buckets"
-"""The buckets [n, `Features.bucketed`] of numbers, which are looked up behind the categories."""
+"""Name of the tensor of buckets [n, `Features.bucketed`], which are looked up after the
+categories."""
 CHOICES = 3
-"""Cells in which a key of the hash table may lie."""
+"""Number of possible cells of a key in the hash table."""
 LOAD = 0.8
-"""Share of cells with a key. With three choices a table can be built up to 0.92; below, it is built quickly."""
+"""Share of cells that contain a key. With three choices a table can be built up to 0.92, and
+quickly at this load."""
 EMPTY = -1
-"""In `HashTable.keys`, a cell without a key; keys are not negative."""
+"""Key of an empty cell in `HashTable.keys`. Real keys are not negative."""
 MAX_KEYS = 2**30
 _MAX_ROUNDS = 1000
 
 
 class KeyRange(NamedTuple):
-    """Where the keys of each slot lie: at its number times `spread` plus `first` plus the category.
+    """Ranges of the hash table's keys.
 
-    Raw values are clipped to `lowest` and `highest`, beyond which no vocabulary has a category. ONNX Runtime 1.31 clips
-    int64 wrongly where a value and the bound agree in the upper 32 bits: it compares the lower 32 as signed numbers,
-    and so leaves 2^33 - 1 above 2^32. With these bounds the mistake is harmless: they are the least of their lower
-    halves, so that what is wrongly left alone is at most 2^32 beyond them, and slots' keys are further apart than that.
+    A key is the slot times `spread` plus `first` plus the category.
+
+    Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
+    them. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their upper 32
+    bits, because it compares the lower 32 bits as signed numbers. For example, 2^33 - 1 is not
+    clipped to 2^32. The error is harmless with these bounds, because their lower halves have the
+    smallest signed value. A value that is not clipped is at most 2^32 beyond a bound, and the
+    ranges of two slots are further apart.
     """
 
     highest: int
     spread: int
     first: int = 2**32
-    """So that no key is negative."""
+    """Offset that makes every key non-negative."""
     lowest: int = -(2**31)
 
     @property
     def max_slots(self) -> int:
-        """Slots whose keys an int64 holds."""
+        """Maximum number of slots whose keys fit in an int64."""
         return (2**63 - self.first) // self.spread
 
 
 _NARROW = KeyRange(highest=2**32 + 2**31, spread=2**34)
-"""Of categories below 2^32."""
+"""Key ranges for categories below 2^32."""
 _WIDE = KeyRange(highest=2**52 + 2**31, spread=2**53)
 
 
 def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds the network's dense inputs, operator by operator as `FeatureWorkflow.encode_dense`; their tensor's name."""
+    """Add the network's dense inputs, and return their tensor's name.
+
+    The operators are the same as in `FeatureWorkflow.encode_dense`.
+    """
     numeric = workflow.features.numeric
     if not numeric:
         return parts.node("Cast", [_no_columns(parts, CATEGORICAL_INPUT)], DENSE, to=TensorProto.FLOAT)
@@ -94,12 +107,13 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     is_logged = np.array([each.is_logged for each in options])
     if is_logged.any():
         shifted = parts.node("Add", [values, parts.constant("one", np.array(1, np.float32))], "dense_shifted")
-        # A float32 logarithm of ONNX Runtime differs from NumPy's, and from itself by a value's place in the batch.
+        # ONNX Runtime's float32 logarithm differs from NumPy's, and depends on a value's position
+        # in the batch.
         wide = parts.node("Cast", [shifted], "dense_wide", to=TensorProto.DOUBLE)
         logged = parts.node("Cast", [parts.node("Log", [wide], "dense_log")], "dense_logged", to=TensorProto.FLOAT)
         if is_logged.all():
             values = logged
-        else:  # Where a column's logarithm is not taken, what is computed may be NaN.
+        else:  # the logarithm of other columns may be NaN
             chosen = parts.constant("is_logged", is_logged)
             values = parts.node("Where", [chosen, logged, values], "dense_transformed")
     centred = parts.node("Sub", [values, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred")
@@ -120,9 +134,10 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
 
 
 def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: str) -> None:
-    """Adds `buckets` [n, bucketed columns]: how many boundaries a clipped value reaches, or `MISSING_CATEGORY`.
+    """Add `buckets` [n, bucketed columns], the number of boundaries that a clipped value reaches.
 
-    A column with fewer boundaries than another has NaN behind them, which no value reaches.
+    The bucket of a missing value is `MISSING_CATEGORY`. A column with fewer boundaries than another
+    is padded with NaN, which no value reaches.
     """
     numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
     boundaries = np.full((len(bucketed), max(1, *map(len, workflow.boundaries.values()))), np.nan, np.float32)
@@ -141,18 +156,18 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
 
 
 def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
-    """Adds a value for each column, one for all where they are the same; the constant's name."""
+    """Add a constant with one value per column, or one if all are equal, and return its name."""
     array = np.array(values, np.float32)
     return parts.constant(name, array[0] if (array == array[0]).all() else array)
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
-    """Adds `table_rows` [n, `Features.id_places`]: the row of the slot's table (slot offset + id) of each category.
+    """Add `table_rows` [n, `Features.id_places`], the table row (slot offset + id) of each value.
 
-    In the places of a list that hold no element the row is any: `graph.export` leaves it out.
+    The rows of unused positions of lists are arbitrary, and `graph.export` ignores them.
 
     Raises:
-        ContractError: as `build_table`; or there are more columns than keys for them.
+        ContractError: `build_table` raises it, or there are more columns than key ranges.
     """
     slots, names = np.array(workflow.features.id_places.slots, np.int64), workflow.features.id_names
     largest = max((int(v.max(initial=0)) for v in workflow.vocabularies), default=0)
@@ -160,7 +175,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
             f"{num_slots} categorical columns are too many for one graph, expected at most {keys_of.max_slots} "
-            "where a category is 2^32 or more"
+            "if a category is 2^32 or more"
         )
     if not names:
         return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)
@@ -188,7 +203,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
 
 
 def _no_columns(parts: Parts, source: str) -> str:
-    """Adds a tensor [n, 0] with a row for each one of `source`, for a kind of feature that there is none of."""
+    """Add a tensor [n, 0] with as many rows as `source`, for an absent kind of feature."""
     first, last, axis = (
         parts.constant(f"no_columns_{n}", np.array([v])) for n, v in (("first", 0), ("end", 0), ("axis", 1))
     )
@@ -196,12 +211,13 @@ def _no_columns(parts: Parts, source: str) -> str:
 
 
 def _entries(workflow: FeatureWorkflow, keys_of: KeyRange) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Keys, and the distance of each one's row from its slot's out-of-vocabulary row."""
+    """Return the keys, and the distance of each key's row from its slot's out-of-vocabulary row."""
     keys, distances = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # all columns may be excluded
     for slot, (name, vocabulary) in enumerate(zip(workflow.features.slots, workflow.vocabularies)):
         if name in workflow.excluded:
             continue
-        # An id without a category is no entry: its mark, sent as a raw value, is out of vocabulary like any other.
+        # An id without a category has no entry. A request that sends the tombstone as a raw value
+        # gets the out-of-vocabulary row.
         real = np.flatnonzero(vocabulary != TOMBSTONE)
         keys.append(np.concatenate([[MISSING_CATEGORY], vocabulary[real]]) + (slot * keys_of.spread + keys_of.first))
         distances.append(np.concatenate([[MISSING_ID], FIRST_ID + real]) - OOV_ID)
@@ -209,9 +225,9 @@ def _entries(workflow: FeatureWorkflow, keys_of: KeyRange) -> tuple[NDArray[np.i
 
 
 def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> str:
-    """Adds `distances` [n, width]: reads each key's cells one after another; where none holds it, cell 0 answers.
+    """Add `distances` [n, width] by comparing each key with its cells. An absent key gets cell 0.
 
-    GatherElements, which wants flat indices, takes a seventh of Gather's time for single numbers.
+    GatherElements needs flat indices, but takes a seventh of Gather's time for single numbers.
     """
     cell_keys, cell_values = parts.table("cell_keys", table.keys), parts.table("cell_values", table.values)
     flat = parts.node("Reshape", [wanted, parts.constant("flat", np.array([-1]))], "keys_flat")
@@ -230,23 +246,25 @@ def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> st
 
 
 class HashTable(NamedTuple):
-    """Keys and their values, where a lookup finds them. Cell 0 is empty and no key's: the place of what is unknown."""
+    """Arrays of the hash table. Cell 0 is always empty, and unknown keys get its value."""
 
     keys: NDArray[np.int64]
-    """[cells], `EMPTY` where there is none."""
+    """[cells], `EMPTY` in a cell without a key."""
     values: NDArray[np.int32]
-    """[cells], 0 where there is no key."""
+    """[cells], 0 in a cell without a key."""
     primes: tuple[int, ...]
-    """Per choice, the number of its cells."""
+    """Number of cells of each choice."""
     starts: tuple[int, ...]
-    """Per choice, its first cell."""
+    """First cell of each choice."""
 
 
 def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable:
-    """The table of distinct `keys` >= 0 and their `values`, both [n]; the same arguments give the same table.
+    """Build the hash table of distinct non-negative `keys` [n] and their `values` [n].
+
+    The result is deterministic.
 
     Raises:
-        ContractError: there are more than `MAX_KEYS`.
+        ContractError: there are more than `MAX_KEYS` keys.
     """
     if len(keys) > MAX_KEYS:
         raise ContractError(f"vocabularies have {len(keys)} entries, expected at most {MAX_KEYS} in one graph")
@@ -257,7 +275,7 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
         owners = _place(keys, np.array(primes), starts)
         if owners is not None:
             break
-        cells += cells // 8 + CHOICES  # Keys with much structure may need more room.
+        cells += cells // 8 + CHOICES  # keys with a regular structure may need more cells
     taken = owners >= 0
     cell_keys, cell_values = np.full(len(owners), EMPTY, np.int64), np.zeros(len(owners), np.int32)
     cell_keys[taken], cell_values[taken] = keys[owners[taken]], values[owners[taken]]
@@ -265,10 +283,11 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
 
 
 def _place(keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Per cell, the position of the key in it or -1; None where some key found no cell.
+    """Assign keys to cells, and return each cell's key position or -1. None = a key found no cell.
 
-    In rounds: every key without a cell takes its present choice, of several that want one cell the last gets it, and
-    whoever lost or was put out tries its next choice in the next round.
+    In each round every key without a cell takes its current choice. If several keys want one cell,
+    the last one gets it. Keys that lost a cell or were evicted try their next choice in the next
+    round.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)
@@ -287,7 +306,7 @@ def _place(keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[n
 
 
 def _primes_from(least: int, count: int) -> tuple[int, ...]:
-    """The first `count` primes that are at least `least`, which is at least 3.
+    """Return the first `count` primes from `least` on, which is at least 3.
 
     >>> _primes_from(90, 3)
     (97, 101, 103)

@@ -1,13 +1,15 @@
-"""One ONNX graph from raw features to probability: the feature workflow and the network, written down together.
+"""Export the feature workflow and the network as one ONNX graph from raw features to probability.
 
-Takes a fitted `FeatureWorkflow` and a model's weights, gives a graph with the tensors of `contracts.serving`. So
-nothing is encoded outside the graph, and training and serving cannot encode differently. The encoding's nodes are
-`graph.encoding`'s; the network is the exported graph that lies beside the weights in every model of the store
-(`evergreen.networks.files`), taken as it is, with a prefix on its names. The files are written by `graph.parts`;
-proving that the graph is right is left to `parity`, and where it goes to `repository`.
+The input is a fitted `FeatureWorkflow` and a model's weights, and the graph has the tensors of
+`contracts.serving`. The graph contains the whole encoding, so serving cannot encode differently
+from training. `graph.encoding` adds the encoding's nodes. The network comes from the exported graph
+beside the weights of every registered model (`evergreen.networks.files`). The exported graph is used
+unchanged, except for a prefix on its names. `graph.parts` writes the files, `parity` checks the
+scores, and `repository` publishes the graph.
 
-The tables lie in `model.data`, whose size only the disk limits. What stops next is this process's memory, which maps
-the table while it writes it, then the server's, then `graph.encoding.MAX_KEYS` vocabulary entries.
+The tables are stored in `model.data`, whose size is limited only by the disk. The next limits are
+the memory of this process, which maps the table while it writes it, then the server's memory, then
+`graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,8 @@ from evergreen.serving.graph.parts import OPSET, Parts
 from evergreen.storage.uris import local_path
 
 EMBEDDINGS, LOGIT = f"{PREFIX}embeddings", f"{PREFIX}logit"
-"""Tensors of the network in the served graph: as `Network.forward` takes them, and [n]; its dense input is `DENSE`."""
+"""Names of the network's tensors in the served graph: the embeddings in the shape that
+`Network.forward` expects, and the logit [n]. `DENSE` is the dense input."""
 
 
 def write_graph(
@@ -46,14 +49,22 @@ def write_graph(
     widths: Sequence[int] = (),
     numbers: str = FLOAT32,
 ) -> None:
-    """Writes encoding, look-up and network into `folder` as one graph; the same arguments give the same bytes.
+    """Write the encoding, the lookup and the network into `folder` as one graph.
 
-    `values` are the vectors of all ids, the tables of `tables_of`, and `widths` those of a row's; see there. `network`
-    is as of `read_network`. In other `numbers` than float32 (`rounding.TABLE_TYPES`) the graph holds rounded tables,
-    which lie in this process's memory until they are written.
+    The output is deterministic. In other number types than float32 the rounded tables stay in
+    memory until they are written.
+
+    Args:
+        folder: Folder for the files.
+        workflow: Fitted feature workflow.
+        values: Embedding vectors of all ids, one array per table of `tables_of`.
+        network: Network's graph, see `read_network`.
+        name: Name of the graph.
+        widths: Embedding widths, see `tables_of`.
+        numbers: Number type of the stored tables (`rounding.TABLE_TYPES`).
 
     Raises:
-        ContractError: the tables do not fit the workflow, or are beyond what a graph can hold.
+        ContractError: the tables do not fit the workflow, or exceed the limits of a graph.
     """
     tables = tables_of(workflow.features.id_places, widths)
     require_rows(values, tables, workflow.slot_sizes)
@@ -68,7 +79,7 @@ def write_graph(
 def _add_vectors(
     parts: Parts, workflow: FeatureWorkflow, values: Sequence[RoundedTable], *, tables: Sequence[Table]
 ) -> None:
-    """Adds the network's vectors: [n, F, E] of the only table; of more, all in their order as one, [n, 1, X]."""
+    """Add the network's embeddings: [n, F, E] for one table, or all vectors joined [n, 1, X]."""
     weights = _add_weights(parts, workflow) if workflow.features.lists else ""
     if len(tables) == 1:
         _look_up(parts, values[0], tables[0], weights=weights, rows="table_rows", output=EMBEDDINGS)
@@ -98,7 +109,10 @@ def _add_vectors(
 
 
 def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
-    """Adds the weight of each place in a list's sum [n, places]: 0 without an element, whatever its row holds."""
+    """Add the weight [n, positions] of each list position.
+
+    The weight of a position without an element is 0.
+    """
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
     excluded = parts.constant("places_excluded", np.isin(workflow.features.place_features, workflow.excluded))
@@ -116,10 +130,18 @@ def _look_up(
     output: str,
     suffix: str = "",
 ) -> str:
-    """Adds the vectors [n, F, E] of one table as `output`: of its places as they are, then pooled per list.
+    """Add the vectors [n, F, E] of one table as `output`, with each list pooled to one vector.
 
-    A list's weights, a matrix [n, 1, places], times its vectors. `rows` and `weights` are the tensors of the table's
-    places; `suffix` tells its inner tensors from another table's.
+    A list is pooled by multiplying its weights [n, 1, positions] by its vectors.
+
+    Args:
+        parts: Graph to extend.
+        value: Values of the table.
+        table: Columns and lists of the table.
+        weights: Name of the tensor of list weights.
+        rows: Name of the tensor of the table's rows.
+        output: Name of the result.
+        suffix: Ending that makes the names of inner tensors unique per table.
     """
     to = f"place_vectors{suffix}" if table.places.lists else output
     vectors = _gather(parts, value, rows, num_places=len(table.columns), output=to, suffix=suffix)
@@ -149,8 +171,11 @@ def _look_up(
 
 
 def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str) -> str:
-    """Adds the vectors [n, num_places, E] of these `rows` [n, num_places], as `RoundedTable.vectors` gives them."""
-    # An empty table is no entry of `model.data`: ONNX Runtime maps no bytes.
+    """Add the vectors [n, num_places, E] of `rows` [n, num_places].
+
+    The result equals `RoundedTable.vectors`.
+    """
+    # ONNX Runtime cannot map an empty array, so an empty table is not stored in `model.data`.
     add = parts.table if len(table.values) else parts.constant
     values = add(f"embeddings{suffix}", table.values)
     if table.values.dtype == np.float32:
@@ -159,7 +184,7 @@ def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, ou
     if table.scales is None:
         return parts.node("Cast", [stored], output, to=TensorProto.FLOAT)
     steps = parts.node("Cast", [stored], f"steps{suffix}", to=TensorProto.FLOAT)
-    # Single numbers: by flat indices, as in `encoding`.
+    # Scales are single numbers, so they are gathered by flat indices as in `encoding`.
     flat = parts.node("Reshape", [rows, parts.constant(f"flat_rows{suffix}", np.array([-1]))], f"rows_flat{suffix}")
     found = parts.node("GatherElements", [add(f"scales{suffix}", table.scales.ravel()), flat], f"scales_flat{suffix}")
     shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_places, 1]))
@@ -167,10 +192,11 @@ def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, ou
 
 
 def export(model: Model, folder: Path) -> None:
-    """Writes the graph of a stored model into `folder` (`registry.models`).
+    """Write the graph of a stored model into `folder` (`registry.models`).
 
     Raises:
-        ContractError: the model's files are absent, damaged or not those that its manifest names; as `write_graph`.
+        ContractError: the model's files are absent, corrupt or different from its manifest, or
+            `write_graph` raises it.
     """
     stored = local_path(model.uri)
     for part in (Model.WEIGHTS, Model.WORKFLOW):
@@ -191,21 +217,22 @@ def export(model: Model, folder: Path) -> None:
         open_model(weights, model.slot_sizes).weights.tables,
         network=read_network(weights / NETWORK_FILE),
         name=model.recommender.name,
-        widths=model.config.get("widths", ()),  # of whatever network
+        widths=model.config.get("widths", ()),  # not every network has widths
         numbers=served_tables(model.recommender),
     )
 
 
 def read_network(path: Path) -> Any:
-    """The network's graph at `path`.
+    """Read the network's graph at `path`.
 
     Raises:
-        ContractError: it cannot be read, or is no graph of dense values and embeddings to a logit.
+        ContractError: the file cannot be read, or its graph does not map dense values and
+            embeddings to a logit.
     """
     try:
         network = onnx.load(str(path))
         onnx.checker.check_model(network)
-    except Exception as error:  # Protobuf's error for a damaged message has no public class.
+    except Exception as error:  # protobuf's error for a corrupt message has no public class
         raise ContractError(f"network {path} cannot be read: {first_line(error)}") from error
     found = [value.name for value in (*network.graph.input, *network.graph.output)]
     if found != (expected := [name.removeprefix(PREFIX) for name in (DENSE, EMBEDDINGS, LOGIT)]):
@@ -217,7 +244,7 @@ def read_network(path: Path) -> Any:
 
 
 def _add_network(parts: Parts, network: Any) -> None:
-    """Adds the network on the encoded values and vectors, down to the probability [n, 1]."""
+    """Add the network after the encoding, down to the probability [n, 1]."""
     graph = onnx.compose.add_prefix(network, PREFIX).graph
     for tensor in graph.initializer:
         parts.constant(tensor.name, numpy_helper.to_array(tensor))

@@ -1,9 +1,9 @@
-"""A graph in the making: nodes and constants collected in order, then written as the files of a folder.
+"""Collect the nodes and constants of a graph, and write them as files.
 
-Takes what `graph.encoding` and `graph.export` add, gives the bytes of one ONNX message, and of `model.data` beside it
-with the tables (ONNX's external data: raw little-endian arrays, each at an offset that the message names). A server
-maps them, in 10 ms and shared by its instances; in the message, 754 MiB took 4.2 s and twice the memory to open. The
-same parts give the same bytes. What the parts compute is left to those who add them.
+`graph.encoding` and `graph.export` add the parts. The output is one ONNX message, and `model.data`
+beside it with the tables. The format is ONNX's external data: raw little-endian arrays at offsets
+that the message contains. A server maps the tables in 10 ms, and its instances share them. Inside
+the message, 754 MiB of tables took 4.2 s and twice the memory to open. The output is deterministic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,20 @@ from evergreen.runtime.errors import ContractError
 
 OPSET = 17
 IR_VERSION = 8
-"""What both ONNX Runtime here and the one in Triton's images read."""
+"""Version that both the ONNX Runtime here and the one in Triton's images can read."""
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""Protobuf's limit for one message."""
+"""Protobuf's limit for the size of one message in bytes."""
 ALIGNMENT = 4096
-"""Of each table in `model.data`: a page, so that ONNX Runtime can map the table instead of reading it."""
+"""Alignment of each table in `model.data` in bytes. The alignment is one page, so that ONNX Runtime
+can map the table instead of reading it."""
 _ELEMENT_TYPES = {"FP32": TensorProto.FLOAT, "INT64": TensorProto.INT64}
 
 
 class Parts:
-    """Nodes, constants and tables, collected in order; a table is a constant that lies beside the message."""
+    """Nodes, constants and tables in the order of their addition.
+
+    A table is a constant outside the message.
+    """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._inputs = inputs
@@ -40,27 +44,27 @@ class Parts:
         self._tables: dict[str, NDArray[Any]] = {}
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """Adds a constant; answers its name."""
+        """Add a constant, and return its name."""
         self._constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
     def table(self, name: str, value: NDArray[Any]) -> str:
-        """Adds a table, which is not copied before it is written; answers its name."""
+        """Add a table, which is not copied before it is written, and return its name."""
         self._tables[name] = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<"), copy=False))
         return name
 
     def node(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Adds a node with one output; answers the output's name."""
+        """Add a node with one output, and return the output's name."""
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, **attributes))
         return output
 
     def write(self, folder: Path, name: str) -> None:
-        """Writes the files of the graph called `name` into `folder`, replacing what was there.
+        """Write the graph's files into `folder`, and replace existing ones.
 
-        The message comes last: a folder that has one has the graph.
+        The message is written last, so a folder with a message is complete.
 
         Raises:
-            ContractError: the message would pass protobuf's limit even without its tables.
+            ContractError: the message exceeds protobuf's limit even without its tables.
         """
         (folder / GRAPH_FILE).unlink(missing_ok=True)
         message = self._message(name, [_beside(*place) for place in self._places()])
@@ -71,7 +75,7 @@ class Parts:
         write_whole(folder / GRAPH_FILE, message)
 
     def _places(self) -> Iterator[tuple[str, NDArray[Any], int]]:
-        """Each table's name, value and offset in `model.data`."""
+        """Yield each table's name, value and offset in `model.data`."""
         offset = 0
         for name, value in self._tables.items():
             yield name, value, offset
@@ -85,7 +89,8 @@ class Parts:
             [_value(PROBABILITY_OUTPUT)],
             initializer=[],
         )
-        # The sizes of the pieces are added up: protobuf fails on the size of a message of 2 GB and more.
+        # Add up the sizes of the parts, because protobuf cannot compute the size of a message of 2
+        # GB or more.
         size = sum(part.ByteSize() for part in (*self._constants, *tables, *self.nodes))
         if size > MAX_MESSAGE_BYTES:
             raise ContractError(
@@ -107,7 +112,7 @@ def _value(tensor: Tensor) -> Any:
 
 
 def _beside(name: str, value: NDArray[Any], offset: int) -> Any:
-    """The entry of a table that lies in `model.data`."""
+    """Return the message's entry for a table in `model.data`."""
     tensor = TensorProto(
         name=name,
         dims=value.shape,

@@ -1,1 +1,1 @@
-"""Triton's model repository, in a folder or a bucket: its files, lock, versions and configuration."""
+"""Read and write Triton's model repository, in a folder or a bucket."""

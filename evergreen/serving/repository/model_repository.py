@@ -1,18 +1,23 @@
-"""A recommender's part of Triton's model repository, in a folder or a bucket: versions, configuration, plan and lock.
+"""Manage one recommender's part of Triton's model repository, in a folder or a bucket.
 
-Layout for a recommender called shop: `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data], golden.npz[,
-model.py], version.json}`, rows for the warm-up in `shop/warmup/`. A version is staged under another model's name
-(`shop_candidate`, loadable for a rehearsal), compared byte for byte with what was meant, and moved to its place, where
-no server reads it: **the one atomic write that publishes is config.pbtxt**, which names a version. A server that starts
-in the middle thus loads what was published last. An interrupted copy is named by no configuration, its number is not
-used again, and the next deployment removes it. Nothing here is shared with another recommender of the same repository.
+The part contains versions, a configuration, a traffic plan and a lock. The layout for a recommender
+called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data], golden.npz[,
+model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A version is first staged under
+another model's name (`shop_candidate`), where servers can load it for a rehearsal. The staged
+version is compared with its source byte by byte, and moved to its final folder, which no server
+reads yet. **The version is published by one atomic write of config.pbtxt**, which names it. A
+server that starts during a release therefore loads the last published version. No configuration
+names an interrupted copy. The number of an interrupted copy is not reused, and the next deployment
+removes the copy. Recommenders in the same repository share no files.
 
-Changes need `locked()`: the kernel's lock of a folder (flock, which cannot outlive a killed deployment; the filesystem
-must have it), a lease in a bucket, which ends by itself. The configuration is written only over the one that the lock's
-holder found: a holder whose lease ended unnoticed fails there. Notifying the servers is `switch`'s.
+Changes need `locked()`. A folder uses the kernel's flock, which ends with a killed process and must
+be supported by the filesystem. A bucket uses a lease, which expires. The configuration is written
+conditionally on the generation that the lock holder read first. The write therefore fails for a
+holder whose lease has expired unnoticed. `switch` notifies the servers.
 
-`version.json` names every file of its version with size and SHA-256. A folder without it, or in which a file is absent
-or of another size, is no version: the copy was interrupted. `VersionFolders` reads the versions below one model's name.
+`version.json` lists every file of its version with size and SHA-256. A folder without it, or with a
+file that is absent or has another size, is an interrupted copy and not a version. `VersionFolders`
+reads the versions below one model's name.
 """
 
 import errno
@@ -47,6 +52,10 @@ from evergreen.storage.folder import FolderObjects
 from evergreen.storage.lease import Lease
 from evergreen.storage.objects import ABSENT, Changed, Objects, download
 
+logger = logging.getLogger(__name__)
+
+WARMUP_FOLDER = "warmup"
+LEASE_SECONDS = 60.0
 GOLDEN_FILE = "golden.npz"
 RECORD_FILE = "version.json"
 _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
@@ -54,7 +63,7 @@ _SERVED_MODEL = Path(__file__).resolve().parents[1] / "served_model.py"
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """One file of a version."""
+    """Name, size and hash of one file of a version."""
 
     name: str
     bytes: int
@@ -63,33 +72,33 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionRecord(Manifest):
-    """The content of `version.json`."""
+    """Content of `version.json`."""
 
     version: int
     graph_sha256: str
-    """See `registry.models.graph_sha256`."""
+    """Hash of the graph, see `registry.models.graph_sha256`."""
     options: ServingOptions
-    """What the version was staged for."""
+    """Serving options at the time of staging."""
     files: list[FileRecord]
-    """Every file beside the record itself."""
+    """Every file except the record itself."""
 
     def __post_init__(self) -> None:
         if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
             raise ContractError(f"names {sorted(names)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them")
 
     def is_whole(self, sizes: Mapping[str, int]) -> bool:
-        """Whether files of these sizes (bytes by name) hold all that the record names."""
+        """Return whether `sizes` (bytes by name) contains every file with its recorded size."""
         return all(sizes.get(file.name) == file.bytes for file in self.files)
 
 
 def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, Path | bytes]:
-    """The files of a version by the names they get, made from a folder with a graph and its golden rows.
+    """Return the files of a version by name, from a folder with a graph and golden rows.
 
-    The record is the last of them: until it is written, there is no version.
+    The record is the last file. Without it the version does not exist.
     """
     files = {name: folder / name for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE) if (folder / name).exists()}
     if options.server == PYTHON:
-        # A version without its code would make Triton's loader hang forever.
+        # Triton's loader hangs forever on a version without its code.
         files[CODE_FILE] = _SERVED_MODEL
     record = VersionRecord(
         version=version,
@@ -103,9 +112,9 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 
 
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
-    """The first golden rows as Triton's warm-up reads them, and the content of each file that they name.
+    """Return the first golden rows as Triton's warm-up, and the content of each file it names.
 
-    Names are hashes of the content: a configuration that is restored finds the rows that it was written for.
+    File names are hashes of the content. A restored configuration therefore finds its own rows.
     """
     rows: list[WarmupRow] = []
     contents: dict[str, bytes] = {}
@@ -120,7 +129,7 @@ def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], di
 
 
 class VersionFolders:
-    """`<name>/<version>/...` in `objects`."""
+    """Version folders `<name>/<version>/` in `objects`."""
 
     def __init__(self, objects: Objects, name: str) -> None:
         self._objects = objects
@@ -128,7 +137,10 @@ class VersionFolders:
         self.uri = f"{objects.uri}/{name}"
 
     def sizes(self) -> dict[int, dict[str, int]]:
-        """Bytes by file name, by version number, of everything that is there, whole or not."""
+        """Return the size in bytes of every file, by version and file name.
+
+        Interrupted copies are included.
+        """
         found: dict[int, dict[str, int]] = {}
         for each in self._objects.list(f"{self._name}/"):
             _, folder, *rest = each.name.split("/")
@@ -137,21 +149,25 @@ class VersionFolders:
         return found
 
     def whole(self) -> list[int]:
-        """Versions whose files are all there, with the sizes that they were written with, ascending."""
+        """Return the complete versions in ascending order.
+
+        A version is complete if every file has its recorded size.
+        """
         whole = []
         for version, sizes in self.sizes().items():
             try:
                 if RECORD_FILE in sizes and self.record(version).is_whole(sizes):
                     whole.append(version)
             except ContractError as error:
-                logger.warning("passed over: %s", error)
+                logger.warning("version skipped: %s", error)
         return sorted(whole)
 
     def record(self, version: int) -> VersionRecord:
-        """The version's record.
+        """Read the version's record.
 
         Raises:
-            ContractError: there is no such version, or its record is damaged or another version's.
+            ContractError: the version does not exist, or its record is corrupt or belongs to
+                another version.
         """
         path = f"{self._name}/{version}/{RECORD_FILE}"
         stored = self._objects.read(path)
@@ -163,17 +179,17 @@ class VersionFolders:
         return record
 
     def golden_rows(self, version: int) -> GoldenRows:
-        """The rows that the version must answer as training did.
+        """Read the version's golden rows.
 
         Raises:
-            ContractError: they are absent or damaged.
+            ContractError: the rows are absent or corrupt.
         """
         [expected] = [file for file in self.record(version).files if file.name == GOLDEN_FILE]
         with TemporaryDirectory(prefix="evergreen-golden-") as scratch:
             return GoldenRows.load(self._checked_file(version, expected, Path(scratch)))
 
     def hashes(self, version: int) -> dict[str, str]:
-        """Return the SHA-256 of each file of the version, from its bytes, by the file's name."""
+        """Return the SHA-256 of each stored file of the version, by file name."""
         found = {}
         for name in self.sizes().get(version, {}):
             with TemporaryDirectory(prefix="evergreen-check-") as scratch:
@@ -181,21 +197,21 @@ class VersionFolders:
         return found
 
     def fetch(self, version: int, file: str, target: Path) -> None:
-        """Copy a file of the version to `target` on this machine."""
+        """Copy a file of the version to the local path `target`."""
         with TemporaryDirectory(prefix="evergreen-fetch-") as scratch:
             source = self._local_file(version, file, Path(scratch))
             with open(source, "rb") as content, whole_file(target) as copy:
                 shutil.copyfileobj(content, copy)
 
     def replace(self, version: int, file: str, content: bytes | Path) -> None:
-        """Write a file of the version anew, in one step for whoever reads it."""
+        """Replace a file of the version atomically."""
         self._objects.write(f"{self._name}/{version}/{file}", content)
 
     def check(self, version: int) -> None:
-        """Returns if every file has the hash in the record.
+        """Check every file against the hash in the record.
 
         Raises:
-            ContractError: a file is damaged or absent; names it and both hashes.
+            ContractError: a file is corrupt or absent. The message names it and both hashes.
         """
         for file in self.record(version).files:
             with TemporaryDirectory(prefix="evergreen-check-") as scratch:
@@ -208,7 +224,7 @@ class VersionFolders:
         return path
 
     def _local_file(self, version: int, file: str, folder: Path) -> Path:
-        """A file of the version on this machine: itself where it is here, else a copy in `folder`."""
+        """Return the local path of a file, or of a copy in `folder` if it is not local."""
         path = f"{self._name}/{version}/{file}"
         local = self._objects.local(path)
         if local is not None and local.is_file():
@@ -217,17 +233,17 @@ class VersionFolders:
         return folder / file
 
 
-logger = logging.getLogger(__name__)
-
-WARMUP_FOLDER = "warmup"
-LEASE_SECONDS = 60.0
-
-
 class ModelRepository:
-    """The repository in `objects`, which is made at the first write.
+    """Repository in `objects`, which is created at the first write.
 
-    `holder` says who works here, for the errors of others (default: this process); `lease_seconds` is how long a
-    bucket's lock outlives a killed holder.
+    Args:
+        objects: Folder or bucket.
+        names: Names of the recommender's models.
+        holder: Description of this deployment for the error messages of others. The default is this
+            process.
+        lease_seconds: Time after which a bucket's lock of a killed holder expires.
+        clock: Wall clock in seconds since the epoch.
+        monotonic: Monotonic clock in seconds.
     """
 
     def __init__(
@@ -244,10 +260,10 @@ class ModelRepository:
         self.names = names
         self.uri = objects.uri
         self.published = VersionFolders(objects, names.model)
-        """Versions of the served model; named by the configuration or not."""
+        """Versions of the served model, whether the configuration names them or not."""
         self.staged = VersionFolders(objects, names.candidate)
         self.canary = VersionFolders(objects, names.canary)
-        """Versions under the canary's name: one, or none."""
+        """Versions under the canary's name, at most one."""
         self._holder = holder or f"process {os.getpid()} on {socket.gethostname()}"
         self._lease_seconds, self._clock, self._monotonic = lease_seconds, clock, monotonic
         self._check_lock: Callable[[], None] | None = None
@@ -257,11 +273,11 @@ class ModelRepository:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the recommender's other deployments out; also the proof that the repository can be written.
+        """Lock out the recommender's other deployments, and check that the repository is writable.
 
         Raises:
-            ContractError: the folder cannot be written; names the path.
-            TemporaryError: another deployment is at work; names it.
+            ContractError: the folder is not writable. The message names the path.
+            TemporaryError: another deployment holds the lock. The message names it.
         """
         lock = self._flock(self.objects.root) if isinstance(self.objects, FolderObjects) else self._lease()
         with lock as check:
@@ -287,7 +303,7 @@ class ModelRepository:
             lease.acquire()
         except TemporaryError as error:
             raise TemporaryError(
-                f"another deployment is at work in model repository {self.published.uri}: {error}"
+                f"another deployment is running in model repository {self.published.uri}: {error}"
             ) from error
         with lease.kept():
             yield lease.check
@@ -310,7 +326,7 @@ class ModelRepository:
             except BlockingIOError as error:
                 other = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
                 raise TemporaryError(
-                    f"another deployment is at work in model repository {self.published.uri}: it is held by {other}"
+                    f"another deployment is running in model repository {self.published.uri}: it is held by {other}"
                 ) from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{self._holder}\n".encode(), 0)
@@ -319,81 +335,89 @@ class ModelRepository:
             os.close(descriptor)
 
     def check_held(self) -> None:
-        """Returns if the lock is still held.
+        """Check that the lock is still held.
 
         Raises:
-            TemporaryError: a bucket's lease ended, or another deployment took it over.
+            TemporaryError: a bucket's lease expired, or another deployment took it over.
         """
-        assert self._check_lock is not None, "changes of the model repository need its lock"
+        assert self._check_lock is not None, "the model repository is changed without its lock"
         self._check_lock()
 
     def versions(self) -> list[int]:
-        """Versions whose files are all there, ascending; named by the configuration or not."""
+        """Return the complete versions in ascending order.
+
+        The configuration need not name them.
+        """
         return self.published.whole()
 
     def taken_numbers(self) -> list[int]:
-        """Every version number of which anything is there, interrupted copies too, ascending."""
+        """Return every version number with any file, in ascending order.
+
+        Interrupted copies are included.
+        """
         return sorted(self.published.sizes())
 
     def stage(self, version: int, folder: Path, options: ServingOptions) -> None:
-        """Copies a version, graph and golden rows in `folder`, under the candidate's name, and reads all of it back.
+        """Copy a version from `folder` to the candidate's name, and verify the written files.
 
         Raises:
-            PermanentError: what is read back is not what was written, or there is no room.
+            PermanentError: a written file differs from its source, or the disk is full.
         """
         self.check_held()
         self._remove_interrupted()
         self.discard_candidate()
         for name, content in assemble(version, folder, options).items():
             self.objects.write(f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT)
-        # Triton's cache knows a model by name and number, not by its bytes: a rehearsal must not hear a predecessor.
-        # One instance shows what a load can reveal, and each takes processor time from the version that serves.
+        # Triton's response cache identifies a model by name and number, so a rehearsal could get a
+        # predecessor's response. One instance is enough to test the load, and every instance takes
+        # processor time from the live version.
         rehearsed = replace(options, response_cache=False, instances=1)
         golden = GoldenRows.load(folder / GOLDEN_FILE)
         self._write_loadable(self.names.candidate, version, golden=golden, options=rehearsed)
         try:
             self.staged.check(version)
         except ContractError as error:
-            raise PermanentError(f"what was staged did not stay as it was written: {error}") from error
+            raise PermanentError(f"staged files changed after they were written: {error}") from error
 
     def publish(self, version: int) -> None:
-        """Moves the staged version to its place, where no server reads it until the configuration names it.
+        """Move the staged version to its final folder, which no server reads yet.
 
         Raises:
-            ContractError: it is not staged whole, or its number is taken.
+            ContractError: the staged version is incomplete, or its number is taken.
         """
         self.check_held()
         record = self.staged.record(version)
         prefix = f"{self.names.candidate}/{version}/"
         for each in self.objects.list(prefix):
-            # A rehearsal's Python leaves its cache.
+            # Python leaves cache files after a rehearsal.
             if each.name.removeprefix(prefix) not in {RECORD_FILE, *(file.name for file in record.files)}:
                 self.objects.delete(each.name)
         self.objects.move(f"{self.names.candidate}/{version}", f"{self.names.model}/{version}")
         if version not in self.versions():
-            raise PermanentError(f"version {version} did not arrive whole in {self.published.uri}")
+            raise PermanentError(f"version {version} is incomplete in {self.published.uri} after the move")
         self.discard_candidate()
 
     def discard_candidate(self) -> None:
-        """Removes what is staged, if anything."""
+        """Remove the staged version, if there is one."""
         self._remove_model(self.names.candidate)
 
     def withdraw(self, version: int) -> None:
-        """Removes a version; from its first step on it counts as interrupted.
+        """Remove a version. From the first deletion on it counts as interrupted.
 
         Raises:
-            ContractError: the configuration names it.
+            ContractError: the configuration names the version.
         """
         self.check_held()
         if version in self._named():
-            raise ContractError(f"version {version} is named by {self.uri}/{self._config}, expected not")
+            raise ContractError(f"version {version} is served by {self.uri}/{self._config}, expected an unserved one")
         self._remove(f"{self.names.model}/{version}/{RECORD_FILE}")
         self._remove(f"{self.names.model}/{version}/")
 
     def prune(self, keep: set[int], *, num_kept: int) -> list[int]:
-        """Removes the oldest versions beyond `num_kept`, never one of `keep` nor a served one; answers their numbers.
+        """Remove the oldest versions beyond `num_kept`, and return their numbers.
 
-        Interrupted copies go too, and warm-up rows that the configuration no longer names.
+        Versions in `keep` and versions that the configuration names are never removed. Interrupted
+        copies and unused warm-up rows are removed too.
         """
         self.check_held()
         self._remove_interrupted()
@@ -410,16 +434,18 @@ class ModelRepository:
         return removed
 
     def read_config(self) -> str | None:
-        """The configuration as it is; None where there is none."""
+        """Return the configuration, or None if it is absent."""
         stored = self.objects.read(self._config)
-        # A damaged byte must not keep a rollback from replacing the text.
+        # A corrupt byte must not prevent a rollback from replacing the text.
         return None if stored is None else stored.content.decode(errors="replace")
 
     def write_config(self, text: str | None) -> None:
-        """Replaces the configuration whole, which publishes what it names; None removes it.
+        """Replace the configuration atomically, which publishes the versions that it names.
+
+        `text` None removes the configuration.
 
         Raises:
-            Changed: another wrote it since this lock was taken.
+            Changed: another deployment has written it since this lock was taken.
         """
         self.check_held()
         try:
@@ -434,47 +460,49 @@ class ModelRepository:
             raise Changed(f"another deployment changed {self.uri}/{self._config} since this one began") from error
 
     def options_for(self, version: int) -> ServingOptions:
-        """Return how `version` is served: as what is served now, by the kind of server that it was written for."""
+        """Return the current serving options, with the backend for which `version` was staged."""
         config = self.read_config()
         own = self.published.record(version).options if version in self.versions() else None
         try:
             options = read_options(config) if config is not None else own or ServingOptions()
         except ContractError as error:
-            logger.warning("%s/%s: %s; what the version was staged for is used", self.uri, self._config, error)
+            logger.warning("%s/%s: %s; the options from staging are used", self.uri, self._config, error)
             options = own or ServingOptions()
         return replace(options, server=own.server) if own else options
 
     def config_for(self, version: int, options: ServingOptions) -> str:
-        """The configuration that serves `version`, warmed up with its golden rows.
+        """Return the configuration that serves `version`, warmed up with its golden rows.
 
-        The rows are written, where they are not: Triton loads nothing by a configuration that names absent ones.
+        The warm-up rows are written first, because Triton loads no model whose warm-up files are
+        absent.
         """
         self.check_held()
         golden = self.published.golden_rows(version)
         return self._write_warmup(self.names.model, version, golden=golden, options=options)
 
     def place_canary(self, version: int, options: ServingOptions) -> None:
-        """Makes a published version loadable under the canary's name, instead of any other that was."""
+        """Copy a published version to the canary's name, and replace any other canary."""
         self.remove_canary()
         for name in (*(file.name for file in self.published.record(version).files), RECORD_FILE):
             self.objects.copy(f"{self.names.model}/{version}/{name}", f"{self.names.canary}/{version}/{name}")
         self._write_loadable(self.names.canary, version, golden=self.published.golden_rows(version), options=options)
 
     def remove_canary(self) -> None:
-        """Removes what is under the canary's name."""
+        """Remove the version under the canary's name."""
         self._remove_model(self.names.canary)
 
     def read_plan(self) -> TrafficPlan | None:
-        """The traffic plan; None where there is none."""
+        """Return the traffic plan, or None if it is absent."""
         stored = self.objects.read(self._plan)
         return None if stored is None else TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
 
     def write_plan(self, plan: TrafficPlan) -> None:
-        """Publishes the traffic plan in one write.
+        """Write the traffic plan atomically.
 
         Raises:
-            ContractError: its sequence is not one more than that of the plan it replaces (1 for the first).
-            Changed: another wrote one meanwhile.
+            ContractError: its sequence is not one more than that of the replaced plan (1 for the
+                first plan).
+            Changed: another deployment wrote a plan meanwhile.
         """
         self.check_held()
         stored = self.objects.read(self._plan)
@@ -491,23 +519,23 @@ class ModelRepository:
         try:
             return set() if config is None else set(versions_of(config))
         except ContractError as error:
-            logger.error("%s/%s is damaged: %s", self.uri, self._config, error)
-            return set(self.taken_numbers())  # any of them may be the one that is served
+            logger.error("%s/%s is corrupt: %s", self.uri, self._config, error)
+            return set(self.taken_numbers())  # each of them may be the served version
 
     def _write_loadable(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> None:
-        """Makes the version loadable under `name`, its configuration last."""
+        """Make the version loadable under `name`. Its configuration is written last."""
         config = self._write_warmup(name, version, golden=golden, options=options)
         self.objects.write(f"{name}/{CONFIG_FILE}", config.encode())
 
     def _write_warmup(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> str:
-        """Writes the rows of the warm-up; the configuration that names them."""
+        """Write the warm-up rows, and return the configuration that names them."""
         rows, contents = warmup_files(golden, options.warmup_rows)
         for file, content in contents.items():
             self.objects.write(f"{name}/{WARMUP_FOLDER}/{file}", content)
         return triton_config(name, options, [version], features=golden.features, warmup=rows)
 
     def _remove_interrupted(self) -> None:
-        """Removes interrupted copies of versions; one that the configuration names is a fault, and stays."""
+        """Remove interrupted copies of versions. A copy that the configuration names stays."""
         interrupted = set(self.taken_numbers()) - set(self.versions())
         for version in sorted(interrupted - self._named()):
             logger.warning("the copy of version %d to %s was interrupted, removing it", version, self.uri)
@@ -515,7 +543,7 @@ class ModelRepository:
 
     def _remove_model(self, name: str) -> None:
         self.check_held()
-        # Without its configuration no server can load what is half removed.
+        # Remove the configuration first, so that no server loads incomplete files.
         self._remove(f"{name}/{CONFIG_FILE}")
         self._remove(f"{name}/")
 

@@ -1,13 +1,15 @@
-"""`config.pbtxt`: Triton's configuration of the served model, generated from the contracts.
+"""Generate `config.pbtxt`, Triton's configuration of the served model, from the contracts.
 
-One text for both servers: `python` (a laptop's tritonserver: its python backend runs `served_model.py` with ONNX
-Runtime) and `onnxruntime` (Triton's images: their ONNX Runtime backend reads `model.onnx` itself, and `model.data`
-beside it; the server wheel that runs on a laptop does not hold that backend, so this text is checked against the format
-but not by running it here). No execution accelerator is named: the graph's lookups are integer operations, which
-TensorRT would hand back to the provider that is there anyway.
+There are two backends. `python` is used by a laptop's tritonserver, whose python backend runs
+`served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose ONNX Runtime
+backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks that backend,
+so here its text is checked only against the format. The configuration names no execution
+accelerator. The graph's lookups are integer operations, which TensorRT would pass back to the
+default provider.
 
-Clients are given generous deadlines (a cancelled gRPC call can kill Triton 2.51), so the server bounds its queue
-instead: a request beyond the queue's size, or too long in it, is refused UNAVAILABLE.
+Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. The server bounds
+its queue instead. A request that exceeds the queue's size or its time limit is rejected as
+UNAVAILABLE.
 """
 
 import json
@@ -27,23 +29,24 @@ CPU = "cpu"
 GPU = "gpu"
 DEVICES = (CPU, GPU)
 WARMUP_BATCH = 64
-"""Rows of the one batch among the warm-up requests: the buffers of a batch are made before a client waits for them."""
+"""Rows of the one multi-row warm-up request, which allocates the buffers for batches before the
+first client."""
 
 _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions(ServingSettings):
-    """How a model is served, beside what the contracts say of it: by what, and the settings of its recommender.
+    """Serving options of a model: the settings of its recommender, the backend and the device.
 
     Raises:
-        ContractError: a value that no server takes.
+        ContractError: a value is outside the range that servers accept.
     """
 
     server: str = PYTHON
-    """`python` or `onnxruntime`."""
+    """Backend, `python` or `onnxruntime`."""
     device: str = CPU
-    """`cpu` or `gpu`; a MIG slice is a GPU to the server. The python backend's model runs on the CPU."""
+    """`cpu` or `gpu`. A MIG slice is a GPU. The python backend runs the model on the CPU only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +57,8 @@ class ServingOptions(ServingSettings):
 
 
 WarmupRow: TypeAlias = Mapping[str, str]
-"""By input, a file of one row below the model's folder `warmup`: raw little-endian values, as Triton reads them."""
+"""Map from input name to a file with one row in the model's folder `warmup`. Triton reads it as raw
+little-endian values."""
 
 
 def triton_config(
@@ -65,12 +69,13 @@ def triton_config(
     features: Features,
     warmup: Sequence[WarmupRow] = (),
 ) -> str:
-    """The text of `config.pbtxt` for the model `name`, serving exactly `versions`.
+    """Return the text of `config.pbtxt` for the model `name`, which serves exactly `versions`.
 
-    Of `versions` the highest answers requests that name none; every version must score `warmup` before it is ready.
+    The highest of `versions` answers requests without a version. Every version must score the rows
+    of `warmup` before it is ready.
 
     Raises:
-        ContractError: no versions, or one below 1.
+        ContractError: `versions` is empty or contains a number below 1.
     """
     from google.protobuf import json_format, text_format
     from tritonclient.grpc import model_config_pb2
@@ -78,7 +83,7 @@ def triton_config(
     wanted = sorted(set(versions))
     if not wanted or wanted[0] < 1:
         raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
-    # A sample of batch size n is n requests of one and the same row, run as one batch.
+    # A warm-up sample of batch size n is n requests with the same row, run as one batch.
     inputs = input_tensors(features)
     samples = [_sample(f"row {at}", row, inputs, batch_size=1) for at, row in enumerate(warmup)]
     if warmup:
@@ -123,15 +128,15 @@ def _sample(name: str, row: WarmupRow, inputs: Iterable[Tensor], *, batch_size: 
 
 
 def warmup_files_of(text: str) -> set[str]:
-    """Names, below the model's folder `warmup`, of the files that a written configuration needs to load."""
+    """Return the names of the warm-up files that a configuration needs, relative to `warmup`."""
     return set(re.findall(r'input_data_file: "([^"]+)"', text))
 
 
 def read_options(text: str) -> ServingOptions:
-    """The options that a written configuration was made with.
+    """Return the serving options in the text of a configuration.
 
     Raises:
-        ContractError: `text` is no configuration of Triton's, or not one of ours.
+        ContractError: `text` is not a Triton configuration, or was not written by `triton_config`.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2

@@ -45,7 +45,7 @@ def write(store, *lines):
     ],
     ids=["judged alone", "canary", "canary ended", "promoted", "rolled back", "never answered"],
 )
-def test_aliases_and_versions_are_the_journals(lines, versions, aliases, tmp_path):
+def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
     write(tmp_path, *lines)
     found = read_store(tmp_path)
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
@@ -55,7 +55,7 @@ def test_aliases_and_versions_are_the_journals(lines, versions, aliases, tmp_pat
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 
-def test_a_registry_that_is_away_stops_no_other(tmp_path, monkeypatch, caplog):
+def test_registry_that_is_away_stops_no_other(tmp_path, monkeypatch, caplog):
     calls, away = [], [TemporaryError("MLflow: no answer"), OSError("no route")]
 
     def failing(_):

@@ -19,7 +19,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypatch, capsys):
+def test_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main, words = COMMANDS[command]
     assert main([*words, "--store", "stoer"]) == 2
@@ -36,7 +36,7 @@ def test_a_store_that_is_not_there_is_misuse_and_named(command, tmp_path, monkey
     ],
     ids=["rollback", "promote", "canary"],
 )
-def test_relative_paths_count_from_the_working_folder(main, words, tmp_path, monkeypatch, capsys):
+def test_relative_paths_count_from_working_folder(main, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "store").mkdir()
     monkeypatch.chdir(tmp_path)
     main([*words, "--store", "store", "--repository", "repository", "--triton-urls", ""])
@@ -48,8 +48,8 @@ def test_relative_paths_count_from_the_working_folder(main, words, tmp_path, mon
     [(rollback.main, []), (canary_command.main, ["abort"]), (canary_command.main, ["advance"])],
     ids=["rollback", "abort", "advance"],
 )
-def test_an_empty_reason_is_misuse(main, words, tmp_path, capsys):
+def test_empty_reason_is_misuse(main, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*words, "--store", str(tmp_path), "--reason", " "])
     assert ended.value.code == 2
-    assert "argument --reason: is empty, expected why, for the journal" in capsys.readouterr().err
+    assert "argument --reason: is empty, expected a reason for the journal" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def step(make_candidate, tmp_path):
     return run
 
 
-def test_the_step_writes_its_manifest_and_notes_and_signs_with_the_run(step, tmp_path):
+def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
     assert step(True, "run-1") == 0
     assert Release.read(tmp_path / "release.json").version == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
@@ -70,11 +70,11 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     assert repository.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(step, tmp_path):
+def test_model_that_is_not_to_be_released_is_kept_and_person_may_promote_it(step, tmp_path):
     assert step(True, "run-1", release={"rollout": "none"}) == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, note.facts) == ("refused", {"rollout": "none"})
-    assert "model-1 is kept and not released, as rollout is none" in note.reason
+    assert "model-1 is stored and not released, because rollout is none" in note.reason
     assert not (tmp_path / "release.json").exists()
     assert current(tmp_path / "store") is None
     assert step(True, "run-2") == 0, "the same model, by a run that releases"
@@ -85,7 +85,7 @@ def test_a_model_that_is_not_to_be_released_is_kept_and_a_person_may_promote_it(
     [("auto", "pass", False, "full"), ("auto", "inconclusive", False, "canary"), ("auto", "inconclusive", True, "full"),
      ("canary", "pass", False, "canary"), ("shadow", "inconclusive", False, "shadow"), ("full", "pass", True, "full")],
 )  # fmt: skip
-def test_rollout_follows_the_verdict_where_it_is_auto(step, tmp_path, rollout, decision, is_first, done):
+def test_rollout_follows_verdict_where_it_is_auto(step, tmp_path, rollout, decision, is_first, done):
     store = tmp_path / "store"
     if not is_first:
         assert step(True, "run-1", release={"rollout": "full"}) == 0
@@ -99,7 +99,7 @@ def test_rollout_follows_the_verdict_where_it_is_auto(step, tmp_path, rollout, d
     assert (is_live, canary_at_work(store) is not None) == (done == "full", done != "full")
 
 
-def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, capsys):
+def test_full_needs_pass_and_nothing_takes_refused_model(step, tmp_path, capsys):
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     assert step(True, "run-1", release={"rollout": "full"}) == 1
@@ -108,7 +108,7 @@ def test_full_needs_a_pass_and_nothing_takes_a_refused_model(step, tmp_path, cap
     assert current(tmp_path / "store") is None
 
 
-def test_a_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
+def test_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_first_version_whose_step_was_killed_before_its_note_is_released_and_n
     assert (note.facts["rollout"], note.facts["version"]) == ("full", 1)
 
 
-def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
+def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
     assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2
     assert "error: triton url is 'http://localhost:8001', expected host:grpc_port" in capsys.readouterr().err
     assert step(True, "run-4", **{"triton-urls": "127.0.0.1:9"}) == 3
@@ -125,7 +125,7 @@ def test_misuse_is_2_and_a_server_that_does_not_answer_is_3(step, capsys):
     assert "instances is 0" in capsys.readouterr().err
 
 
-def test_a_disk_that_refuses_is_3_and_not_a_refused_model(step, tmp_path, capsys):
+def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
     """Python's own exit code for a traceback is 1, which here says that the gate refused."""
     (tmp_path / "store" / "graphs").write_text("no folder")
     assert step(True, "run-7") == 3
@@ -150,7 +150,7 @@ def arguments(make_candidate, tmp_path):
 
 @pytest.mark.parametrize(("name", "path"), [("raw_dataset", "verdicts/model-1/raw_dataset.json"),
                                            ("model", "models/model-1/model.json")])  # fmt: skip
-def test_what_the_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, capsys, name, path):
+def test_what_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, capsys, name, path):
     file = tmp_path / "store" / path
     assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
     line = ["--run=r", f"--store={tmp_path / 'store'}", f"--repository={tmp_path / 'repository'}"]
@@ -161,7 +161,7 @@ def test_what_the_verdict_names_is_released_only_as_it_was_judged(step, tmp_path
     assert current(tmp_path / "store") is None
 
 
-def test_component_leaves_the_release_and_its_numbers(arguments):
+def test_component_leaves_release_and_its_numbers(arguments):
     deployment.python_func(**arguments)
     with open(arguments["release"].path) as file:
         written = json.load(file)
@@ -169,7 +169,7 @@ def test_component_leaves_the_release_and_its_numbers(arguments):
     assert 0 <= written["parity_max_abs_diff"] <= 1e-5
 
 
-def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_retry(arguments, tmp_path):
+def test_component_whose_verdict_is_stale_ends_without_release_and_without_retry(arguments, tmp_path):
     stale = Verdict.read(arguments["verdict"].path)
     dataclasses.replace(stale, champion_model_id="model-0", champion_reference="current").write(
         arguments["verdict"].path
@@ -178,6 +178,6 @@ def test_component_whose_verdict_is_stale_ends_without_a_release_and_without_a_r
     assert not (tmp_path / "outputs" / "release").exists()
     card = (tmp_path / "outputs" / "card").read_text()
     assert "deployment refused" in card
-    assert "judged against model-0" in card
+    assert "compared with model-0" in card
     [note] = runs.read_notes(tmp_path / "store", "run-1")
-    assert (note.state, "judged against model-0" in note.reason) == ("refused", True)
+    assert (note.state, "compared with model-0" in note.reason) == ("refused", True)

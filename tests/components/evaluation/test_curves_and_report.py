@@ -50,7 +50,7 @@ def test_there_is_no_roc_curve_of_one_class():
     assert roc_curve(np.zeros(0, np.int8), np.zeros(0, np.float32)) == []
 
 
-def test_calibration_bins_hold_all_rows_in_the_order_of_their_scores():
+def test_calibration_bins_hold_all_rows_in_order_of_their_scores():
     labels, scores = sample(2003)
     bins = calibration_bins(labels, scores)
     assert sum(b.num_rows for b in bins) == 2003
@@ -115,7 +115,7 @@ def test_slices_are_measured_on_their_own_rows():
         assert sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: ")) == 3000
 
 
-def test_new_and_unknown_items_are_slices_where_the_recommender_names_the_item():
+def test_new_and_unknown_items_are_slices_where_recommender_names_item():
     made = scored(6)
     made = replace(made, item_newness=np.array([0, NEW_ITEM, UNKNOWN_ITEM, 0, NEW_ITEM, 0], np.int8))
     names = ("item: got its id in this round", "item: has no id of its own")
@@ -125,7 +125,7 @@ def test_new_and_unknown_items_are_slices_where_the_recommender_names_the_item()
     assert not set(names) & set(cut_slices(scored(6), is_first_round=False, shown=ShownValues()))
 
 
-def test_a_row_belongs_to_the_slice_of_each_element_of_its_lists_and_counts_once_there():
+def test_row_belongs_to_slice_of_each_element_of_its_lists_and_counts_once_there():
     rows = [[5, 5, 5], [5, 6], [], [6, 5], [7, 10], [8, 9], [9, 10, 9], [], [8, 7], [6], [11, 5], [11, 11, 11]]
     made = scored(len(rows))
     places = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])
@@ -146,7 +146,7 @@ def test_columns_of_users_are_not_cut_by_value():
     assert {name.partition(": ")[0] for name in shown} >= {"C3", "C26"}
 
 
-def test_people_see_the_slices_that_speak_most_against_the_candidate_first():
+def test_people_see_slices_that_speak_most_against_candidate_first():
     rows = scored()
     slices = cut_slices(rows, is_first_round=False, shown=ShownValues())
     shown = measure_slices(rows, slices, {"C3: missing": 0.3, "hour: 09": 0.01})
@@ -154,7 +154,7 @@ def test_people_see_the_slices_that_speak_most_against_the_candidate_first():
     assert len(shown) == MAX_SHOWN < len(slices)
 
 
-def test_hours_are_those_of_the_day_and_a_column_of_one_value_is_not_cut():
+def test_hours_are_those_of_day_and_column_of_one_value_is_not_cut():
     rows = scored(seconds=3 * 86_400)
     rows.categories[:, 0] = 7
     names = cut_slices(rows, is_first_round=False, shown=ShownValues())
@@ -179,7 +179,7 @@ def test_slice_without_clicks_has_no_number():
         assert (part.candidate.auc, part.champion.auc, part.difference.auc, part.candidate.calibration) == (None,) * 4
 
 
-def test_quality_within_users_is_told_where_the_recommender_names_them(make_round):
+def test_quality_within_users_is_told_where_recommender_names_them(make_round):
     made = make_round(1000)
     made.release_champion(made.planted)
     named = replace(CRITEO_RECOMMENDER, data=ColumnNames(user="C17"))

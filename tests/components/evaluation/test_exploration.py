@@ -64,7 +64,7 @@ WORLDS = {
 
 @pytest.mark.parametrize("logs", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_interval_holds_the_truth_at_all_looks_and_the_estimate_has_no_bias(world, logs):
+def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs):
     """Looks at each log 12 times while it grows: an interval that ever misses the truth so far is a miss of the log."""
     random, setting = np.random.default_rng(7), WORLDS[world]
     misses, errors, looks = 0, [], 0
@@ -85,7 +85,7 @@ def test_the_interval_holds_the_truth_at_all_looks_and_the_estimate_has_no_bias(
 
 
 @pytest.mark.parametrize("odds", [0.5, 0.01])
-def test_the_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
+def test_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
     """The most skewed sums there can be, looked at after every one."""
     random, crossed = np.random.default_rng(3), 0
     for _ in range(400):
@@ -94,7 +94,7 @@ def test_the_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
     assert crossed <= 20
 
 
-def test_a_clear_gain_is_found_and_its_opposite_too():
+def test_clear_gain_is_found_and_its_opposite_too():
     log = simulate(np.random.default_rng(1), 20_000, places=2, share=0.45, rate=0.2, noise=3)
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
@@ -120,7 +120,7 @@ def test_too_little_overlap_is_told_by_its_counts():
     assert agreeing == ReorderingGain(num_lists=200, num_swaps=0, disputed_share=0.0)
 
 
-def test_lists_that_are_not_whole_or_not_by_the_rule_are_left_out():
+def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
     log = simulate(np.random.default_rng(1), 400, places=4, share=0.45, rate=0.3)
     whole = reordering_gain(log.rows)
     assert isinstance(whole, ReorderingGain)
@@ -153,7 +153,7 @@ def explore_some(made, *, lists: int) -> None:
 
 
 @pytest.mark.parametrize(("lists", "told"), [(300, "Each such swap gains"), (20, "too few to tell")])
-def test_the_step_tells_it_in_the_verdict_and_the_report(make_round, lists, told):
+def test_step_tells_it_in_verdict_and_report(make_round, lists, told):
     made = make_round(9_000)
     explore_some(made, lists=lists)
     main(made.flags())
@@ -167,7 +167,7 @@ def test_the_step_tells_it_in_the_verdict_and_the_report(make_round, lists, told
         assert f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]" in page
 
 
-def test_the_step_tells_nothing_where_no_list_was_explored(make_round):
+def test_step_tells_nothing_where_no_list_was_explored(make_round):
     made = make_round(200)
     main(made.flags())
     assert Verdict.read(made.path("verdict")).reordering_gain is None

@@ -42,7 +42,7 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     [(20_000, 1.2, "pass"), (20_000, 1.0, "pass"), (20_000, 0.9, "fail"), (400, 1.0, "inconclusive")],
     ids=["better", "equal", "worse", "few rows"],
 )
-def test_a_candidate_above_the_floor_is_enough_by_the_interval_of_its_lead(num_rows, quality, decision):
+def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quality, decision):
     answer = decided(*rows(num_rows, candidate=quality, seed=2), settings=SETTINGS)
     assert answer.decision == decision
     assert answer.estimates.candidate.low > SETTINGS.min_auc
@@ -54,7 +54,7 @@ def test_a_candidate_above_the_floor_is_enough_by_the_interval_of_its_lead(num_r
 @pytest.mark.parametrize(
     ("min_auc", "decision"), [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")]
 )
-def test_floor_is_enough_by_the_interval(min_auc, decision):
+def test_floor_is_judged_by_interval(min_auc, decision):
     labels, scores, _ = rows(2000, candidate=1.0, seed=3)
     answer = decided(labels, scores, settings=GateSettings(min_auc=min_auc))
     assert answer.decision == decision
@@ -64,7 +64,7 @@ def test_floor_is_enough_by_the_interval(min_auc, decision):
     assert [check.name for check in answer.checks] == ["AUC", "calibration"]
 
 
-def test_failed_floor_outweighs_a_passed_comparison():
+def test_failed_floor_outweighs_passed_comparison():
     labels, candidate, champion = rows(20_000, candidate=0.1, champion=0.0)
     answer = decided(labels, candidate, champion, settings=SETTINGS)
     assert answer.decision == "fail"
@@ -86,7 +86,7 @@ def resample(sample, n, seed):
         (1, 50, "requests with clicks", 1),
     ],
 )
-def test_too_few_of_a_class_is_inconclusive(clicks, others, name, requests):
+def test_too_few_of_class_is_inconclusive(clicks, others, name, requests):
     labels = np.repeat([1, 0], [clicks, others])
     # A perfect model: with few rows its interval has no width, and must not be believed.
     scores = labels + np.linspace(0, 0.1, clicks + others)
@@ -97,7 +97,7 @@ def test_too_few_of_a_class_is_inconclusive(clicks, others, name, requests):
     assert answer.estimates == (None, None, None)
 
 
-def test_gate_lets_a_candidate_worse_by_the_margin_pass_in_one_of_forty_tries():
+def test_gate_lets_candidate_worse_by_margin_pass_in_one_of_forty_tries():
     # The level that a 95 % interval promises at the margin itself: 2.5 %.
     sample = rows(3000, candidate=0.95, seed=6)
     loss = -decided(*sample, settings=SETTINGS).estimates.difference.auc
@@ -131,7 +131,7 @@ def test_scores_that_are_not_numbers_are_refused():
 
 @pytest.mark.parametrize(("clicks", "is_enough"), [(9, False), (10, True)])
 @pytest.mark.parametrize("rare", [1, 0], ids=["clicks", "rows without a click"])
-def test_as_many_rows_of_a_class_as_asked_for_are_enough(clicks, is_enough, rare):
+def test_as_many_rows_of_class_as_asked_for_are_enough(clicks, is_enough, rare):
     labels = np.full(200, 1 - rare, np.int8)
     labels[:clicks] = rare
     scores = np.random.default_rng(4).normal(size=200) + 3.0 * labels
@@ -190,7 +190,7 @@ def test_advice_of_too_few_clicks_names_rows_that_have_enough():
     assert "no held-out row is one of the clicks" in way
 
 
-def test_advice_of_refused_floor_is_a_floor_that_model_passes():
+def test_advice_of_refused_floor_is_floor_that_model_passes():
     labels, scores, _ = rows(4000, candidate=0.4, seed=5)
     settings = GateSettings(min_auc=0.9)
     (way,) = advice_of(decided(labels, scores, settings=settings))

@@ -143,7 +143,7 @@ def test_rates_are_learned_from_training_rows_alone(make_raw):
     assert column_aucs(fresh)["outcome"] == pytest.approx(0.5, abs=0.03)
 
 
-def test_column_left_out_of_the_run_is_not_measured(make_raw):
+def test_column_left_out_of_run_is_not_measured(make_raw):
     column, leak = LEAKS["larger for clicks"]
     assert column not in column_aucs(make_raw(column, leak, excluded=[column]))
 
@@ -198,7 +198,7 @@ def test_gate_passes_and_warns_of_leaking_column_in_verdict_page_and_note(make_r
     assert "each column alone, on the held-out rows" in page
 
 
-def test_gate_says_that_no_single_column_explains_such_an_auc(make_round):
+def test_gate_says_that_no_single_column_explains_such_auc(make_round):
     made = leaking_round(make_round, "")
     assert main(made.flags()) == 0
     (warning,) = Verdict.read(made.path("verdict")).warnings

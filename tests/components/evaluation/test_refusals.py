@@ -35,7 +35,7 @@ def test_rounds_whose_every_slice_loses_what_is_allowed_are_refused_no_more_ofte
 
 
 @pytest.mark.parametrize("rows_per_request", [1, 10])
-def test_a_slice_that_loses_a_third_is_found_and_named_though_all_rows_hardly_do(rows_per_request):
+def test_slice_that_loses_third_is_found_and_named_though_all_rows_hardly_do(rows_per_request):
     for seed in range(10):
         random = np.random.default_rng(seed)
         drawn = draw(random, rows=10_000, rate=0.25, rows_per_request=rows_per_request)
@@ -52,7 +52,7 @@ def test_a_slice_that_loses_a_third_is_found_and_named_though_all_rows_hardly_do
         assert decided(drawn, drawn.candidate, slices=slices).decision == "pass"
 
 
-def test_a_slice_of_few_clicks_is_not_tested_and_changes_nothing():
+def test_slice_of_few_clicks_is_not_tested_and_changes_nothing():
     drawn = draw(np.random.default_rng(1), rows=4000, rate=0.25)
     few = np.arange(4000) < 30
     candidate = np.where(few, 0.999, drawn.candidate)
@@ -61,7 +61,7 @@ def test_a_slice_of_few_clicks_is_not_tested_and_changes_nothing():
     assert (check_of(answer, SLICES).value, check_of(answer, SLICES).result) == (0, "pass")
 
 
-def test_a_slice_is_judged_by_its_requests_and_not_by_its_rows():
+def test_slice_is_judged_by_its_requests_and_not_by_its_rows():
     """The loss of three requests, however many rows they have, may be chance."""
     drawn = draw(np.random.default_rng(1), rows=6000, rate=0.25, rows_per_request=300)
     part = np.isin(drawn.requests, range(15))
@@ -76,7 +76,7 @@ def test_a_slice_is_judged_by_its_requests_and_not_by_its_rows():
 
 
 @pytest.mark.parametrize(("factor", "decision"), [(1.3, "pass"), (1.9, "fail"), (1 / 1.3, "pass"), (1 / 1.9, "fail")])
-def test_clicks_that_are_predicted_wrongly_by_more_than_the_factor_fail(factor, decision):
+def test_clicks_that_are_predicted_wrongly_by_more_than_factor_fail(factor, decision):
     drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
     answer = decide(drawn.labels, drawn.candidate * factor, groups=drawn.requests, settings=LENIENT)
     assert answer.decision == decision
@@ -84,7 +84,7 @@ def test_clicks_that_are_predicted_wrongly_by_more_than_the_factor_fail(factor, 
     assert check_of(answer, "calibration").value == pytest.approx(ratio)
 
 
-def test_a_candidate_that_is_less_wrong_than_the_champion_does_not_fail_by_calibration():
+def test_candidate_that_is_less_wrong_than_champion_does_not_fail_by_calibration():
     drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
     groups, off = drawn.requests, drawn.candidate * 1.9
     assert decide(drawn.labels, off, drawn.champion * 2.5, groups=groups, settings=LENIENT).decision == "pass"
@@ -114,7 +114,7 @@ def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
     assert answer(drawn.candidate, kept, weights=np.zeros(kept.sum())).decision == "inconclusive"
 
 
-def test_a_calibration_that_chance_explains_does_not_fail():
+def test_calibration_that_chance_explains_does_not_fail():
     drawn = draw(np.random.default_rng(3), rows=600, rate=0.03)
     ratio = drawn.candidate.sum() / drawn.labels.sum()
     answer = decide(drawn.labels, drawn.candidate * 1.7 / ratio, groups=drawn.requests, settings=LENIENT)

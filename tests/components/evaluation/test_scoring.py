@@ -56,7 +56,7 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
     assert rows.champion is None
 
 
-def test_rows_of_a_user_are_one_group_and_unknown_users_are_grouped_by_request(made):
+def test_rows_of_user_are_one_group_and_unknown_users_are_grouped_by_request(made):
     rows, by_request = score(made, named=ColumnNames(user="C19")), score(made).requests
     users = made.categorical[:, 18]
     assert (users == MISSING_CATEGORY).any()
@@ -64,7 +64,7 @@ def test_rows_of_a_user_are_one_group_and_unknown_users_are_grouped_by_request(m
     assert len(set(zip(expected, rows.groups.tolist()))) == len(set(expected)) == len(set(rows.groups.tolist()))
 
 
-def test_row_is_new_if_it_holds_an_id_of_this_round(made):
+def test_row_is_new_if_it_holds_id_of_this_round(made):
     """Appended ids, the last ones, and one that had been given up, anywhere between."""
     vocabularies = made.workflow.vocabularies
     new = [[len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)]
@@ -76,7 +76,7 @@ def test_row_is_new_if_it_holds_an_id_of_this_round(made):
     assert 0 < expected.sum() < 900
 
 
-def test_row_whose_columns_got_no_id_is_not_new_even_where_a_column_is_empty(made):
+def test_row_whose_columns_got_no_id_is_not_new_even_where_column_is_empty(made):
     # A column without categories has the two reserved ids only; missing and unknown are no news.
     scored = score(made)
     assert not scored.has_new_category.any()
@@ -84,7 +84,7 @@ def test_row_whose_columns_got_no_id_is_not_new_even_where_a_column_is_empty(mad
 
 
 @pytest.mark.parametrize("batch_rows", [1, 64, 10_000])
-def test_scores_do_not_depend_on_the_batches(made, batch_rows):
+def test_scores_do_not_depend_on_batches(made, batch_rows):
     champion = champion_scorer(made.release_champion(made.planted), CRITEO)
     candidate = candidate_scorer(made.model)
     raw, encoded = local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri)
@@ -96,7 +96,7 @@ def test_scores_do_not_depend_on_the_batches(made, batch_rows):
 
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
-def test_the_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, numbers):
+def test_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, numbers):
     made = make_round(900)
     model = replace(made.model, recommender=criteo_with(release={"tables": numbers}))
     categories = tuple(rounded(each[:, None], numbers)[:, 0] for each in made.planted.categories)
@@ -105,7 +105,7 @@ def test_the_candidate_is_scored_with_its_table_as_it_would_be_served(make_round
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def test_missing_values_reach_the_graph_as_the_contract_says(made):
+def test_missing_values_reach_graph_as_contract_says(made):
     (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), CRITEO)
     n = len(batch.labels)
     np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN where the log has null
@@ -114,7 +114,7 @@ def test_missing_values_reach_the_graph_as_the_contract_says(made):
     assert (batch.categorical == -1).any()
 
 
-def test_rows_with_lists_are_marked_by_the_ids_of_every_place(tmp_path):
+def test_rows_with_lists_are_marked_by_ids_of_every_place(tmp_path):
     features = Features(
         numeric=(),
         categorical=("item",),

@@ -56,7 +56,7 @@ def test_better_candidate_is_accepted_with_true_numbers(make_round):
     assert (note.state, note.reason) == ("done", verdict.reason)
 
 
-def test_scores_are_kept_in_the_order_of_the_raw_rows(make_round):
+def test_scores_are_kept_in_order_of_raw_rows(make_round):
     made = make_round(noise=0.1)
     champion = made.planted.noisy(0.2, 1)
     made.release_champion(champion)
@@ -88,7 +88,7 @@ def test_inconclusive_candidate_goes_on_to_where_its_rollout_is_decided(make_rou
     assert (verdict.decision, verdict.accepted) == ("inconclusive", True)
 
 
-def test_without_a_champion_the_floor_decides(make_round):
+def test_without_champion_floor_decides(make_round):
     made = make_round(1000)
     assert main(made.flags(min_auc=0.9)) == 1
     verdict = verdict_of(made)
@@ -96,7 +96,7 @@ def test_without_a_champion_the_floor_decides(make_round):
     assert set(scores_of(verdict)) == {"candidate"}
 
 
-def test_what_a_later_promotion_and_the_monitor_need_is_kept_in_the_store(make_round):
+def test_what_later_promotion_and_monitor_need_is_kept_in_store(make_round):
     made = make_round()
     main(made.flags(min_auc=0.99))
     kept, raw = model_store.verdict_paths(made.store, "candidate")
@@ -223,7 +223,7 @@ def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, 
 @pytest.mark.parametrize(
     ("extracted", "asked"), [(None, "current"), ("another", "current"), ("champion-model", "none")]
 )
-def test_a_champion_that_extraction_did_not_know_is_no_opponent(make_round, capsys, extracted, asked):
+def test_champion_that_extraction_did_not_know_is_no_opponent(make_round, capsys, extracted, asked):
     """It became the champion while the run was under way: it may have learned the rows that judge."""
     made = make_round(500)
     made.release_champion(made.planted)
@@ -270,7 +270,7 @@ def run_as_component(made):
     )
 
 
-def test_component_answers_no_where_another_model_went_live_during_the_run(make_round):
+def test_component_answers_no_where_another_model_went_live_during_run(make_round):
     made = make_round(500)
     made.release_champion(made.planted)
     made.change("raw", champion_model_id="another")
@@ -280,7 +280,7 @@ def test_component_answers_no_where_another_model_went_live_during_the_run(make_
     assert not made.path("verdict").exists()
 
 
-def test_component_logs_metrics_curve_and_matrix_and_returns_the_answer(make_round):
+def test_component_logs_metrics_curve_and_matrix_and_returns_answer(make_round):
     made = make_round(1000)
     made.release_champion(made.planted)
     done, recorded = run_as_component(made)
@@ -329,7 +329,7 @@ def test_candidate_and_champion_are_measured_on_old_rows_too(forgetful):
     assert (verdict.decision, verdict.num_rows) == ("pass", 2000), "what is forgotten does not change it"
 
 
-def test_without_a_champion_old_rows_give_the_candidates_numbers_alone(make_round, raw_table):
+def test_without_champion_old_rows_give_candidates_numbers_alone(make_round, raw_table):
     made = make_round(500)
     made.add_old_rows(raw_table(300, seed=50), made.planted)
     assert main(made.flags()) == 0

@@ -85,7 +85,7 @@ def known(rows):
 
 
 @EVERY_KIND
-def test_a_lake_of_any_features_is_extracted_with_the_description_in_the_manifest(tmp_path, features):
+def test_lake_of_any_features_is_extracted_with_description_in_manifest(tmp_path, features):
     rows = shop_rows(600, features=features)
     write_lake(tmp_path / "lake", rows, features)
     dataset = extracted(tmp_path / "lake", features, tmp_path / "out")
@@ -95,7 +95,7 @@ def test_a_lake_of_any_features_is_extracted_with_the_description_in_the_manifes
     assert type(dataset).read(tmp_path / "raw.json").recommender == recommender(features)
 
 
-def test_columns_are_chosen_by_the_recommenders_names():
+def test_columns_are_chosen_by_recommenders_names():
     assert excluded_columns(["city", "price"], SHOP) == ["age of item", "item", "shop"]
     with pytest.raises(
         ContractError, match=r"columns name \['I1'\], expected some of price, age of item, item, shop, city"
@@ -142,7 +142,7 @@ def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.
     [str, datetime.isoformat, lambda t: t.replace(tzinfo=None).isoformat(" "), lambda t: repr(t.timestamp())],
     ids=["zone", "T", "no zone", "seconds"],
 )
-def test_a_text_with_a_header_becomes_a_lake_in_the_order_of_time(tmp_path, delimiter, time):
+def test_text_with_header_becomes_lake_in_order_of_time(tmp_path, delimiter, time):
     rows = shop_rows(400)
     shuffled = random.Random(1).sample(rows, len(rows))
     (tmp_path / "clicks.csv").write_text(own_text(shuffled, delimiter=delimiter, time=time))
@@ -163,7 +163,7 @@ PARQUET_TIMES = {
 }
 
 
-def test_by_default_all_rows_go_to_the_lake_and_no_other_file_is_written(tmp_path, monkeypatch):
+def test_by_default_all_rows_go_to_lake_and_no_other_file_is_written(tmp_path, monkeypatch):
     accept_into(tmp_path / "store", recommender(data=OWN_NAMES))
     (tmp_path / "clicks.csv").write_text(own_text(shop_rows(50)))
     (tmp_path / "here").mkdir()
@@ -177,7 +177,7 @@ def test_by_default_all_rows_go_to_the_lake_and_no_other_file_is_written(tmp_pat
 
 
 @pytest.mark.parametrize("kind", PARQUET_TIMES.values(), ids=PARQUET_TIMES.keys())
-def test_a_parquet_file_under_other_names_becomes_a_lake(tmp_path, kind):
+def test_parquet_file_under_other_names_becomes_lake(tmp_path, kind):
     rows = [{**row, "event_time": row["event_time"].replace(microsecond=0)} for row in shop_rows(300)]
     table = pa.Table.from_pylist(rows, raw_schema(SHOP)).drop(list(raw_rows.SERVED_BY))
     times = [row["event_time"].timestamp() for row in rows]
@@ -199,7 +199,7 @@ def test_a_parquet_file_under_other_names_becomes_a_lake(tmp_path, kind):
 
 
 @EVERY_KIND
-def test_rows_without_times_are_spread_over_the_days_that_are_asked_for(tmp_path, features):
+def test_rows_without_times_are_spread_over_days_that_are_asked_for(tmp_path, features):
     rows = shop_rows(200, features=features)
     table = pa.Table.from_pylist(rows, raw_schema(features)).select([raw_rows.LABEL, *features.names])
     pq.write_table(table, tmp_path / "clicks.parquet")
@@ -209,7 +209,7 @@ def test_rows_without_times_are_spread_over_the_days_that_are_asked_for(tmp_path
     assert {row["event_time"].date() for row in in_lake} == {date(2026, 3, 3), date(2026, 3, 4)}
 
 
-def test_without_requests_each_row_is_one_and_without_numbers_a_requests_rows_are_numbered(tmp_path):
+def test_without_requests_each_row_is_one_and_without_numbers_requests_rows_are_numbered(tmp_path):
     rows = shop_rows(300, hours=5)
     names = ColumnNames(label="clicked", event_time="ts")
     (tmp_path / "no request.csv").write_text(own_text(rows, names, leave_out=("request_id", "row")))
@@ -225,7 +225,7 @@ def test_without_requests_each_row_is_one_and_without_numbers_a_requests_rows_ar
     assert known(in_lake) == rows
 
 
-def test_a_row_that_is_there_twice_is_ingested_once(tmp_path):
+def test_row_that_is_there_twice_is_ingested_once(tmp_path):
     rows = shop_rows(90, hours=5)
     (tmp_path / "clicks.csv").write_text(own_text([*rows, rows[4]]))
     counts, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.csv")
@@ -252,7 +252,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("column", "text", "reason"), BAD.values(), ids=BAD.keys())
-def test_a_malformed_line_is_kept_with_its_number_and_reason_and_no_other(tmp_path, column, text, reason):
+def test_malformed_line_is_kept_with_its_number_and_reason_and_no_other(tmp_path, column, text, reason):
     rows = shop_rows(200)
     lines = own_text(rows, leave_out=("remark", "slot")).splitlines()
     fields = lines[7].split(",")
@@ -273,7 +273,7 @@ def weights_of(rows, name="counts"):
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize("wrong", [None, -0.5, float("inf"), 1e39])
-def test_weights_come_from_files_and_a_wrong_one_makes_its_row_malformed(tmp_path, form, wrong):
+def test_weights_come_from_files_and_wrong_one_makes_its_row_malformed(tmp_path, form, wrong):
     names, rows = replace(OWN_NAMES, label="label", row="row", weight="counts"), shop_rows(200)
     rows = [{**row, "counts": i % 4 / 2} for i, row in enumerate(rows)]
     own = [{**row, "impression": row[raw_rows.REQUEST_ID], "ts": row[raw_rows.EVENT_TIME]} for row in rows]
@@ -290,7 +290,7 @@ def test_weights_come_from_files_and_a_wrong_one_makes_its_row_malformed(tmp_pat
         ingested(tmp_path, path, names=replace(names, weight="weigth"))
 
 
-def test_rows_of_a_lake_without_the_column_count_one_and_without_the_key_no_row_has_a_weight(tmp_path):
+def test_rows_of_lake_without_column_count_one_and_without_key_no_row_has_weight(tmp_path):
     rows = shop_rows(120, hours=5)
     write_lake(tmp_path / "lake", rows[:60], SHOP)
     weighted = [{**row, WEIGHT: 10.0} for row in rows[60:]]
@@ -326,14 +326,14 @@ def parquet_of(tmp_path, **columns):
         ({"event_time": [7] * 30}, "event_time is 7, which is no time .* as seconds since 1970: 1970-01-01 to 1970-"),
     ],
 )
-def test_a_column_of_a_type_that_cannot_be_is_refused_by_name(tmp_path, columns, message):
+def test_column_of_type_that_cannot_be_is_refused_by_name(tmp_path, columns, message):
     path = parquet_of(tmp_path, **{name: pa.array(values) for name, values in columns.items()})
     names = ColumnNames(label="label", row="row") if "event_time" in columns else ColumnNames(row="position")
     with pytest.raises(ContractError, match=message):
         ingested(tmp_path, path, names=names)
 
 
-def test_columns_that_a_file_lacks_or_has_twice_and_times_that_nobody_has_are_told(tmp_path):
+def test_columns_that_file_lacks_or_has_twice_and_times_that_nobody_has_are_told(tmp_path):
     text = own_text(shop_rows(5))
     (tmp_path / "lacks.csv").write_text(text.replace("shop", "store", 1))
     with pytest.raises(
@@ -356,7 +356,7 @@ def test_columns_that_a_file_lacks_or_has_twice_and_times_that_nobody_has_are_to
         ingested(tmp_path, tmp_path / "times.csv", days=3)
 
 
-def test_criteos_text_is_refused_for_a_recommender_of_other_columns_or_weights_which_are_named(
+def test_criteos_text_is_refused_for_recommender_of_other_columns_or_weights_which_are_named(
     tmp_path, criteo_rows, write_text
 ):
     path = write_text(tmp_path / "day_0", criteo_rows(5))
@@ -369,7 +369,7 @@ def test_criteos_text_is_refused_for_a_recommender_of_other_columns_or_weights_w
         find_reader(path, recommender(data=ColumnNames(label="Label")))
 
 
-def test_a_day_is_back_filled_by_files_of_a_lake_of_the_same_recommender(tmp_path):
+def test_day_is_back_filled_by_files_of_lake_of_same_recommender(tmp_path):
     rows = shop_rows(90, hours=5)
     write_lake(tmp_path / "lake", rows, SHOP)
     corrected = [{**row, "label": 1} for row in rows]
@@ -409,7 +409,7 @@ def write_rows(path, rows) -> None:
 
 
 @pytest.mark.parametrize("form", ["lake of words", "lake of categories", "lake of bytes", "parquet", "bytes", "csv"])
-def test_a_lake_keeps_words_and_numbers_of_every_form_and_its_readers_see_their_categories(form, tmp_path):
+def test_lake_keeps_words_and_numbers_of_every_form_and_its_readers_see_their_categories(form, tmp_path):
     rows = [
         {"label": i % 2, "price": 1.0, "item": item, "user": user, "request_id": f"q{i}", "row": 0, "event_time": DAY}
         for i, (item, user) in enumerate(zip(ITEMS, USERS))
@@ -468,7 +468,7 @@ def test_a_lake_keeps_words_and_numbers_of_every_form_and_its_readers_see_their_
         "numbers as texts",
     ],
 )
-def test_a_lake_and_a_client_make_the_same_categories_of_values_of_any_type(tmp_path, name, values):
+def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, name, values):
     rows = [{"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(3)]
     table = pa.Table.from_pylist(rows)
     for each in WORDS.categorical:
@@ -556,7 +556,7 @@ def test_floats_that_name_no_id_for_certain_are_refused_by_column_and_value_in_l
             feature_rows({"price": [1.0] * 2, **{each: own[each] for each in own}, name: sent}, features)
 
 
-def test_missing_words_of_a_lake_are_missing_in_every_kind_of_column(tmp_path):
+def test_missing_words_of_lake_are_missing_in_every_kind_of_column(tmp_path):
     words = ["NULL", r"\N", "N/A", "?", " ", "#N/A"]
     features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(type="string")})
     rows = [
@@ -577,7 +577,7 @@ def test_missing_words_of_a_lake_are_missing_in_every_kind_of_column(tmp_path):
     assert in_client.categorical[:, 2].tolist() == [hashed("red")] * len(words)
 
 
-def test_extraction_notes_the_words_of_the_windows_rows_but_no_users(tmp_path):
+def test_extraction_notes_words_of_windows_rows_but_no_users(tmp_path):
     features = replace(
         WORDS,
         lists=("tags", "friends"),
@@ -625,7 +625,7 @@ NUMBER_LISTS = [[1, 2**52, 3, -1], None, [], [7], [None, 5, None], [2**63 - 1], 
 
 
 @pytest.mark.parametrize("form", ["lake", "parquet", "large", "bytes", "categories", "csv"])
-def test_a_lake_keeps_lists_of_every_form_and_its_readers_see_the_categories_of_their_elements(form, tmp_path):
+def test_lake_keeps_lists_of_every_form_and_its_readers_see_categories_of_their_elements(form, tmp_path):
     rows = [
         {"label": i % 2, "item": "x", "tags": tags, "last": tags, "seen": seen}
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY}
@@ -672,7 +672,7 @@ def padded(found, size):
     return [*found, *[-1] * (size - len(found))]
 
 
-def test_a_list_with_a_malformed_element_and_a_column_of_no_lists_are_told(tmp_path):
+def test_list_with_malformed_element_and_column_of_no_lists_are_told(tmp_path):
     (tmp_path / "clicks.csv").write_text("label,item,tags,last,seen\n1,a,b,c,1|x\n0,a,b,c,1|2\n" + "0,a,b,c,\n" * 200)
     files, malformed = [tmp_path / "clicks.csv"], tmp_path / "replay.malformed_rows.jsonl"
     settings = IngestSettings(last_day=DAY.date(), days=1)

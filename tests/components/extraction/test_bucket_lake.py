@@ -89,7 +89,7 @@ def same_but_place(dataset: RawDataset) -> RawDataset:
         (TimeSpan(None, WINDOW.end), {"replay_days": 0}),
     ],
 )
-def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake, folder, tmp_path, window, settings):
+def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(lake, folder, tmp_path, window, settings):
     expected = extract_lake(str(folder), tmp_path / "work", window, run="folder", **settings)
     found = extract_lake(URI, tmp_path / "work", window, run="bucket", **settings)
     assert same_but_place(found) == same_but_place(expected)
@@ -98,7 +98,7 @@ def test_a_lake_in_a_bucket_gives_the_dataset_of_the_same_lake_in_a_folder(lake,
     assert found.outcomes_digest == expected.outcomes_digest is not None
 
 
-def test_only_what_the_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
+def test_only_what_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
     extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     rows = [part(number, k) for number in (4, 5, 6) for k in (0, 1)]
     late = [f"outcomes/day={day(number)}/part-0.parquet" for number in (3, 4, 5, 6, 7)]
@@ -118,7 +118,7 @@ def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_p
     assert other.digest == extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=2).digest
 
 
-def test_of_a_back_filled_day_the_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
+def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
     for version in (1, 2):
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
@@ -145,7 +145,7 @@ def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path
     assert [entry["day"] for entry in found.replay_days] == [day(1), day(2)]
 
 
-def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
+def test_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
 
     def replace_before_its_download(request):
         if is_fetch_of(part(5))(request):
@@ -168,12 +168,12 @@ def test_an_object_replaced_between_listing_and_fetch_is_noticed_and_worth_anoth
         ("s3://models/lake", ContractError, "lake is .s3://models/lake., expected gs://bucket/prefix, file:"),
     ],
 )
-def test_a_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, message):
+def test_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, message):
     with pytest.raises(kind, match=message):
         extract_lake(uri, tmp_path / "work", TimeSpan())
 
 
-def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, tmp_path):
+def test_errors_and_malformed_rows_name_object_they_came_from(lake, folder, tmp_path):
     table = pq.read_table(folder / part(5), partitioning=None)
     labels = [7 if i == 60 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
     pq.write_table(table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), folder / part(5))
@@ -189,7 +189,7 @@ def test_errors_and_malformed_rows_name_the_object_they_came_from(lake, folder, 
         extract_lake(URI, tmp_path / "work", WINDOW)
 
 
-def test_the_newest_row_takes_the_newest_day_with_rows_alone(lake, folder, tmp_path):
+def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
     for number, k in ((6, 0), (6, 1), (7, 0), (7, 1)):
         pq.write_table(RAW_SCHEMA.empty_table(), folder / part(number, k))
     put(folder)
@@ -221,7 +221,7 @@ def cached_file(work: Path, name: str) -> Path:
     return path
 
 
-def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_lake, cloud_storage, tmp_path):
+def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(big_lake, cloud_storage, tmp_path):
     work = tmp_path / "work"
     before = extract_lake(str(big_lake), work, TimeSpan())
     stalled = cloud_storage.fail(is_fetch_of(BIG), "stall")
@@ -253,7 +253,7 @@ def test_a_killed_run_shows_nothing_and_the_next_one_asks_only_for_the_rest(big_
     assert not list((work / ".lake-cache").rglob("*.part"))
 
 
-def test_a_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cloud_storage, tmp_path):
+def test_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cloud_storage, tmp_path):
     extract_lake(URI, tmp_path / "work", TimeSpan(None, int(START.timestamp() * 1e6) + 86_400_000_000))
     here = cached(tmp_path / "work")
     cloud_storage.seen.clear()
@@ -266,7 +266,7 @@ def test_a_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cl
     assert fetched(cloud_storage.seen) == dict.fromkeys([part(2), part(3)], 1)
 
 
-def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tmp_path):
+def test_what_no_run_needs_gives_way_before_disk_is_called_full(big_lake, tmp_path):
     start = int(START.timestamp() * 1e6)
     extract_lake(URI, tmp_path / "work", TimeSpan(None, start + 86_400_000_000))
     assert list(cached(tmp_path / "work")) == [BIG]
@@ -279,7 +279,7 @@ def test_what_no_run_needs_gives_way_before_the_disk_is_called_full(big_lake, tm
     assert sorted(cached(tmp_path / "work")) == [part(2), part(3)]
 
 
-def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp_path, caplog):
+def test_run_waits_for_another_that_reads_through_same_cache(big_lake, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="components.extraction.lake_files")
     waiting = threading.Thread(target=extract_lake, args=(URI, tmp_path / "work", TimeSpan()))
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage):
@@ -290,7 +290,7 @@ def test_a_run_waits_for_another_that_reads_through_the_same_cache(big_lake, tmp
     assert (tmp_path / "work" / "run" / "extraction").is_dir()
 
 
-def test_what_the_newest_run_did_not_use_is_removed(tmp_path):
+def test_what_newest_run_did_not_use_is_removed(tmp_path):
     cache = DownloadCache(folder=tmp_path)
     objects = [ObjectInfo(f"day=2026-03-0{n}/part", 100, n, "n4mOQw==") for n in range(1, 5)]
     for each in objects:
@@ -307,7 +307,7 @@ def test_what_the_newest_run_did_not_use_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip"])
-def test_a_file_of_the_cache_that_the_disk_spoilt_is_fetched_again(big_lake, cloud_storage, tmp_path, spoil):
+def test_file_of_cache_that_disk_spoilt_is_fetched_again(big_lake, cloud_storage, tmp_path, spoil):
     expected = extract_lake(URI, tmp_path / "work", TimeSpan())
     path = cached_file(tmp_path / "work", BIG)
     content = bytearray(path.read_bytes())

@@ -44,7 +44,7 @@ def values_in(dataset, names):
     return found
 
 
-def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
+def test_lake_that_lacks_excluded_column_is_read(flags, run_main, capsys):
     for path in local_path(flags["--lake"]).rglob("*.parquet"):
         pq.write_table(pq.read_table(path, partitioning=None).drop(["C7"]), path)
     assert run_main(flags) == 2
@@ -53,7 +53,7 @@ def test_a_lake_that_lacks_an_excluded_column_is_read(flags, run_main, capsys):
     assert RawDataset.read(flags["--output"]).num_train_rows == 900
 
 
-def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, champion_without):
+def test_what_champion_learns_from_is_read_all_same(flags, run_main, champion_without):
     champion_without("I13", "C26", "C1")
     assert run_main(flags, columns=ASKED) == 0
     dataset = RawDataset.read(flags["--output"])
@@ -64,7 +64,7 @@ def test_what_the_champion_learns_from_is_read_all_the_same(flags, run_main, cha
         assert min(part["I2"], part["C7"]) > 0
 
 
-def test_a_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
+def test_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
     flags, run_main, champion_without, capsys, tmp_path
 ):
     champion_without()
@@ -85,7 +85,7 @@ def test_a_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
         ([2], "2026-03-02/part-0.parquet lacks the column price, which a file of an earlier day has"),
     ],
 )
-def test_a_column_that_came_later_is_missing_in_the_days_before(
+def test_column_that_came_later_is_missing_in_days_before(
     flags, run_main, capsys, tmp_path, champion_without, days_without, said
 ):
     champion_without()

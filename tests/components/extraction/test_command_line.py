@@ -22,7 +22,7 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
     assert (note.step, note.state, note.facts["train_rows"]) == ("extraction", "done", 900)
 
 
-def test_the_window_starts_after_the_last_row_that_the_parent_learned(flags, released, run_main, tmp_path):
+def test_window_starts_after_last_row_that_parent_learned(flags, released, run_main, tmp_path):
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
     facts = read_notes(tmp_path / "my store", "run 1")[0].facts
     assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z"), "what `reproduce` asks again"
@@ -40,9 +40,7 @@ def test_the_window_starts_after_the_last_row_that_the_parent_learned(flags, rel
     assert dataset.first_event_time == judged_by[0][raw_rows.EVENT_TIME].isoformat()
 
 
-def test_a_run_from_scratch_reads_the_whole_lake_or_a_span_and_is_judged_by_what_nobody_learned(
-    flags, released, run_main
-):
+def test_run_from_scratch_reads_whole_lake_or_span_and_is_judged_by_what_nobody_learned(flags, released, run_main):
     released("2026-03-02T21:36:00+00:00")  # 50 rows are newer
     assert run_main(flags, parent="none") == 0
     full = RawDataset.read(flags["--output"])
@@ -56,7 +54,7 @@ def test_a_run_from_scratch_reads_the_whole_lake_or_a_span_and_is_judged_by_what
     assert RawDataset.read(flags["--output"]).num_train_rows == 44, "a round with a parent follows it"
 
 
-def test_a_window_without_rows_that_nobody_learned_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
+def test_window_without_rows_that_nobody_learned_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
     released("2026-03-02T12:00:00+00:00")
     asked = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}
     assert run_main(flags, **asked) == 2
@@ -111,7 +109,7 @@ def test_unusable_input_is_one_line_on_stderr_and_code_2(flags, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_a_disk_that_fails_is_named_and_worth_another_try(flags, tmp_path, capsys, run_main):
+def test_disk_that_fails_is_named_and_worth_another_try(flags, tmp_path, capsys, run_main):
     (tmp_path / "full").write_text("no folder")
     assert run_main(flags, work=str(tmp_path / "full")) == 3
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
@@ -120,7 +118,7 @@ def test_a_disk_that_fails_is_named_and_worth_another_try(flags, tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-def test_the_component_writes_the_manifest(flags, tmp_path):
+def test_component_writes_manifest(flags, tmp_path):
     raw_dataset = dsl.Dataset(name="raw_dataset", uri=str(tmp_path / "artifact"), metadata={})
     arguments = {
         "run": "r", "run_resource": "x", "run_id": "", "store": flags["--store"], "work": flags["--work"],

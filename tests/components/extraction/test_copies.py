@@ -41,13 +41,13 @@ def kept(*rows: dict):
     return table.to_pylist(), (copies.num_equal, copies.num_updated, copies.num_conflicting)
 
 
-def test_a_row_written_again_with_its_click_has_the_click():
+def test_row_written_again_with_its_click_has_click():
     shown, clicked = row("q", seconds=5), row("q", seconds=5, label=1)
     for rows in itertools.permutations([shown, clicked, shown]):
         assert kept(*rows) == ([clicked], (1, 1, 0))
 
 
-def test_the_later_of_two_times_counts_even_without_a_click():
+def test_later_of_two_times_counts_even_without_click():
     first, second = row("q", seconds=5, label=1), row("q", seconds=6)
     for rows in itertools.permutations([first, second]):
         assert kept(*rows) == ([second], (0, 1, 0))
@@ -56,7 +56,7 @@ def test_the_later_of_two_times_counts_even_without_a_click():
 @pytest.mark.parametrize(
     "other", [{"price": 2.5}, {"price": None}, {"item": 8}, {"word": "b"}, {"tags": ["x"]}, {"tags": ["xy"]}]
 )
-def test_copies_with_other_features_are_counted_apart_and_the_result_has_one_order(other):
+def test_copies_with_other_features_are_counted_apart_and_result_has_one_order(other):
     one, two = row("q"), row("q", **other)
     found = [kept(*rows) for rows in itertools.permutations([one, two, row("r")])]
     assert all(each == found[0] for each in found)
@@ -79,7 +79,7 @@ CONTENT = st.fixed_dictionaries(
 
 @given(st.lists(CONTENT, max_size=12), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_the_newest_copy_of_each_key_counts_in_any_order_and_no_row_goes_uncounted(contents, source):
+def test_newest_copy_of_each_key_counts_in_any_order_and_no_row_goes_uncounted(contents, source):
     rows = [row(each["request"], **{k: v for k, v in each.items() if k != "request"}) for each in contents]
     found, counts = kept(*rows)
     shuffled = source.sample(rows, len(rows))
@@ -138,7 +138,7 @@ def test_clicks_written_as_second_rows_are_learned_whichever_file_has_them(lake,
     assert (dataset.num_duplicates, dataset.num_updated, dataset.num_conflicting) == (0, len(clicked), 0)
 
 
-def test_bytes_are_the_same_whatever_the_names_of_files(lake, run_step, raw_table, tmp_path):
+def test_bytes_are_same_whatever_names_of_files(lake, run_step, raw_table, tmp_path):
     table = raw_table(300, start=START.timestamp(), seconds=3600)
     other = changed(table, "I1", [None] * 300).slice(0, 100)
     digests = set()
@@ -148,7 +148,7 @@ def test_bytes_are_the_same_whatever_the_names_of_files(lake, run_step, raw_tabl
     assert len(digests) == 1
 
 
-def test_keys_that_do_not_name_one_row_are_refused_with_an_example(lake, run_step, raw_table):
+def test_keys_that_do_not_name_one_row_are_refused_with_example(lake, run_step, raw_table):
     table = raw_table(400, start=START.timestamp(), seconds=3600)
     sessions = changed(table, raw_rows.REQUEST_ID, [f"s{i // 8}" for i in range(400)])
     sessions = changed(sessions, raw_rows.ROW, [i % 2 for i in range(400)])
@@ -163,7 +163,7 @@ def test_keys_that_do_not_name_one_row_are_refused_with_an_example(lake, run_ste
 
 
 @pytest.mark.parametrize(("num_conflicts", "is_refused"), [(4, False), (5, True)])
-def test_a_small_share_of_conflicts_is_counted_and_a_larger_one_refused(
+def test_small_share_of_conflicts_is_counted_and_larger_one_refused(
     lake, run_step, raw_table, num_conflicts, is_refused
 ):
     table = raw_table(400, start=START.timestamp(), seconds=3600)
@@ -176,7 +176,7 @@ def test_a_small_share_of_conflicts_is_counted_and_a_larger_one_refused(
         assert run_step(folder).num_conflicting == 4
 
 
-def test_a_day_of_files_counts_its_copies_by_kind(tmp_path):
+def test_day_of_files_counts_its_copies_by_kind(tmp_path):
     source = random.Random(1)
     rows = [row("q", i, seconds=source.randrange(86_400), item=i) for i in range(50)]
     rows += [rows[0], {**rows[1], "label": 1}, {**rows[2], "word": "z"}]

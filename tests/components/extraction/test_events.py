@@ -70,7 +70,7 @@ def keyed(found, *, request=lambda i: f"q{i}", number=lambda i: 0):
     return [{"q": request(i), "n": number(i), **row} for i, row in enumerate(found)]
 
 
-def test_a_row_that_is_written_again_with_its_click_is_one_row_with_the_click(tmp_path):
+def test_row_that_is_written_again_with_its_click_is_one_row_with_click(tmp_path):
     first = [{**row, "clicked": 0} for row in keyed(rows(400))]
     later = [{**first[i], "clicked": 1} for i in range(0, 400, 3)]
     done = run(tmp_path, write(tmp_path / "log.csv", [*first, *later]), data=KEYED)
@@ -88,7 +88,7 @@ def test_counts_are_of_what_was_written_whatever_was_read(tmp_path):
     assert done.lines["rows"] == 350
 
 
-def test_ids_that_are_no_key_are_refused_with_the_columns_and_an_example(tmp_path):
+def test_ids_that_are_no_key_are_refused_with_columns_and_example(tmp_path):
     found = keyed(rows(400), request=lambda i: f"s{i % 16}", number=lambda i: i % 3)
     path = write(tmp_path / "log.csv", found)
     with pytest.raises(ContractError, match=r"352 of 400 rows .* the q and n of another row with other.*'s0', row 0"):
@@ -96,7 +96,7 @@ def test_ids_that_are_no_key_are_refused_with_the_columns_and_an_example(tmp_pat
     assert not in_lake(tmp_path)
 
 
-def test_a_few_rows_of_one_key_are_told_and_the_last_counts(tmp_path, caplog):
+def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
     found = keyed(rows(400))
     found.append({**found[3], "price": 1000})
     done = run(tmp_path, write(tmp_path / "log.csv", found), data=KEYED)
@@ -106,7 +106,7 @@ def test_a_few_rows_of_one_key_are_told_and_the_last_counts(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("data", [None, KEYED], ids=["no ids", "own ids"])
-def test_a_growing_and_a_renamed_export_are_known_again(tmp_path, data):
+def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     made = rows(400) if data is None else keyed(rows(400))
     # A renamed file takes the place of what it left itself.
     steps = [("monday.csv", made[:200]), ("tuesday.csv", made), ("copy of tuesday.csv", made)]
@@ -116,7 +116,7 @@ def test_a_growing_and_a_renamed_export_are_known_again(tmp_path, data):
     assert clicks(in_lake(tmp_path)) == sum(row["clicked"] for row in made)
 
 
-def test_equal_rows_of_one_file_are_events_of_their_own_and_of_another_are_the_same(tmp_path):
+def test_equal_rows_of_one_file_are_events_of_their_own_and_of_another_are_same(tmp_path):
     made = [{**row, "ts": "2026-04-01"} for row in rows(3)] * 100
     first = run(tmp_path, write(tmp_path / "a.csv", made))
     assert (first.rows, len({row["request_id"] for row in in_lake(tmp_path)})) == (300, 300)
@@ -124,7 +124,7 @@ def test_equal_rows_of_one_file_are_events_of_their_own_and_of_another_are_the_s
     assert (again.rows, again.already_in_lake) == (0, 30)
 
 
-def test_a_click_that_a_later_export_adds_is_a_newer_copy_of_the_same_row(tmp_path):
+def test_click_that_later_export_adds_is_newer_copy_of_same_row(tmp_path):
     made = [{**row, "clicked": 0} for row in rows(200)]
     run(tmp_path, write(tmp_path / "monday.csv", made))
     made[7]["clicked"] = 1
@@ -135,7 +135,7 @@ def test_a_click_that_a_later_export_adds_is_a_newer_copy_of_the_same_row(tmp_pa
     assert len({(row["request_id"], row["row"]) for row in copies}) == 1
 
 
-def test_rows_without_times_are_refused_in_a_lake_that_holds_them_unless_told(tmp_path):
+def test_rows_without_times_are_refused_in_lake_that_holds_them_unless_told(tmp_path):
     made = [{name: value for name, value in row.items() if name != "ts"} for row in rows(300)]
     names, days = ColumnNames(label="clicked"), {"last_day": START.date(), "days": 2}
     first = run(tmp_path, write(tmp_path / "a.csv", made), data=names, **days)
@@ -162,7 +162,7 @@ def test_own_request_ids_are_kept_when_times_are_given(tmp_path):
     assert all(len(each) == 1 for each in times.values())
 
 
-def test_rows_ahead_of_the_clock_are_set_aside_and_the_others_are_read(tmp_path):
+def test_rows_ahead_of_clock_are_set_aside_and_others_are_read(tmp_path):
     made = rows(300)
     made[120]["ts"] = "2099-05-06T00:00:00+00:00"
     done = run(tmp_path, write(tmp_path / "log.csv", made))
@@ -173,13 +173,13 @@ def test_rows_ahead_of_the_clock_are_set_aside_and_the_others_are_read(tmp_path)
     assert max(path.name for path in (tmp_path / "lake").iterdir()) < "day=2026-05"
 
 
-def test_a_log_of_eight_hundred_days_is_read(tmp_path):
+def test_log_of_eight_hundred_days_is_read(tmp_path):
     made = [{**row, "ts": (START - timedelta(days=i)).isoformat()} for i, row in enumerate(rows(800))]
     done = run(tmp_path, write(tmp_path / "log.csv", made))
     assert (done.rows, len(list((tmp_path / "lake").glob("day=*")))) == (800, 800)
 
 
-def test_the_bytes_of_the_lake_do_not_depend_on_the_order_of_the_rows(tmp_path):
+def test_bytes_of_lake_do_not_depend_on_order_of_rows(tmp_path):
     made = keyed(rows(500))
     held = []
     for lake, found in (("one", made), ("other", random.Random(1).sample(made, len(made)))):
@@ -188,7 +188,7 @@ def test_the_bytes_of_the_lake_do_not_depend_on_the_order_of_the_rows(tmp_path):
     assert held[0] == held[1]
 
 
-def test_another_file_of_the_same_name_and_size_takes_no_rows_place(tmp_path):
+def test_another_file_of_same_name_and_size_takes_no_rows_place(tmp_path):
     made = [{**row, "price": "1.5", "user": 10 + row["user"] % 10} for row in rows(200)]
     sizes = set()
     for part in (made[:100], made[100:]):
@@ -236,7 +236,7 @@ def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form,
     assert again.already_in_lake == (0 if form == "parquet" else 20)  # equal bytes are the same file
 
 
-def test_equal_rows_of_other_labels_are_the_same_in_another_order(tmp_path):
+def test_equal_rows_of_other_labels_are_same_in_another_order(tmp_path):
     made = [
         {**row, "ts": "2026-04-01", "user": 1, "item": "i", "price": 2, "clicked": int(i < 3)}
         for i, row in enumerate(rows(10))
@@ -254,7 +254,7 @@ def test_rows_written_again_with_their_click_and_no_key_are_told(tmp_path, caplo
     assert "48 rows equal an earlier one in all but the label" in caplog.text
 
 
-def test_another_order_of_the_features_leaves_rows_known(tmp_path):
+def test_another_order_of_features_leaves_rows_known(tmp_path):
     path = write(tmp_path / "a.csv", rows(50))
     run(tmp_path, path)
     other = Features(
@@ -303,7 +303,7 @@ def test_requests_without_numbers_in_another_order_are_refused_not_mixed(tmp_pat
     assert len(in_lake(tmp_path)) == 300
 
 
-def test_rows_without_a_request_id_among_others_are_requests_of_their_own(tmp_path):
+def test_rows_without_request_id_among_others_are_requests_of_their_own(tmp_path):
     made = keyed(rows(300))
     for row in made[::7]:
         row["q"] = ""
@@ -312,7 +312,7 @@ def test_rows_without_a_request_id_among_others_are_requests_of_their_own(tmp_pa
     assert (done.rows, done.malformed, len({row["request_id"] for row in found})) == (300, 0, 300)
 
 
-def test_what_a_back_fill_replaced_is_not_in_the_lake(tmp_path):
+def test_what_back_fill_replaced_is_not_in_lake(tmp_path):
     made = [{**row, "ts": f"2026-04-01T00:{i:02d}:00"} for i, row in enumerate(rows(40))]
     run(tmp_path, write(tmp_path / "a.csv", made))
     recommender = Recommender(name="shop", features=SHOP)

@@ -32,7 +32,7 @@ def lake(tmp_path, raw_table, write_lake):
 
 
 @pytest.mark.parametrize(("fraction", "num_holdout"), [(0.1, 100), (0.25, 250), (1e-6, 1), (0.999999, 999)])
-def test_the_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_holdout):
+def test_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_holdout):
     dataset = run_step(lake, holdout_fraction=fraction)
     train, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert len(holdout) == dataset.num_holdout_rows == num_holdout
@@ -45,7 +45,7 @@ def test_the_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_h
     assert train + holdout == expected
 
 
-def test_the_manifest_states_window_and_digest(lake, run_step):
+def test_manifest_states_window_and_digest(lake, run_step):
     window = TimeSpan(parse_time("start", "2026-03-01T06:00:00Z"), parse_time("end", "2026-03-02"))
     dataset = run_step(lake, window)
     assert (dataset.window_start, dataset.window_end) == ("2026-03-01T06:00:00+00:00", "2026-03-02T00:00:00+00:00")
@@ -55,7 +55,7 @@ def test_the_manifest_states_window_and_digest(lake, run_step):
     assert (dataset.num_malformed, dataset.malformed_uri, dataset.num_duplicates) == (0, None, 0)
 
 
-def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
+def test_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
     run = tmp_path / "wo rk" / "run"
     (run / "extraction" / "train").mkdir(parents=True)
     (run / "extraction" / "train" / "part-00009.parquet").write_bytes(b"half")
@@ -65,7 +65,7 @@ def test_a_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
 
 
 @pytest.mark.parametrize("num_rows", [1, 9])
-def test_a_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_rows):
+def test_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_rows):
     start = parse_time("start", "2026-03-01")
     window = TimeSpan(start, start + num_rows * 172_800_000)
     with pytest.raises(ContractError, match=rf"holds {num_rows} rows, expected at least 10"):
@@ -73,7 +73,7 @@ def test_a_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_ro
     assert not list((tmp_path / "wo rk" / "run").iterdir())
 
 
-def test_an_empty_window_names_itself_and_what_the_lake_holds(lake, run_step):
+def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
     with pytest.raises(ContractError) as caught:
         run_step(lake, TimeSpan(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
     assert str(caught.value) == (
@@ -93,7 +93,7 @@ def spoilt(tmp_path, lake):
     return folder_lake(tmp_path / "la ke")
 
 
-def test_malformed_rows_are_published_with_the_dataset(spoilt, run_step, tmp_path):
+def test_malformed_rows_are_published_with_dataset(spoilt, run_step, tmp_path):
     dataset = run_step(spoilt, max_malformed_fraction=0.02)
     assert dataset.num_train_rows + dataset.num_holdout_rows == 990
     assert dataset.num_malformed == 10
@@ -147,7 +147,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     return run
 
 
-def test_processes_share_the_rows_and_leave_the_bytes_of_one(extract_lots):
+def test_processes_share_rows_and_leave_bytes_of_one(extract_lots):
     (dataset, files), shared = extract_lots(1), extract_lots(3)
     assert shared == (dataset, files)
     assert len([path for path in files if "train" in path.parts]) > 5
@@ -178,9 +178,7 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
-def test_a_process_that_is_killed_in_the_middle_leaves_nothing_and_the_next_try_the_same(
-    extract_lots, monkeypatch, tmp_path
-):
+def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(extract_lots, monkeypatch, tmp_path):
     write, parent = PartWriter.write, os.getpid()
 
     def write_or_die(self, table):
@@ -211,7 +209,7 @@ def die_once(folder):
 
 
 @pytest.mark.slow
-def test_two_dask_workers_one_killed_in_the_middle_leave_the_bytes_of_one_process(extract_lots, tmp_path):
+def test_two_dask_workers_one_killed_in_middle_leave_bytes_of_one_process(extract_lots, tmp_path):
     expected = extract_lots(1)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -222,6 +220,6 @@ def test_two_dask_workers_one_killed_in_the_middle_leave_the_bytes_of_one_proces
     assert (tmp_path / "died").exists()
 
 
-def test_a_scheduler_whose_address_is_none_is_refused(run_main, flags, capsys):
+def test_scheduler_whose_address_is_none_is_refused(run_main, flags, capsys):
     assert run_main(flags, dask_scheduler="nowhere") == 2
     assert "dask_scheduler is 'nowhere'" in capsys.readouterr().err

@@ -69,9 +69,7 @@ def four_days_in_order(four_days):
     piece_rows=st.sampled_from([50, 333, 10_000]),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_window_holds_its_rows_in_time_order(
-    four_days_lake, four_days_in_order, read_lake, start, length, piece_rows
-):
+def test_window_holds_its_rows_in_time_order(four_days_lake, four_days_in_order, read_lake, start, length, piece_rows):
     window = TimeSpan(
         None if start is None else FIRST + start, None if length is None else FIRST + (start or 0) + length
     )
@@ -86,7 +84,7 @@ def test_a_window_holds_its_rows_in_time_order(
     assert (num_duplicates, malformed) == (0, [])
 
 
-def test_a_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
+def test_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
     quiet = raw_table(200, start=START.timestamp(), seconds=86_400)
     burst = raw_table(2000, seed=1, start=START.timestamp() + 30_000, seconds=60)
     lake = folder_lake(
@@ -98,7 +96,7 @@ def test_a_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
     assert max(sizes) <= 400
 
 
-def test_the_newest_of_rows_with_one_identity_stays(tmp_path, raw_table, write_lake, read_lake):
+def test_newest_of_rows_with_one_identity_stays(tmp_path, raw_table, write_lake, read_lake):
     table = raw_table(20, start=START.timestamp(), seconds=20)
     index = table.schema.get_field_index(raw_rows.EVENT_TIME)
     later = pa.array([t + 1_000_000_000 for t in table.column(index).cast(pa.int64()).to_pylist()])
@@ -117,7 +115,7 @@ def test_unfinished_files_are_not_read(tmp_path, four_days, write_lake, read_lak
     assert len(read_lake(folder_lake(lake))[0]) == 2000
 
 
-def test_row_groups_outside_the_window_are_not_read(tmp_path, four_days, write_lake, read_lake):
+def test_row_groups_outside_window_are_not_read(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days, row_group_size=50)
     path = lake / "day=2026-03-01" / "part-0.parquet"
     column = pq.ParquetFile(path).metadata.row_group(0).column(3)
@@ -138,7 +136,7 @@ def test_pieces_hold_whole_row_groups_where_these_follow_each_other(tmp_path, fo
     assert max(sizes) <= 1.5 * 130
 
 
-def test_a_piece_but_for_the_first_names_only_files_that_may_hold_its_rows(tmp_path, four_days):
+def test_piece_but_for_first_names_only_files_that_may_hold_its_rows(tmp_path, four_days):
     (day := tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
     for k in range(10):
         pq.write_table(four_days.slice(50 * k, 50), day / f"part-{k}.parquet")
@@ -146,13 +144,13 @@ def test_a_piece_but_for_the_first_names_only_files_that_may_hold_its_rows(tmp_p
     assert [len(piece.files) for piece, _ in pieces] == [10, 2, 2, 2, 2]
 
 
-def test_a_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
+def test_file_that_lacks_columns_is_refused_by_name(tmp_path, four_days, write_lake, read_lake):
     lake = write_lake(tmp_path / "lake", four_days.drop_columns(["label", "row"]))
     with pytest.raises(ContractError, match=r"part-0.parquet lacks the columns \['label', 'row'\]"):
         read_lake(folder_lake(lake))
 
 
-def test_a_partition_without_a_date_is_refused(tmp_path, four_days, write_lake):
+def test_partition_without_date_is_refused(tmp_path, four_days, write_lake):
     lake = write_lake(tmp_path / "lake", four_days)
     (lake / "day=yesterday").mkdir()
     (lake / "day=yesterday" / "part.parquet").touch()
@@ -239,7 +237,7 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
     assert (dataset.num_duplicates, dataset.num_malformed) == (before.num_duplicates, before.num_malformed) == (0, 0)
 
 
-def test_the_datasets_version_tells_new_late_clicks(lake, table, run_step):
+def test_datasets_version_tells_new_late_clicks(lake, table, run_step):
     first = run_step(lake)
     assert (first.num_late_clicks, first.outcomes_digest) == (0, None)
     missed = [(r["request_id"], r["row"]) for r in table.to_pylist() if not r["label"]]
@@ -278,7 +276,7 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
         (None, "lacks the columns .'row', 'event', 'outcome_time', 'stored_at', 'window_seconds'"),
     ],
 )
-def test_a_damaged_file_of_outcomes_stops_the_step_and_is_named(lake, run_step, content, message):
+def test_damaged_file_of_outcomes_stops_step_and_is_named(lake, run_step, content, message):
     folder = lake / "outcomes" / "day=2026-03-01"
     folder.mkdir(parents=True)
     if content is None:
@@ -289,13 +287,13 @@ def test_a_damaged_file_of_outcomes_stops_the_step_and_is_named(lake, run_step, 
         run_step(lake)
 
 
-def test_a_partition_that_names_no_day_is_refused(lake, run_step):
+def test_partition_that_names_no_day_is_refused(lake, run_step):
     write_outcomes(lake, "today", [("a", 1)])
     with pytest.raises(ContractError, match=r"outcomes/day=today is 'today', expected a date"):
         run_step(lake)
 
 
-def test_a_folder_with_outcomes_alone_is_a_lake_without_rows(tmp_path, run_step):
+def test_folder_with_outcomes_alone_is_lake_without_rows(tmp_path, run_step):
     write_outcomes(tmp_path / "lake", "2026-03-01", [("a", 1)])
     (tmp_path / "lake" / ".objects.lock").touch()
     with pytest.raises(ContractError, match="lake .* holds no rows"):

@@ -39,7 +39,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "pattern"), PLACES)
-def test_a_file_without_a_place_is_named_and_refused_unless_passed_over(lake, name, pattern):
+def test_file_without_place_is_named_and_refused_unless_passed_over(lake, name, pattern):
     before = opened(lake)
     path = lake / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def test_a_file_without_a_place_is_named_and_refused_unless_passed_over(lake, na
 
 
 @pytest.mark.parametrize("name", ["day=2026-3-1", "day=20260301", "day=9999-12-31", "day=2026-02-30", "day="])
-def test_a_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name):
+def test_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name):
     (lake / name).mkdir()
     (lake / name / "part-0.parquet").write_bytes((lake / "day=2026-03-01" / "part-0.parquet").read_bytes())
     with pytest.raises(ContractError, match="expected a date YYYY-MM-DD"):
@@ -71,14 +71,14 @@ def test_a_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, na
         "day=2026-03-01/version=3/_CLAIM", "day=2026-03-01/version=3/part-0.parquet", "day=2026-03-02/_notes/a.txt",
     ],
 )  # fmt: skip
-def test_hidden_files_and_those_of_versions_have_a_place(lake, name):
+def test_hidden_files_and_those_of_versions_have_place(lake, name):
     path = lake / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
     assert len(opened(lake).days) == 2
 
 
-def test_many_files_are_counted_and_the_first_named(lake):
+def test_many_files_are_counted_and_first_named(lake):
     (lake / "dt=2026-03-03").mkdir()
     for k in range(9):
         (lake / "dt=2026-03-03" / f"part-{k}.parquet").touch()
@@ -86,14 +86,14 @@ def test_many_files_are_counted_and_the_first_named(lake):
         opened(lake)
 
 
-def test_a_pipe_among_a_days_files_is_named_and_not_waited_for(lake):
+def test_pipe_among_days_files_is_named_and_not_waited_for(lake):
     os.mkfifo(lake / "day=2026-03-01" / "part-9.parquet")
     with pytest.raises(ContractError, match=r"holds 1 files .*day=2026-03-01/part-9.parquet; expected regular files"):
         opened(lake)
     assert len(opened(lake, ["*/part-9.parquet"]).days) == 2
 
 
-def test_a_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsys):
+def test_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsys):
     (tmp_path / "my lake" / "notes").mkdir()
     (tmp_path / "my lake" / "notes" / "readme.md").touch()
     assert run_main(flags) == 2
@@ -101,7 +101,7 @@ def test_a_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, cap
     assert run_main(flags, settings="'extraction.pass_over=[\"notes/*\"]'") == 0
 
 
-def test_a_bucket_is_judged_by_the_same_rules(tmp_path, lake, cloud_storage):
+def test_bucket_is_judged_by_same_rules(tmp_path, lake, cloud_storage):
     (lake / "dt=2026-03-03").mkdir()
     (lake / "dt=2026-03-03" / "part-0.parquet").write_bytes(b"x")
     put(lake)

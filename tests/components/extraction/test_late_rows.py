@@ -82,7 +82,7 @@ def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
         assert rounds.turn("refused", late_days=late_days).num_late_rows == hours * 5
 
 
-def test_the_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, between):
+def test_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, between):
     rounds.add(between(0, 24), "a.parquet")
     rounds.add(between(48, 60), "a.parquet")
     rounds.add(between(58, 60, step=2, offset=1), "b.parquet")
@@ -95,7 +95,7 @@ def test_the_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, be
     assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
 
 
-def test_unseen_files_older_than_late_days_are_named_and_wait_for_a_round_that_asks_for_them(rounds, between, caplog):
+def test_unseen_files_older_than_late_days_are_named_and_wait_for_round_that_asks_for_them(rounds, between, caplog):
     rounds.add(between(0, 96, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 40, step=2), "b.parquet")  # two days, of which the second is older than late_days, too
@@ -122,7 +122,7 @@ def test_unseen_files_older_than_late_days_are_named_and_wait_for_a_round_that_a
 @pytest.mark.parametrize(
     ("asked", "left"), [({"late_days": "0"}, (3, 360)), ({"window_start": "2026-03-04T12:00:00Z"}, (4, 420))]
 )
-def test_unseen_rows_before_what_a_round_reads_are_counted_to_the_row(rounds, between, asked, left):
+def test_unseen_rows_before_what_round_reads_are_counted_to_row(rounds, between, asked, left):
     rounds.add(between(0, 72, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 100, step=2), "b.parquet")
@@ -130,7 +130,7 @@ def test_unseen_rows_before_what_a_round_reads_are_counted_to_the_row(rounds, be
     assert (dataset.num_left_files, dataset.num_left_rows, dataset.num_late_rows) == (*left, 0)
 
 
-def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between):
+def test_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between):
     rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 30, step=2), "b.parquet")
@@ -142,7 +142,7 @@ def test_a_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(ro
     assert rounds.turn().num_late_rows == 0
 
 
-def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
+def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
     rounds.add(between(24, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(24, 30), "a.parquet")
@@ -154,7 +154,7 @@ def test_a_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog)
     assert "what was changed is not learned" in caplog.text
 
 
-def test_a_click_that_comes_as_a_late_copy_of_a_learned_row_is_counted_and_named(rounds, between, caplog):
+def test_click_that_comes_as_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
     shown = between(24, 30)
     rounds.add(shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet")
     rounds.turn()
@@ -167,7 +167,7 @@ def test_a_click_that_comes_as_a_late_copy_of_a_learned_row_is_counted_and_named
     assert "4 late rows of day 2026-03-02 came with another label or other features after they had been" in caplog.text
 
 
-def test_a_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
+def test_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
     good = between(24, 30)
     labels = pa.array([7, *good[raw_rows.LABEL].to_pylist()[1:]], pa.int32())
     rounds.add(good.set_column(0, raw_rows.LABEL, labels), "a.parquet")
@@ -221,7 +221,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     assert rounds.turn().num_late_rows == 0
 
 
-def test_of_a_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cloud_storage):
+def test_of_bucket_only_days_with_unseen_files_are_fetched(rounds, between, cloud_storage):
     rounds.add(between(0, 60), "a.parquet")
     rounds.turn()
     rounds.add(between(60, 72), "b.parquet")

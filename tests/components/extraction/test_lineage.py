@@ -69,7 +69,7 @@ def short(days: list[dict]) -> list[tuple]:
     return [(each["day"][-2:], each["version"], each["num_rows"], each["replay"], each["model_id"]) for each in days]
 
 
-def test_a_model_carries_what_its_line_of_descent_saw(told):
+def test_model_carries_what_its_line_of_descent_saw(told):
     (m3,) = told("--model", "m3").values()
     assert short(m3["days"]) == [
         ("03", 0, 70, False, "m3"),
@@ -83,7 +83,7 @@ def test_a_model_carries_what_its_line_of_descent_saw(told):
     assert [each["num_holdout_rows"] for each in m3["days"]] == [0, 0, 0, 0, 15]
 
 
-def test_a_model_tells_which_of_those_that_continue_it_learned_the_rows_that_judged_it(told, store):
+def test_model_tells_which_of_those_that_continue_it_learned_rows_that_judged_it(told, store):
     keep_model(store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45))
     found = told()
     assert {model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]} == {
@@ -104,7 +104,7 @@ def test_a_model_tells_which_of_those_that_continue_it_learned_the_rows_that_jud
     ],
     ids=["one after the other", "all rows", "the child skips rows", "the grandchild skips rows", "it reads them again"],
 )
-def test_judging_rows_are_learned_later_where_the_windows_of_a_line_cover_them_all(
+def test_judging_rows_are_learned_later_where_windows_of_line_cover_them_all(
     told, store, child_start, grandchild_start, expected
 ):
     """The model is judged by half an hour of rows; the child learns 0.3 h of them, the grandchild up to their end."""
@@ -124,7 +124,7 @@ def test_judging_rows_are_learned_later_where_the_windows_of_a_line_cover_them_a
     assert told()["model"]["learned_later"] == expected
 
 
-def test_the_lake_tells_which_rows_are_outdated(told, lake):
+def test_lake_tells_which_rows_are_outdated(told, lake):
     assert lake_versions(str(lake)) == {"2026-03-01": 1, "2026-03-02": 2, "2026-03-03": 0}
     found = told("--lake", lake.as_uri())
     outdated = {
@@ -146,7 +146,7 @@ def test_what_nobody_noted_is_said(told):
     assert told("--model", "old")["old"]["unknown"] == ["old", "gone"]
 
 
-def test_lines_for_people_say_the_same(store, lake, capsys):
+def test_lines_for_people_say_same(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "m2 (live), continues m1",
@@ -161,7 +161,7 @@ def test_lines_for_people_say_the_same(store, lake, capsys):
     ]
 
 
-def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):
+def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "old, continues gone",
@@ -182,6 +182,6 @@ def test_a_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsy
         (["--lake", "/no/such"], "lake /no/such does not exist"),
     ],
 )
-def test_a_bad_flag_is_told_in_one_line(store, capsys, flags, message):
+def test_bad_flag_is_told_in_one_line(store, capsys, flags, message):
     assert main(["--store", str(store), *flags]) == 2
     assert f"error: {message}" in capsys.readouterr().err

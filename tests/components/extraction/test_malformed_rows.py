@@ -13,7 +13,7 @@ find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 @pytest.mark.parametrize(("num_bad", "refused"), [(1, False), (2, True)])
-def test_a_share_above_the_maximum_is_refused_with_counts_and_examples(
+def test_share_above_maximum_is_refused_with_counts_and_examples(
     tmp_path, criteo_rows, write_text, read, num_bad, refused
 ):
     rows = criteo_rows(100)
@@ -42,7 +42,7 @@ def test_each_file_is_judged_by_itself(tmp_path):
             malformed.judge()
 
 
-def test_garbage_stops_before_the_end_of_a_large_file(tmp_path):
+def test_garbage_stops_before_end_of_large_file(tmp_path):
     with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.0) as malformed:
         malformed.add(tmp_path / "bad", 1, "reason", text="text")
         malformed.count(tmp_path / "bad", JUDGED_FROM_ROWS - 1)

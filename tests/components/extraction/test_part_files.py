@@ -18,7 +18,7 @@ def small_groups(monkeypatch):
 
 @given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=6), share=st.floats(0, 1))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_files_hold_the_stream_and_the_cut_keeps_order(tmp_path_factory, raw_table, small_groups, sizes, share):
+def test_files_hold_stream_and_cut_keeps_order(tmp_path_factory, raw_table, small_groups, sizes, share):
     folder, table = tmp_path_factory.mktemp("parts"), raw_table(sum(sizes))
     with PartWriter(folder / "all") as writer:
         at = 0

@@ -48,7 +48,7 @@ def days_of(rows) -> Counter:
 
 
 @pytest.mark.parametrize(("share", "num_rows"), [(0.2, 270), (0.5, 1080), (0.75, 3240)])
-def test_as_many_rows_are_drawn_as_make_up_the_share_of_what_is_learnt(lake, run_step, share, num_rows):
+def test_as_many_rows_are_drawn_as_make_up_share_of_what_is_learnt(lake, run_step, share, num_rows):
     dataset = run_step(lake, replay_share=share)
     assert dataset.num_train_rows == 1080
     assert dataset.replay_share == share
@@ -57,7 +57,7 @@ def test_as_many_rows_are_drawn_as_make_up_the_share_of_what_is_learnt(lake, run
     assert dataset.num_replay_holdout_rows == len(identities(dataset.replay_holdout_uri)) == dataset.num_holdout_rows
 
 
-def test_old_rows_are_older_than_the_window_of_the_newest_days_and_in_time_order(lake, run_step):
+def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, run_step):
     dataset = run_step(lake, replay_share=0.5, replay_days=3)
     first = datetime.fromisoformat(dataset.first_event_time)
     for uri in (dataset.replay_uri, dataset.replay_holdout_uri):
@@ -68,7 +68,7 @@ def test_old_rows_are_older_than_the_window_of_the_newest_days_and_in_time_order
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
 
 
-def test_rows_are_drawn_evenly_over_the_days_by_their_traffic(tmp_path, raw_table, write_lake, run_step):
+def test_rows_are_drawn_evenly_over_days_by_their_traffic(tmp_path, raw_table, write_lake, run_step):
     """Days of 800 rows and of 2,400: the busy one gives three times as many; within a day, each quarter a quarter."""
     day = START.timestamp()
     rows = [raw_table(2400 if i == 1 else 800, seed=i, start=day + i * 86_400, seconds=86_400) for i in range(4)]
@@ -82,7 +82,7 @@ def test_rows_are_drawn_evenly_over_the_days_by_their_traffic(tmp_path, raw_tabl
     assert np.abs(quarters - 180).max() < 4 * np.sqrt(720 * 0.25 * 0.75)
 
 
-def test_the_manifest_says_what_each_day_gave(lake, run_step):
+def test_manifest_says_what_each_day_gave(lake, run_step):
     dataset = run_step(lake, replay_share=0.3)
     drawn, held_out = days_of(identities(dataset.replay_uri)), days_of(identities(dataset.replay_holdout_uri))
     assert [entry["day"] for entry in dataset.replay_days] == [f"2026-03-0{n}" for n in range(3, 10)]
@@ -90,7 +90,7 @@ def test_the_manifest_says_what_each_day_gave(lake, run_step):
         assert (entry["num_rows"], entry["num_holdout_rows"]) == (drawn[entry["day"]], held_out[entry["day"]])
 
 
-def test_a_repeated_task_draws_the_same_rows_and_another_window_others(lake, run_step):
+def test_repeated_task_draws_same_rows_and_another_window_others(lake, run_step):
     first, again = (run_step(lake, replay_share=0.3, run=run) for run in ("a", "b"))
     assert identities(first.replay_uri) == identities(again.replay_uri)
     assert first.digest == again.digest == data_digest(local_path(first.train_uri).parent)
@@ -122,7 +122,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
     assert "no old rows are held out" not in caplog.text
 
 
-def test_damaged_older_files_stop_a_round_only_if_it_learns_from_them(lake, run_step, caplog):
+def test_damaged_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
     damage_older_days(lake)
     with pytest.raises(ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"):
         run_step(lake, replay_share=0.2)

@@ -50,7 +50,7 @@ def turn(tmp_path, flags):
     return run
 
 
-def test_rows_of_a_clock_that_is_ahead_are_left_and_no_later_row_is_lost(rows, add, turn, released, caplog):
+def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(rows, add, turn, released, caplog):
     add(rows(0, 400), "a.parquet")
     add(rows(24 * 365 * 73, 30, seed=1), "ahead.parquet")
     with caplog.at_level(logging.WARNING, "components.extraction.extract"):
@@ -69,7 +69,7 @@ def test_rows_of_a_clock_that_is_ahead_are_left_and_no_later_row_is_lost(rows, a
     assert set(keys_of(later)) <= set(read)
 
 
-def test_rows_within_the_tolerance_are_read_and_the_others_when_their_time_has_come(rows, add, turn, released):
+def test_rows_within_tolerance_are_read_and_others_when_their_time_has_come(rows, add, turn, released):
     add(rows(0, 400), "a.parquet")
     table = rows(40, 30, seed=1)
     add(table, "b.parquet")
@@ -88,7 +88,7 @@ def test_rows_within_the_tolerance_are_read_and_the_others_when_their_time_has_c
 
 
 @pytest.mark.parametrize("setting", ["extraction.attribution_hours=5", "extraction.full_days=1"])
-def test_the_lakes_end_is_its_newest_row_that_is_not_ahead(rows, add, turn, setting):
+def test_lakes_end_is_its_newest_row_that_is_not_ahead(rows, add, turn, setting):
     add(rows(0, 400), "a.parquet")
     expected = turn(settings=setting)
     add(rows(43, 30, seed=1), "b.parquet")
@@ -99,7 +99,7 @@ def test_the_lakes_end_is_its_newest_row_that_is_not_ahead(rows, add, turn, sett
     assert found.num_ahead == 60
 
 
-def test_a_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
+def test_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
     add(rows(0, 400), "a.parquet")
     add(rows(43, 30, seed=1), "b.parquet")
     then = turn()
@@ -110,7 +110,7 @@ def test_a_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
 
 
 @pytest.mark.parametrize("asked", [{}, {"window_start": "2026-03-02"}, {"parent": "none"}])
-def test_a_model_that_learned_ahead_of_the_clock_is_refused_with_the_way_out(rows, add, turn, released, capsys, asked):
+def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(rows, add, turn, released, capsys, asked):
     add(rows(0, 400), "a.parquet")
     released("2099-12-31T00:00:00+00:00")
     turn(code=2, **asked)
@@ -120,7 +120,7 @@ def test_a_model_that_learned_ahead_of_the_clock_is_refused_with_the_way_out(row
     assert turn(parent="none", champion="none").last_learned_time < "2026-03-03"
 
 
-def test_a_lake_of_rows_that_are_all_ahead_says_so(rows, add, turn, capsys, caplog):
+def test_lake_of_rows_that_are_all_ahead_says_so(rows, add, turn, capsys, caplog):
     add(rows(24 * 400, 30), "a.parquet")
     with caplog.at_level(logging.WARNING, "components.extraction.extract"):
         turn(code=2)

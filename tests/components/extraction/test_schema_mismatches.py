@@ -37,7 +37,7 @@ def foreign(flags, run_main, **more: str):
     return RawDataset.read(flags["--output"]).schema_mismatches
 
 
-def test_a_column_that_became_text_is_told_with_its_first_file(flags, run_main, change_file):
+def test_column_that_became_text_is_told_with_its_first_file(flags, run_main, change_file):
     first = change_file(cast("C7", pa.string()))
     change_file(cast("C7", pa.string()), day=2)
     assert foreign(flags, run_main) == [
@@ -57,14 +57,12 @@ def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_n
 
 
 @pytest.mark.parametrize("change", [cast("label", pa.bool_()), cast("C9", pa.uint32()), encoded])
-def test_numbers_of_another_width_and_dictionaries_of_numbers_are_the_agreed_numbers(
-    flags, run_main, change_file, change
-):
+def test_numbers_of_another_width_and_dictionaries_of_numbers_are_agreed_numbers(flags, run_main, change_file, change):
     change_file(change)
     assert foreign(flags, run_main) == []
 
 
-def test_a_dictionary_of_texts_is_no_number(flags, run_main, change_file):
+def test_dictionary_of_texts_is_no_number(flags, run_main, change_file):
     path = change_file(lambda table: encoded(cast("C9", pa.string())(table)))
     (told,) = foreign(flags, run_main)
     assert (told["column"], told["expected"], told["file"]) == ("C9", "int64", str(path))
@@ -85,7 +83,7 @@ def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(flags, ru
     assert rows.filter(first_day)["C8"].null_count == before
 
 
-def test_columns_that_the_run_does_not_read_are_not_judged(flags, run_main, change_file):
+def test_columns_that_run_does_not_read_are_not_judged(flags, run_main, change_file):
     change_file(cast("C7", pa.string()))
     assert foreign(flags, run_main, columns='["I1", "C1"]') == []
 

@@ -148,7 +148,7 @@ def test_run_goes_on_without_file_and_names_it(lake, hour, turn, tmp_path, caplo
 
 
 @each_kind
-def test_next_run_goes_on_and_the_one_after_mending_learns_rows_once(lake, hour, turn, spoil, num_rows, reason):
+def test_next_run_goes_on_and_one_after_mending_learns_rows_once(lake, hour, turn, spoil, num_rows, reason):
     folder = lake(*range(HOURS))
     spoil(folder / NAME, hour(BAD))
     first = turn(folder)
@@ -183,7 +183,7 @@ def test_file_that_breaks_after_its_rows_were_learned_is_not_learned_twice(lake,
     assert read == keys_of_hours(hour, range(HOURS + 13))
 
 
-def test_file_older_than_late_rows_stays_unread_until_a_run_asks_for_it(lake, hour, turn):
+def test_file_older_than_late_rows_stays_unread_until_run_asks_for_it(lake, hour, turn):
     folder = lake(*range(HOURS))
     empty(folder / NAME, None)
     turn(folder)
@@ -256,7 +256,7 @@ def test_unfit_file_of_late_outcomes_is_left_out_and_named(lake, turn):
     turn(folder, code=2)
 
 
-def test_file_of_a_bucket_is_named_by_its_object(lake, hour, tmp_path, cloud_storage):
+def test_file_of_bucket_is_named_by_its_object(lake, hour, tmp_path, cloud_storage):
     folder = lake(*range(HOURS))
     flipped(folder / NAME, hour(BAD))
     put(folder)
@@ -267,7 +267,7 @@ def test_file_of_a_bucket_is_named_by_its_object(lake, hour, tmp_path, cloud_sto
     assert read_by(found) == keys_of_hours(hour, others())
 
 
-def test_window_that_was_asked_for_begins_the_record_anew_without_its_unfit_files(lake, hour, turn):
+def test_window_that_was_asked_for_begins_record_anew_without_its_unfit_files(lake, hour, turn):
     folder = lake(*range(HOURS))
     turn(folder)
     truncated(folder / NAME, None)
@@ -283,7 +283,7 @@ def test_window_that_was_asked_for_begins_the_record_anew_without_its_unfit_file
     assert read_by(third) == sorted(due + keys_of_hours(hour, [HOURS + 1]))
 
 
-def test_manifest_holds_the_list_as_json(lake, hour, turn, flags):
+def test_manifest_holds_list_as_json(lake, hour, turn, flags):
     folder = lake(*range(HOURS))
     empty(folder / NAME, None)
     turn(folder)

@@ -27,25 +27,25 @@ def resolve():
     return run
 
 
-def test_a_window_of_days_ends_where_asked_or_at_the_newest_row(resolve):
+def test_window_of_days_ends_where_asked_or_at_newest_row(resolve):
     assert resolve(full_days=2.0) == TimeSpan(NEWEST + 1 - 2 * DAY_MICROS, NEWEST + 1)
     end = parse_time("end", "2026-03-03")
     assert resolve(end="2026-03-03", full_days=0.5) == TimeSpan(end - DAY_MICROS // 2, end)
     assert resolve(newest=None, full_days=2.0) == TimeSpan()
 
 
-def test_a_window_of_days_counts_mature_days(resolve):
+def test_window_of_days_counts_mature_days(resolve):
     end = NEWEST + 1 - 6 * HOUR_MICROS
     assert resolve(full_days=1.0, attribution=6 * HOUR_MICROS) == TimeSpan(end - DAY_MICROS, end)
 
 
-def test_an_asked_end_is_what_ages_count_from_so_that_a_later_try_reads_the_same(resolve):
+def test_asked_end_is_what_ages_count_from_so_that_later_try_reads_same(resolve):
     half_day = 12 * HOUR_MICROS
     windows = {resolve(end="2026-03-04", attribution=half_day, newest=NEWEST + i * DAY_MICROS) for i in range(3)}
     assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
-def test_the_newest_row_is_found_whatever_the_footers_say(tmp_path, raw_table, write_lake):
+def test_newest_row_is_found_whatever_footers_say(tmp_path, raw_table, write_lake):
     table = raw_table(500, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "lake", table, num_files=2)
     times = table[raw_rows.EVENT_TIME].cast(pa.int64()).to_numpy()

@@ -32,7 +32,7 @@ def same(left, right):
     return all(np.array_equal(a, b) and a.dtype == b.dtype == np.int64 for a, b in zip(*arrays))
 
 
-def test_columns_survive_the_disk(tmp_path):
+def test_columns_survive_disk(tmp_path):
     columns = make_columns()
     save_columns(columns, tmp_path)
     loaded = load_columns(tmp_path, workflow_of([column.vocabulary for column in columns]))
@@ -41,13 +41,13 @@ def test_columns_survive_the_disk(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"], ids=["empty", "torn"])
-def test_a_damaged_file_is_refused_by_name(tmp_path, content):
+def test_damaged_file_is_refused_by_name(tmp_path, content):
     (tmp_path / ADMISSION_FILE).write_bytes(content)
     with pytest.raises(ContractError, match=r"admission\.npz cannot be read"):
         load_columns(tmp_path, workflow_of([column.vocabulary for column in make_columns()]))
 
 
-def test_days_become_microseconds_and_a_short_life_is_not_for_ever():
+def test_days_become_microseconds_and_short_life_is_not_for_ever():
     assert PreprocessingSettings(category_ttl_days=1.5).ttl == 129_600_000_000
     assert PreprocessingSettings(category_ttl_days=1e-12).ttl == 1
     assert PreprocessingSettings().ttl == 0

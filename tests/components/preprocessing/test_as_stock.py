@@ -43,7 +43,7 @@ def encoded(window, tmp_path_factory):
     return folder / "r" / "preprocessing"
 
 
-def test_a_first_round_is_the_scripts_but_for_the_order_of_equally_frequent_categories(window, encoded):
+def test_first_round_is_scripts_but_for_order_of_equally_frequent_categories(window, encoded):
     assert expect_same(window[1], encoded) == 20_000
 
 
@@ -66,7 +66,7 @@ def swap(one, other):
         ("holdout", "C9", lambda ids: np.where(ids == 5, 2, ids), "C9: no renaming"),
     ],
 )
-def test_the_comparison_finds_what_differs(window, encoded, tmp_path, part, name, make, message):
+def test_comparison_finds_what_differs(window, encoded, tmp_path, part, name, make, message):
     shutil.copytree(encoded, tmp_path / "changed")
     change(tmp_path / "changed", part, name, make)
     with pytest.raises(Different, match=message):

@@ -28,12 +28,12 @@ def refuses(run_step, capsys):
     return check
 
 
-def test_a_parent_that_is_not_in_the_store(write_raw, refuses, raw_table):
+def test_parent_that_is_not_in_store(write_raw, refuses, raw_table):
     refuses(write_raw(raw_table(50)), "parent 'm7' is not in the model store", parent="m7")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
-def test_a_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
+def test_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
     workflow = workflow_of([np.arange(50)] * 26, frequency_threshold=2)
     workflow.save(tmp_path / "workflow")
     folder = keep_as_model(tmp_path / "workflow", workflow.slot_sizes, "m1")
@@ -78,7 +78,7 @@ def test_manifests_that_cannot_be_used(write_raw, refuses, raw_table, tmp_path):
     refuses(raw, "has no .parquet file")
 
 
-def test_fewer_rows_than_the_manifest_says(write_raw, refuses, raw_table, tmp_path):
+def test_fewer_rows_than_manifest_says(write_raw, refuses, raw_table, tmp_path):
     raw = write_raw(raw_table(100))
     pq.write_table(raw_table(90), tmp_path / "raw" / "train" / "part-00000.parquet")
     refuses(raw, "has 90 rows, expected the manifest's 100")

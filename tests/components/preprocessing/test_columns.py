@@ -43,7 +43,7 @@ def table_of(features, n=400):
     ],
     ids=["two of each", "names that libraries use", "no numeric ones", "no categorical ones"],
 )
-def test_rows_of_any_columns_are_encoded_as_the_workflow_says(write_raw, run_step, reading, features):
+def test_rows_of_any_columns_are_encoded_as_workflow_says(write_raw, run_step, reading, features):
     table = table_of(features)
     path = write_raw(table)
     reading.change(path, recommender=Recommender(name="shop", features=features))
@@ -91,7 +91,7 @@ def test_numeric_columns_become_what_their_options_say(count, excluded, write_ra
         np.testing.assert_array_equal(found[f"{name}/missing"].to_numpy(), np.isnan(values[name]))
 
 
-def test_a_round_with_other_options_than_its_parents_is_refused(write_raw, run_step, reading, keep_as_model, capsys):
+def test_round_with_other_options_than_its_parents_is_refused(write_raw, run_step, reading, keep_as_model, capsys):
     features = Features(numeric=("price",), categorical=("item",))
     path = write_raw(table_of(features))
     first = run_step(reading.change(path, recommender=Recommender(name="shop", features=features)))
@@ -180,7 +180,7 @@ LISTS = Features(
 
 
 @pytest.mark.parametrize("left_out", [[], ["tags"], ["item", "last"]], ids=["all", "own table", "shared table"])
-def test_lists_count_and_encode_the_elements_that_count_by_the_vocabulary_of_their_table(
+def test_lists_count_and_encode_elements_that_count_by_vocabulary_of_their_table(
     write_raw, run_step, reading, left_out
 ):
     random = np.random.default_rng(1)

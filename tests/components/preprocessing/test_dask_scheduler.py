@@ -31,7 +31,7 @@ def arguments(write_raw, run_step, raw_table):
     return [*known, f"--raw-dataset={write_raw(raw_table(50))}"]
 
 
-def test_a_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_step, monkeypatch, capsys):
+def test_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_step, monkeypatch, capsys):
     monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", "1s")
     assert main([*arguments, "--dask-scheduler", "tcp://127.0.0.1:1"]) == 3
     assert "error: Dask scheduler tcp://127.0.0.1:1 does not answer" in capsys.readouterr().err
@@ -39,20 +39,20 @@ def test_a_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_
 
 
 @pytest.mark.parametrize("address", ["nowhere", "ftp://host:1"])
-def test_an_address_that_is_none_is_refused(arguments, capsys, address):
+def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
     with pytest.raises(ValueError, match="No clients found"):  # one that is left would be given the next step's work
         distributed.default_client()
 
 
-def test_a_scheduler_without_a_worker_is_not_waited_for(arguments, cluster, capsys):
+def test_scheduler_without_worker_is_not_waited_for(arguments, cluster, capsys):
     with cluster(0) as empty:
         assert main([*arguments, "--dask-scheduler", empty.scheduler_address]) == 3
     assert "has no worker, expected at least one" in capsys.readouterr().err
 
 
-def test_a_worker_that_is_killed_is_a_reason_to_try_again(tmp_path):
+def test_worker_that_is_killed_is_reason_to_try_again(tmp_path):
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -80,7 +80,7 @@ def die_once(folder):
 
 
 @pytest.mark.slow
-def test_two_workers_one_killed_while_it_counts_and_one_while_it_writes_leave_the_bytes_of_one_process(
+def test_two_workers_one_killed_while_it_counts_and_one_while_it_writes_leave_bytes_of_one_process(
     write_raw, run_step, raw_table, keep_as_model, tmp_path, monkeypatch
 ):
     def files():

@@ -15,7 +15,7 @@ from evergreen.storage.uris import local_path
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 
 
-def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, raw_table, reading):
+def test_nvtabular_and_contract_agree_to_last_bit(write_raw, run_step, raw_table, reading):
     train, holdout = raw_table(1500, seed=1), raw_table(900, seed=2)
     large = np.full(900, 2**32 - 1)
     large[::2] = 2**31 + 1
@@ -33,7 +33,7 @@ def test_nvtabular_and_the_contract_agree_to_the_last_bit(write_raw, run_step, r
 
 
 @pytest.mark.parametrize("threshold", [1, 10])
-def test_categories_below_the_threshold_are_out_of_vocabulary(write_raw, run_step, raw_table, threshold, reading):
+def test_categories_below_threshold_are_out_of_vocabulary(write_raw, run_step, raw_table, threshold, reading):
     table = raw_table(600, seed=4)
     encoded_set = run_step(write_raw(table), frequency_threshold=threshold, partition_rows=300)
     raw = reading.raw([table]).categorical
@@ -74,7 +74,7 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
     assert (workflow.means[3], workflow.stds[3]) == (0.0, 1.0)
 
 
-def test_rows_keep_the_order_of_file_names(write_raw, run_step, raw_table, reading):
+def test_rows_keep_order_of_file_names(write_raw, run_step, raw_table, reading):
     # Sorted by the numbers in them, part-10 would come after part-9.
     tables = {f"part-{n}.parquet": raw_table(100 + n, seed=n) for n in (9, 10, 1, 100)}
     tables = {name: reading.replace(t, "I1", np.arange(t.num_rows) * 1.0) for name, t in tables.items()}
@@ -85,7 +85,7 @@ def test_rows_keep_the_order_of_file_names(write_raw, run_step, raw_table, readi
         np.testing.assert_array_equal(dense, reading.workflow(encoded_set).encode_dense(raw.dense))
 
 
-def test_nothing_that_the_step_writes_is_a_pickle(write_raw, run_step, raw_table):
+def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
     encoded_set = run_step(write_raw(raw_table(400, seed=8)))
     folder = local_path(encoded_set.workflow_uri).parent
     written = [path for path in folder.rglob("*") if path.is_file()]
@@ -101,7 +101,7 @@ def test_nothing_that_the_step_writes_is_a_pickle(write_raw, run_step, raw_table
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"])
-def test_nvtabular_and_the_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
+def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
     """The served graph repeats the contract on such rows, too: tests/evergreen/serving/test_graph.py."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
     # What preprocessing's readers let through, and what is far from any stand-in of NVTabular's.

@@ -94,7 +94,7 @@ def carried(training_set):
     return {name: (folder / name).read_bytes() for name in CARRIED}
 
 
-def test_no_setting_of_the_machine_changes_a_byte(write_raw, run_step, run_elsewhere, raw_table, reading, cluster):
+def test_no_setting_of_machine_changes_byte(write_raw, run_step, run_elsewhere, raw_table, reading, cluster):
     raw = write_raw(raw_table(1700, seed=3), raw_table(400, seed=4), row_group_size=100)
     here = run_step(raw)
     for number, (variables, settings, flags) in enumerate(ELSEWHERE.values()):
@@ -117,7 +117,7 @@ def test_numpys_engine_needs_neither_nvtabular_nor_dask(write_raw, run_elsewhere
         run_elsewhere(raw, "nvtabular", {"PYTHONPATH": str(tmp_path)}, ())
 
 
-def test_the_order_of_rows_changes_no_byte_of_the_workflow(write_raw, run_step, raw_table):
+def test_order_of_rows_changes_no_byte_of_workflow(write_raw, run_step, raw_table):
     table = raw_table(1200, seed=5)
     mixed = table.take(pa.array(np.random.default_rng(0).permutation(1200)))
     one, other = (
@@ -146,7 +146,7 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order():
     )
 
 
-def test_an_error_in_another_process_is_that_error(write_raw, run_step, raw_table, tmp_path, capsys):
+def test_error_in_another_process_is_that_error(write_raw, run_step, raw_table, tmp_path, capsys):
     raw = write_raw({f"part-{i}.parquet": raw_table(300, seed=i) for i in range(2)})
     path = tmp_path / "raw" / "train" / "part-1.parquet"
     content = path.read_bytes()

@@ -30,7 +30,7 @@ def test_verification_accepts_and_counts_what_is_right(encoded_folder):
     assert verify(encoded_folder) == 10
 
 
-def test_verification_refuses_an_id_of_the_next_slot(encoded_folder):
+def test_verification_refuses_id_of_next_slot(encoded_folder):
     with pytest.raises(PermanentError, match="column C7 of .* has ids from 4 to 4, expected 1 to 3"):
         verify(encoded_folder, slot_sizes=[5] * 6 + [4] + [5] * 19)
 

@@ -99,7 +99,7 @@ def source(encoded_set, part="train"):
     return local_path(getattr(encoded_set, f"{part}_uri")) / "_file_list.txt"
 
 
-def test_it_reads_what_the_step_wrote_and_finds_the_rows_in_their_order(written, reading):
+def test_it_reads_what_step_wrote_and_finds_rows_in_their_order(written, reading):
     training_set, raw_folder = written
     workflow = reading.workflow(training_set)
     offsets = np.cumsum([0, *training_set.slot_sizes[:-1]])

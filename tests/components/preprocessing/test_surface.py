@@ -8,7 +8,7 @@ from evergreen.registry.runs import read_notes
 from tests.support.kfp_components import run_component
 
 
-def test_component_writes_the_manifest_and_notes_its_counts(write_raw, raw_table, reading, tmp_path):
+def test_component_writes_manifest_and_notes_its_counts(write_raw, raw_table, reading, tmp_path):
     table = raw_table(200)
     raw = write_raw(table)
     reading.asked(raw, frequency_threshold=3, category_ttl_days=30.0)

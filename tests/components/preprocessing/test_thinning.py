@@ -16,7 +16,7 @@ def kept(table, rate):
     return kept_rows(table.combine_chunks().to_batches()[0], rate)
 
 
-def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
+def test_clicks_stay_and_of_rest_stated_share(raw_table):
     table = raw_table(20_000)
     clicked = table[LABEL].to_numpy() == 1
     for rate in (0.05, 0.2, 0.9, 1.0):
@@ -26,7 +26,7 @@ def test_clicks_stay_and_of_the_rest_the_stated_share(raw_table):
         assert mask[~clicked].sum() == pytest.approx(num * rate, abs=4 * np.sqrt(num * rate * (1 - rate)))
 
 
-def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before(raw_table):
+def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
     table = raw_table(20_000)
     negatives = table.filter(pa.array(table[LABEL].to_numpy() == 0))
     mask = kept(negatives, 0.3)
@@ -40,7 +40,7 @@ def test_who_is_kept_does_not_depend_on_the_features_the_place_or_the_row_before
     assert abs(correlation) < 4 / np.sqrt(len(mask))
 
 
-def test_the_copy_has_the_kept_rows_in_order(tmp_path, raw_table):
+def test_copy_has_kept_rows_in_order(tmp_path, raw_table):
     tables = [raw_table(700, seed=1), raw_table(900, seed=2)]
     (tmp_path / "raw").mkdir()
     for name, table in zip(("a", "b"), tables):

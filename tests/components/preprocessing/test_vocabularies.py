@@ -77,7 +77,7 @@ def test_any_rounds_end_as_by_hand(seed):
         assert column.candidates.last_seen.tolist() == [by_hand.waiting[v][1] for v in sorted(by_hand.waiting)]
 
 
-def test_a_round_leaves_the_parents_column_as_it_was():
+def test_round_leaves_parents_column_as_it_was():
     parent = next_column(NEW, *counted([1, 1, 2, 2, 5]), now=DAY, rules=rules())
     copies = [a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.sightings)]
     next_column(parent, *counted([5, 9, 9]), now=50 * DAY, rules=rules(ttl=DAY))

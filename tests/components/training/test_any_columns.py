@@ -179,7 +179,7 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
 
 
 @pytest.mark.parametrize(("counts", "kind"), CASES)
-def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
+def test_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
     counts, kind, tmp_path, validation_report, capsys, double
 ):
     train_and_serve(counts, kind, tmp_path, validation_report=validation_report, capsys=capsys)
@@ -188,7 +188,7 @@ def test_a_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(*(st.integers(0, most) for most in (60, 100, 40))).filter(any), st.sampled_from(sorted(MODELS)))
-def test_a_drawn_recommender_is_too(tmp_path_factory, validation_report, capsys, double, counts, kind):
+def test_drawn_recommender_is_too(tmp_path_factory, validation_report, capsys, double, counts, kind):
     assume(can_be(counts, kind))
     folder = tmp_path_factory.mktemp("drawn")
     train_and_serve(counts, kind, folder, validation_report=validation_report, capsys=capsys)

@@ -24,13 +24,13 @@ def rows():
     )
 
 
-def test_keys_of_a_table_beyond_32_bits_do_not_collide(rows):
+def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
     (found,) = assemble(rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
 
-def test_what_a_source_raises_comes_after_the_items_before_it():
+def test_what_source_raises_comes_after_items_before_it():
     def source():
         yield 1
         raise KeyError("lost")

@@ -63,7 +63,7 @@ def calibration(weights, model, rows):
 
 
 @pytest.mark.parametrize("backend", ["pytorch", pytest.param("hugectr", marks=pytest.mark.slow)])
-def test_a_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_the_correction(
+def test_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_correction(
     backend, run, world, held_out, make_training_set, tmp_path
 ):
     parent = None
@@ -82,7 +82,7 @@ def test_a_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_an
         parent = model.uri
 
 
-def test_ranking_does_not_change_and_log_odds_move_by_the_logarithm_of_the_rate(world, make_training_set, tmp_path):
+def test_ranking_does_not_change_and_log_odds_move_by_logarithm_of_rate(world, make_training_set, tmp_path):
     training_set = make_training_set(*world.rows(1_500)[:3])
     plain, engine, _ = fitted(training_set, SETTINGS, tmp_path / "plain")
     corrected, _, _ = fitted(replace(training_set, negative_rate=0.1), SETTINGS, tmp_path / "corrected")
@@ -95,7 +95,7 @@ def test_ranking_does_not_change_and_log_odds_move_by_the_logarithm_of_the_rate(
 
 
 @pytest.mark.parametrize("looks", [1, 14])
-def test_a_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_set, tmp_path):
+def test_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_set, tmp_path):
     training_set = replace(make_training_set(*world.rows(3_000)[:3]), negative_rate=0.25)
     whole, _, _ = fitted(training_set, SETTINGS, tmp_path / "whole")
     with pytest.raises(Preempted):
@@ -104,7 +104,7 @@ def test_a_fit_that_was_broken_off_is_corrected_once(looks, world, make_training
     assert content(resumed.weights) == content(whole.weights)
 
 
-def test_a_round_starts_from_its_parents_scores_at_its_own_rate_whatever_the_parents_was(
+def test_round_starts_from_its_parents_scores_at_its_own_rate_whatever_parents_was(
     run, world, held_out, make_training_set
 ):
     first = make_training_set(*thinned(*world.rows(2_000, 1)[:3], 0.2), name="first")
@@ -118,7 +118,7 @@ def test_a_round_starts_from_its_parents_scores_at_its_own_rate_whatever_the_par
     assert calibration(start, parent, held_out) == pytest.approx(before, rel=1e-6)
 
 
-def test_rows_have_the_clicks_of_the_log_as_they_are_served_and_a_next_round_begins_with_those_as_they_are(
+def test_rows_have_clicks_of_log_as_they_are_served_and_next_round_begins_with_those_as_they_are(
     run, world, make_training_set
 ):
     world.by_id[0][:] = np.where(np.arange(len(world.by_id[0])) == FIRST_ID, 2, 0)
@@ -143,6 +143,6 @@ def test_rows_have_the_clicks_of_the_log_as_they_are_served_and_a_next_round_beg
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])
-def test_a_rate_that_keeps_nothing_or_more_than_all_is_refused(rate):
+def test_rate_that_keeps_nothing_or_more_than_all_is_refused(rate):
     with pytest.raises(ContractError, match="negative_rate"):
         log_odds_correction(rate)

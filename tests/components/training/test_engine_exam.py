@@ -127,7 +127,7 @@ def tables(folder, slot_sizes):
 
 
 @everyone
-def test_learns_the_planted_signal(name, config, make_engine, initial, world):
+def test_learns_planted_signal(name, config, make_engine, initial, world):
     rows, judging = world.encoded(20_000), world.encoded(8_000, 2)
     engine = make_engine(name, config)
     engine.restore(initial(config))
@@ -141,7 +141,7 @@ def test_learns_the_planted_signal(name, config, make_engine, initial, world):
 
 
 @everyone
-def test_a_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothing_had_happened(
+def test_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothing_had_happened(
     name, config, make_engine, initial, world, tmp_path
 ):
     rows, order = world.encoded(4_000), shuffled(4_000)
@@ -172,7 +172,7 @@ def test_a_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothin
         marked("torchrec 4", "pytorch"),
     ],
 )
-def test_a_model_of_one_engine_continues_in_the_other_and_scores_equal(
+def test_model_of_one_engine_continues_in_other_and_scores_equal(
     name, other, config, make_engine, initial, world, tmp_path
 ):
     rows = world.encoded(128 * 40)
@@ -195,7 +195,7 @@ def test_a_model_of_one_engine_continues_in_the_other_and_scores_equal(
 
 
 @everyone
-def test_saves_what_it_scores_and_an_id_outside_its_slot_has_a_zero_vector(
+def test_saves_what_it_scores_and_id_outside_its_slot_has_zero_vector(
     name, config, make_engine, initial, world, tmp_path
 ):
     rows = world.encoded(500)
@@ -209,7 +209,7 @@ def test_saves_what_it_scores_and_an_id_outside_its_slot_has_a_zero_vector(
 
 
 @engines
-def test_rows_of_the_table_that_no_batch_touched_keep_their_bits(name, make_engine, initial, world, tmp_path):
+def test_rows_of_table_that_no_batch_touched_keep_their_bits(name, make_engine, initial, world, tmp_path):
     rows = world.encoded(3_000)
     trained(make_engine(name), initial(), rows).save(tmp_path / "before")
     order = np.array([5, 17, 40])
@@ -222,7 +222,7 @@ def test_rows_of_the_table_that_no_batch_touched_keep_their_bits(name, make_engi
 
 
 @engines
-def test_the_rows_of_an_incomplete_last_batch_are_learned(name, make_engine, initial, world, tmp_path):
+def test_rows_of_incomplete_last_batch_are_learned(name, make_engine, initial, world, tmp_path):
     rows = world.encoded(1_000)
     engine = trained(make_engine(name), initial(), rows, order=np.arange(129))
     assert engine.num_steps == 2
@@ -234,7 +234,7 @@ def test_the_rows_of_an_incomplete_last_batch_are_learned(name, make_engine, ini
 
 
 @engines
-def test_a_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_restored_weights(
+def test_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_restored_weights(
     name, make_engine, initial, world
 ):
     rows, sound = world.encoded(4_000), world.encoded(128 * 10, 2)
@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_rest
 
 
 @engines
-def test_a_folder_without_optimizer_state_starts_from_zero_moments(name, make_engine, initial, world, tmp_path):
+def test_folder_without_optimizer_state_starts_from_zero_moments(name, make_engine, initial, world, tmp_path):
     rows = world.encoded(128 * 20)
     trained(make_engine(name), initial(), rows).save(tmp_path / "plain")
     (tmp_path / "plain" / OPTIMIZER_FILE).unlink()
@@ -262,7 +262,7 @@ def test_a_folder_without_optimizer_state_starts_from_zero_moments(name, make_en
         np.testing.assert_allclose(second.dense[parameter], expected, rtol=1e-4, atol=1e-12)
 
 
-def test_without_numeric_columns_both_engines_learn_the_same(make_engine, world, tmp_path):
+def test_without_numeric_columns_both_engines_learn_same(make_engine, world, tmp_path):
     config = shaped("dcn", {**SHAPE, "num_cross_layers": 2}, num_dense=0, num_categorical=26)
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     rows = replace(world.encoded(128 * 20), dense=np.zeros((128 * 20, 0), np.float32))
@@ -273,9 +273,7 @@ def test_without_numeric_columns_both_engines_learn_the_same(make_engine, world,
 
 
 @pytest.mark.parametrize("name", [marked(f"torchrec {size}") for size in (1, 2, 4)], scope="module")
-def test_rows_with_weights_are_learned_as_by_pytorch_and_a_batch_without_takes_no_step(
-    name, make_engine, initial, world
-):
+def test_rows_with_weights_are_learned_as_by_pytorch_and_batch_without_takes_no_step(name, make_engine, initial, world):
     rows, random = world.encoded(128 * 10), np.random.default_rng(4)
     rows = replace(rows, weights=random.integers(0, 4, len(rows)).astype(np.float32))
     rows.weights[128 * 3 : 128 * 5] = 0
@@ -319,7 +317,7 @@ def float64_vectors(folder, ids):
 
 
 @engines
-def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_a_row_holds(name, make_engine, tmp_path):
+def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_row_holds(name, make_engine, tmp_path):
     rows = rows_with_lists(128 * 40, 1)
     write_initial(tmp_path / "initial", WIDE, SLOT_SIZES, click_rate=0.5, seed=3, places=PLACES)
     engine, truth = (make_engine(each, WIDE, SLOT_SIZES, PLACES) for each in (name, "pytorch"))
@@ -346,7 +344,7 @@ def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_a_
     np.testing.assert_allclose(continued.score(judging), engine.score(judging), atol=1e-6)
 
 
-def test_a_table_whose_lists_are_pooled_in_two_ways_is_refused_by_hugectr_alone(tmp_path, double):
+def test_table_whose_lists_are_pooled_in_two_ways_is_refused_by_hugectr_alone(tmp_path, double):
     options = {"last": ListOptions(max=3, table="item", pool="sum"), "seen": ListOptions(max=2, table="item")}
     features = Features(numeric=(), categorical=("item",), lists=("last", "seen"), list_options=options)
     config = replace(V1, num_dense=0, num_categorical=3)

@@ -28,7 +28,7 @@ def scores(weights, training_set, dense, ids):
     return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
 
 
-def test_every_row_is_learned_once_and_a_round_tries_each_rate_on_the_same_rows(world, make_training_set, run, parent):
+def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(3_000)[:3])
     _, first, _ = run(training_set)
     assert sorted(np.concatenate(learned_rows(first))) == list(range(3_000))
@@ -41,15 +41,13 @@ def test_every_row_is_learned_once_and_a_round_tries_each_rate_on_the_same_rows(
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_a_first_models_rate_falls_to_zero_over_the_second_half_of_its_steps(world, make_training_set, run, passes):
+def test_first_models_rate_falls_to_zero_over_second_half_of_its_steps(world, make_training_set, run, passes):
     _, engine, _ = run(make_training_set(*world.rows(3_200)[:3]), replace(SETTINGS, passes=passes))
     expected = 0.1 * np.minimum(1, 2 * np.arange(100 * passes, 0, -1) / (100 * passes))
     np.testing.assert_allclose(engine.rates, expected)
 
 
-def test_a_first_model_learns_shuffled_rows_and_a_round_learns_them_in_time_order(
-    world, make_training_set, run, parent
-):
+def test_first_model_learns_shuffled_rows_and_round_learns_them_in_time_order(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(4_000)[:3])
     first, later = (np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent))
     assert first[:400].max() > 3_500
@@ -71,7 +69,7 @@ class WatchedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_the_last_tenth_of_a_pass_is_scored_before_it_is_learned_and_those_scores_are_the_fits(
+def test_last_tenth_of_pass_is_scored_before_it_is_learned_and_those_scores_are_fits(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(3_200)
@@ -107,7 +105,7 @@ def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, 
 
 
 @pytest.mark.parametrize("rows_a_request", [1, 64])
-def test_an_equally_good_rate_is_chosen_as_seldom_where_rows_come_in_long_requests(rows_a_request):
+def test_equally_good_rate_is_chosen_as_seldom_where_rows_come_in_long_requests(rows_a_request):
     random, num_requests, chosen = np.random.default_rng(5), 6_400 // rows_a_request, 0
 
     def shared(deviation):
@@ -140,7 +138,7 @@ class BiasedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("bias", [0.0, -0.7, 0.7])
-def test_a_round_takes_the_high_rate_where_the_world_changed_and_the_low_one_where_it_did_not(
+def test_round_takes_high_rate_where_world_changed_and_low_one_where_it_did_not(
     world, make_training_set, run, parent, bias
 ):
     settings = replace(SETTINGS, round_rates=(0.01, 1.0))
@@ -155,7 +153,7 @@ def test_a_round_takes_the_high_rate_where_the_world_changed_and_the_low_one_whe
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_the_mean_prediction_is_the_click_rate_of_all_learned_rows_unless_the_newest_contradict_it(
+def test_mean_prediction_is_click_rate_of_all_learned_rows_unless_newest_contradict_it(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(20_000, seed=3)
@@ -196,7 +194,7 @@ def with_replay(world, make_training_set, tmp_path):
     return make
 
 
-def test_each_pass_holds_replay_rows_in_the_asked_for_share_spread_over_it(with_replay, run):
+def test_each_pass_holds_replay_rows_in_asked_for_share_spread_over_it(with_replay, run):
     _, engine, _ = run(with_replay(0.1), replace(SETTINGS, passes=2))
     first, second = np.split(np.concatenate(learned_rows(engine)), 2)
     for rows in (first, second):
@@ -206,7 +204,7 @@ def test_each_pass_holds_replay_rows_in_the_asked_for_share_spread_over_it(with_
     assert set(first) != set(second)
 
 
-def test_replayed_rows_come_among_the_new_ones_of_a_round_and_do_not_judge_it(with_replay, run, parent):
+def test_replayed_rows_come_among_new_ones_of_round_and_do_not_judge_it(with_replay, run, parent):
     training_set = with_replay(0.1)
     engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
     run(training_set, replace(SETTINGS, round_rates=(1.0,)), start=parent, engine=engine)
@@ -240,7 +238,7 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
     assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in lines]
 
 
-def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
+def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "once"
     first, _, _ = run(training_set, path=path)
     again, engine, lines = run(training_set, path=path)
@@ -255,7 +253,7 @@ def test_an_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, m
     assert not learned_rows(engine)  # the correction of the bias alone
 
 
-def test_the_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
+def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "lean"
     with pytest.raises(Preempted):
         run(training_set, path=path, should_stop=StopAfter(12))
@@ -266,13 +264,13 @@ def test_the_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world
 
 
 @pytest.mark.parametrize("num_rows", [500, 0, 1], ids=["one class", "no row", "one row"])
-def test_a_window_without_labels_of_both_classes_is_refused(world, make_training_set, run, num_rows):
+def test_window_without_labels_of_both_classes_is_refused(world, make_training_set, run, num_rows):
     labels, dense, ids, _ = world.rows(num_rows)
-    with pytest.raises(ContractError, match=f"labels of the {num_rows} rows to learn hold 0 clicks"):
+    with pytest.raises(ContractError, match=f"the {num_rows} training rows have 0 clicks"):
         run(make_training_set(labels * 0, dense, ids))
 
 
-def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_training_set, run, parent):
+def test_smallest_window_is_fitted_and_judged_by_one_row(world, make_training_set, run, parent):
     labels, dense, ids, _ = world.rows(3)
     labels[:2] = 0, 1
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
@@ -280,7 +278,7 @@ def test_the_smallest_window_is_fitted_and_judged_by_one_row(world, make_trainin
     assert all(p.stat().st_size for p in result.weights.rglob("*") if p.is_file())
 
 
-def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_set, run, parent):
+def test_auc_is_none_where_newest_rows_have_one_class(world, make_training_set, run, parent):
     labels, dense, ids, _ = world.rows(500)
     labels[400:] = 0
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
@@ -288,7 +286,7 @@ def test_auc_is_none_where_the_newest_rows_have_one_class(world, make_training_s
     assert result.progressive["log_loss"] > 0
 
 
-def test_a_requested_stop_comes_at_the_next_segment_and_says_where(world, make_training_set, run):
+def test_requested_stop_comes_at_next_segment_and_says_where(world, make_training_set, run):
     training_set = make_training_set(*world.rows(3_000)[:3])
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     with pytest.raises(Preempted, match="saved in pass 1, batch 12 of 94"):
@@ -296,7 +294,7 @@ def test_a_requested_stop_comes_at_the_next_segment_and_says_where(world, make_t
     assert len(learned_rows(engine)) == 3
 
 
-def test_saves_are_no_further_apart_than_the_interval_and_one_segment(world, make_training_set, run):
+def test_saves_are_no_further_apart_than_interval_and_one_segment(world, make_training_set, run):
     training_set, clock = make_training_set(*world.rows(20_000)[:3]), Clock()
     settings = replace(SETTINGS, checkpoint_minutes=2, batch_size=32)
     engine, began = TimedEngine(training_set.slot_sizes, settings, clock=clock), clock()
@@ -317,7 +315,7 @@ class FullDiskEngine(LogisticEngine):
         super().save(folder)
 
 
-def test_a_save_that_finds_the_disk_full_costs_no_earlier_one(world, make_training_set, run, tmp_path):
+def test_save_that_finds_disk_full_costs_no_earlier_one(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "full"
     whole, _, _ = run(training_set)
     with pytest.raises(PermanentError, match="No space left"):
@@ -328,9 +326,7 @@ def test_a_save_that_finds_the_disk_full_costs_no_earlier_one(world, make_traini
     assert content(again.weights) == content(whole.weights)
 
 
-def test_a_loss_or_score_that_is_not_finite_stops_the_fit_before_anything_is_saved(
-    world, make_training_set, run, tmp_path
-):
+def test_loss_or_score_that_is_not_finite_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
     training_set = make_training_set(*world.rows(1_000)[:3])
     for bad_at, message in ((10, "loss is not finite in pass 1, batches 9 to 12 of 32"), (32, "after step 32")):
         engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"
@@ -358,17 +354,17 @@ class DivergingEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("steps", [8, 29, 32], ids=["before it is judged", "as it is judged", "at its end"])
-def test_a_rate_that_diverges_is_given_up_for_the_ones_before_it(world, make_training_set, run, parent, caplog, steps):
+def test_rate_that_diverges_is_given_up_for_ones_before_it(world, make_training_set, run, parent, caplog, steps):
     training_set = make_training_set(*world.drifted(range(13)).rows(1_000)[:3])
     low, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1,)), start=parent)
     engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=steps)
     result, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1, 5.0)), start=parent, engine=engine)
-    assert "learning rate 0.5 is given up" in caplog.text
+    assert "learning rate 0.5 is abandoned" in caplog.text
     assert content(result.weights) == content(low.weights)
     assert (result.learning_rate, result.progressive) == (low.learning_rate, low.progressive)
 
 
-def test_a_round_goes_on_after_a_break_that_follows_a_rate_given_up(world, make_training_set, run, parent, tmp_path):
+def test_round_goes_on_after_break_that_follows_rate_given_up(world, make_training_set, run, parent, tmp_path):
     training_set, path = make_training_set(*world.rows(1_000)[:3]), tmp_path / "broken off"
     settings = replace(SETTINGS, round_rates=(0.1, 5.0, 0.2))
     whole, _, _ = run(
@@ -382,7 +378,7 @@ def test_a_round_goes_on_after_a_break_that_follows_a_rate_given_up(world, make_
     assert content(again.weights) == content(whole.weights)
 
 
-def test_numbers_within_a_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
+def test_numbers_within_pass_are_emitted_every_ten_seconds(world, make_training_set, run, caplog):
     training_set, clock = make_training_set(*world.rows(2_000)[:3]), Clock()
     engine = TimedEngine(training_set.slot_sizes, SETTINGS, clock=clock)
     with caplog.at_level("INFO"):

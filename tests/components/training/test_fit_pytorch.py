@@ -65,9 +65,7 @@ def scores(result, slot_sizes, dense, ids, config=CONFIG):
     return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
 
 
-def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_drift(
-    world, first, make_training_set, run
-):
+def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world, first, make_training_set, run):
     labels, dense, ids, logit = world.rows(8_000, seed=2)
     learned = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     assert learned > roc_auc(labels, logit) - 0.02
@@ -84,7 +82,7 @@ def test_learns_the_planted_signal_and_an_incremental_round_regains_most_of_a_dr
 
 
 @pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
-def test_a_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
+def test_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
     world, make_training_set, run, network, least
 ):
     config = shaped(network, {}, num_dense=13, num_categorical=26)
@@ -93,7 +91,7 @@ def test_a_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other
     assert roc_auc(labels, scores(result, world.slot_sizes, dense, ids, config)) > least
 
 
-def test_a_round_in_an_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
+def test_round_in_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
     second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=first.weights)
     labels, dense, ids, _ = world.rows(8_000, seed=2)
     before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
@@ -179,7 +177,7 @@ def run_apart():
         yield lambda program, *arguments: warm.run(program, arguments, variables=dict(os.environ), folder=REPOSITORY)
 
 
-def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(command, run_apart, tmp_path):
+def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(command, run_apart, tmp_path):
     code, said = run_apart(STEP, *command("undisturbed"))
     assert code == 0, said
     flags = command("killed")
@@ -194,21 +192,19 @@ def test_killed_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(c
     assert model.name == Model.read(tmp_path / "killed" / "model.json").model_id
 
 
-def test_sigterm_saves_ends_with_the_code_for_a_retry_and_the_retry_ends_with_the_same_weights(
-    command, run_apart, tmp_path
-):
+def test_sigterm_saves_ends_with_code_for_retry_and_retry_ends_with_same_weights(command, run_apart, tmp_path):
     run = [sys.executable, "-c", STEP, *command("stopped")]
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         said = ""
         for line in process.stderr:
             said += line
-            if "fit begins" in line:
+            if "fit starts" in line:
                 process.send_signal(signal.SIGTERM)
     assert process.returncode == ExitCode.PREEMPTED == os.EX_TEMPFAIL, said
-    assert "preempted: asked to stop: saved in pass 1, batch " in said
+    assert "preempted: stopped on request: saved in pass 1, batch " in said
     (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
     assert note.state == "preempted"
-    assert note.reason.startswith("asked to stop: saved in pass 1")
+    assert note.reason.startswith("stopped on request: saved in pass 1")
     progress = json.loads((tmp_path / "work" / "stopped" / "training" / "checkpoint" / "progress.json").read_text())
     assert progress["now"]["batches"] > 0
     assert not (tmp_path / "stopped" / "store" / "models").exists()

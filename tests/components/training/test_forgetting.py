@@ -43,7 +43,7 @@ def fitted(tmp_path):
     return go
 
 
-def test_replayed_rows_keep_the_old_season_known_at_little_cost_to_the_new(world, make_training_set, fitted):
+def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(world, make_training_set, fitted):
     other = world.drifted(CHANGED)
     parent = fitted(make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent")
     start = parent.weights

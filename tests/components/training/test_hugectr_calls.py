@@ -78,7 +78,7 @@ class Nodes:
         return what
 
 
-def test_two_nodes_do_the_same_and_learn_as_one_with_as_many_gpus(double, rows, world, tmp_path, monkeypatch):
+def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(double, rows, world, tmp_path, monkeypatch):
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     seen = []
@@ -126,7 +126,7 @@ def test_reader_and_both_optimizers_are_told_all(built, double, world):
         assert optimizer.update_type == double.Update_t.Local
 
 
-def test_a_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_looked(double, rows, world, tmp_path):
+def test_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_looked(double, rows, world, tmp_path):
     config, settings = (
         replace(CONFIG, dropout=0.0),
         replace(SETTINGS, precision="float32", solver=SolverSettings(stage_rows=256)),
@@ -143,7 +143,7 @@ def test_a_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_lo
 
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
-def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(rank, world, tmp_path):
+def test_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(rank, world, tmp_path):
     config = replace(CONFIG, projection_dim=rank)
     write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
     with closing(PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")) as engine:
@@ -171,12 +171,12 @@ def test_a_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(ra
 
 
 @pytest.mark.parametrize("name", ["stage_rows", "loss_interval"])
-def test_a_setting_that_hugectr_would_refuse_later_is_refused_by_name(name):
+def test_setting_that_hugectr_would_refuse_later_is_refused_by_name(name):
     with pytest.raises(ContractError, match=f"{name} is 0, expected at least 1"):
         SolverSettings(**{name: 0})
 
 
 @pytest.mark.parametrize("gpus", [1, 3])
-def test_the_workspace_holds_every_row_of_the_fullest_gpu(gpus):
+def test_workspace_holds_every_row_of_fullest_gpu(gpus):
     rows = (smallest_workspace_mb(1_221_286, 16, num_gpus=gpus) << 20) // (3 * 4 * 16)
     assert 0 <= rows - -(-1_221_286 // gpus) < 10_000

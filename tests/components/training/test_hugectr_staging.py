@@ -53,7 +53,7 @@ def test_staged_files_are_in_hugectrs_form(write, tmp_path):
     assert write(tmp_path / "one", 64, 4).num_batches == 1
 
 
-def test_a_disk_that_refuses_is_a_permanent_error(write, tmp_path):
+def test_disk_that_refuses_is_permanent_error(write, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PermanentError, match="rows for HugeCTR cannot be written"):
         write(tmp_path / "file" / "stage", 64, 1)

@@ -57,7 +57,7 @@ def killed_removing(monkeypatch):
     return arm
 
 
-def test_weights_half_gone_to_a_store_on_another_disk_are_not_published(run, folder, tmp_path, monkeypatch):
+def test_weights_half_gone_to_store_on_another_disk_are_not_published(run, folder, tmp_path, monkeypatch):
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
@@ -85,7 +85,7 @@ def test_weights_half_gone_to_a_store_on_another_disk_are_not_published(run, fol
     assert [p.name for p in (tmp_path / "store" / "models").iterdir()] == [whole.model_id]
 
 
-def test_a_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_path, killed_removing):
+def test_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_path, killed_removing):
     first = run()
     killed_removing("checkpoint")
     with pytest.raises(Killed):
@@ -93,7 +93,7 @@ def test_a_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_pat
     assert run() == first
 
 
-def test_a_run_killed_while_it_drops_another_settings_files_can_go_back_to_those(run, tmp_path, killed_removing):
+def test_run_killed_while_it_drops_another_settings_files_can_go_back_to_those(run, tmp_path, killed_removing):
     first = run(seed=1)
     killed_removing("training")
     with pytest.raises(Killed):
@@ -101,7 +101,7 @@ def test_a_run_killed_while_it_drops_another_settings_files_can_go_back_to_those
     assert run(seed=1) == first
 
 
-def test_an_engine_is_closed_and_its_scratch_removed_where_a_fit_fails(run, folder, monkeypatch):
+def test_engine_is_closed_and_its_scratch_removed_where_fit_fails(run, folder, monkeypatch):
     closed, make_engine = [], step.make_engine
 
     def made(*arguments, scratch, **keywords):
@@ -123,7 +123,7 @@ def test_an_engine_is_closed_and_its_scratch_removed_where_a_fit_fails(run, fold
     assert not (folder / "engine").exists()
 
 
-def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishes_the_same(run, tmp_path, monkeypatch):
+def test_sigterm_while_model_is_published_leaves_none_and_retry_publishes_same(run, tmp_path, monkeypatch):
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
@@ -141,7 +141,7 @@ def test_sigterm_while_the_model_is_published_leaves_none_and_the_retry_publishe
     assert run() == whole
 
 
-def test_a_left_over_file_that_cannot_be_removed_does_not_end_a_fit(run, folder, monkeypatch):
+def test_left_over_file_that_cannot_be_removed_does_not_end_fit(run, folder, monkeypatch):
     """NFS keeps an unlinked file that is still open, as `.nfs` and a number, and refuses to remove it."""
     run()
     stuck = folder / "checkpoint" / ".nfs0000001"

@@ -61,7 +61,7 @@ def assert_same_bits(one, other):
             np.testing.assert_array_equal(values, its.dense[name])
 
 
-def test_tables_of_other_widths_are_refused_though_the_network_takes_as_many_values(tmp_path, world):
+def test_tables_of_other_widths_are_refused_though_network_takes_as_many_values(tmp_path, world):
     write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
     dim = CONFIG.embedding_dim
     other = replace(CONFIG, widths=(dim - 1, dim + 1) * 13)
@@ -128,13 +128,13 @@ def test_shortened_products_learn_what_float32_learns(trained, config):
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
-def test_the_seed_decides_dropout_and_nothing_without_dropout(trained):
+def test_seed_decides_dropout_and_nothing_without_dropout(trained):
     one, other = (trained(DROPPING, seed=seed)[0].weights.dense["tower.0.weight"] for seed in (1, 2))
     assert (one != other).any()
     assert_same_bits(trained(seed=1)[0], trained(seed=2)[0])
 
 
-def test_torchs_own_random_numbers_stay_the_callers(trained):
+def test_torchs_own_random_numbers_stay_callers(trained):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -157,7 +157,7 @@ def test_restoring_and_saving_hold_no_second_table(tmp_path):
     assert peak < 0.7 * sum(sizes) * 4 * 4
 
 
-def test_a_call_gets_a_second_or_so_of_rows_whatever_the_batch(world):
+def test_call_gets_second_or_so_of_rows_whatever_batch(world):
     with closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine:
         assert [engine.segment_batches(size) for size in (32, 2048, 10**6)] == [1024, 16, 1]
 
@@ -165,7 +165,7 @@ def test_a_call_gets_a_second_or_so_of_rows_whatever_the_batch(world):
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @every_network
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
-def test_a_gpu_learns_what_a_cpu_learns(trained, config, precision, device):
+def test_gpu_learns_what_cpu_learns(trained, config, precision, device):
     model, seen, scores = trained(config, TrainingSettings(learning_rate=0.003, precision=precision), device=device)
     expected, its, its_scores = trained(config, TrainingSettings(learning_rate=0.003))
     assert seen == pytest.approx(its, rel=1e-3 if precision == "float32" else 0.02)

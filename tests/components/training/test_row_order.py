@@ -20,12 +20,12 @@ def small_windows(monkeypatch):
 
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 128, 129, 1000, 1003])
 @pytest.mark.parametrize("in_time_order", [False, True], ids=["shuffled", "in time order"])
-def test_every_row_comes_once_also_in_a_long_pass(small_windows, num_rows, in_time_order):
+def test_every_row_comes_once_also_in_long_pass(small_windows, num_rows, in_time_order):
     rows = PassOrder(part(num_rows), 1, in_time_order=in_time_order).rows(0, num_rows)
     assert sorted(rows) == list(range(num_rows))
 
 
-def test_pieces_make_the_same_order_wherever_a_reader_begins(small_windows):
+def test_pieces_make_same_order_wherever_reader_begins(small_windows):
     order = PassOrder(part(1003), 1).rows(0, 1003)
     assert (np.diff(order) != 1).mean() > 0.9
     for start in (0, 1, 63, 64, 500, 1002):
@@ -33,18 +33,18 @@ def test_pieces_make_the_same_order_wherever_a_reader_begins(small_windows):
         np.testing.assert_array_equal(other.rows(start, start + 150), order[start : start + 150])
 
 
-def test_a_batch_of_a_long_pass_holds_rows_of_all_of_it(small_windows):
+def test_batch_of_long_pass_holds_rows_of_all_of_it(small_windows):
     rows = PassOrder(part(64 * 64), 1).rows(0, 64)
     assert len(np.unique(rows // 8)) > 5  # of the 8 runs in its window
     assert rows.max() - rows.min() > 64 * 32
 
 
-def test_the_last_window_of_a_long_pass_is_no_leftover(small_windows):
+def test_last_window_of_long_pass_is_no_leftover(small_windows):
     rows = PassOrder(part(8 * 9), 1).rows(40, 72)
     assert len(np.unique(rows // 8)) == 4  # nine runs: five, then four
 
 
-def test_in_time_order_no_row_is_further_from_its_place_than_a_tenth_of_the_pass():
+def test_in_time_order_no_row_is_further_from_its_place_than_tenth_of_pass():
     rows = PassOrder(part(2_005), 1, in_time_order=True).rows(0, 2_005)
     assert np.abs(rows - np.arange(2_005)).max() < 201
     assert (np.diff(rows) != 1).mean() > 0.9

@@ -38,7 +38,7 @@ def stepped(tmp_path, world):
     return step
 
 
-def test_a_row_of_weight_three_moves_the_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
+def test_row_of_weight_three_moves_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
     rows = world.encoded(300)
     weights = np.random.default_rng(0).integers(0, 4, 300)
     loss, _, by_weight = stepped(replace(rows, weights=(weights / 2).astype(np.float32)), "weights")
@@ -68,12 +68,12 @@ def sampled(seed, *, n=40_000, shift=0.0):
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.01], ids=["tens", "tenths"])
-def test_the_logits_of_sampled_rows_are_corrected_to_those_of_all_rows(unit):
+def test_logits_of_sampled_rows_are_corrected_to_those_of_all_rows(unit):
     labels, predicted, weights = sampled(1, n=400_000, shift=0.5)
     assert newest_bias_shift(labels, predicted, weights * np.float32(unit)) == pytest.approx(-0.5, abs=0.03)
 
 
-def test_weighted_rows_outweigh_the_prior_as_their_errors_allow():
+def test_weighted_rows_outweigh_prior_as_their_errors_allow():
     # A normal prior of deviation 0.1 shrinks a shift of variance v by 0.01 / (0.01 + v).
     n, wanted = 4_000, 0.2
     found = [bias_shift(*sampled(seed, n=n, shift=-wanted)) for seed in range(200)]
@@ -95,7 +95,7 @@ def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_p
     (path,) = folder.glob("*.parquet")
     table, weights, cache = pq.read_table(path), np.linspace(0, 10, 200, dtype=np.float32), tmp_path / "cache"
     source = RowFolder(path=folder, num_rows=200, features=CRITEO, weighted=True)
-    with pytest.raises(ContractError, match=rf"has no columns \['{WEIGHT}'\]"):
+    with pytest.raises(ContractError, match=rf"lacks the columns \['{WEIGHT}'\]"):
         open_rows([source], world.slot_sizes, cache)
     pq.write_table(table.append_column(WEIGHT, [weights]), path)
     np.testing.assert_array_equal(open_rows([source], world.slot_sizes, cache).weights, weights)

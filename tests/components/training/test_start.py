@@ -36,7 +36,7 @@ SIZES = [1, 2, 3, *(50 * (i + 1) for i in range(23))]
 
 
 @pytest.mark.parametrize(("network", "share"), [("dcn", 1), ("deepfm", 0.1), ("dlrm", 0.1)])
-def test_a_fresh_table_is_uniform_within_a_share_of_one_over_the_root_of_its_slots_size(tmp_path, network, share):
+def test_fresh_table_is_uniform_within_share_of_one_over_root_of_its_slots_size(tmp_path, network, share):
     config = shaped(network, {"embedding_dim": 16}, num_dense=13, num_categorical=26)
     write_initial(tmp_path, config, SIZES, click_rate=0.25, seed=0)
     stored, at = open_model(tmp_path, SIZES), 0
@@ -111,7 +111,7 @@ def expected_tables(stored, before, now):
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 10_000])
-def test_rows_go_where_their_categories_are_and_the_rest_starts_afresh(tmp_path, monkeypatch, rows_per_chunk):
+def test_rows_go_where_their_categories_are_and_rest_starts_afresh(tmp_path, monkeypatch, rows_per_chunk):
     monkeypatch.setattr(files, "ROWS_PER_CHUNK", rows_per_chunk)
     for seed in range(3):
         before, now = churned(seed)
@@ -145,12 +145,12 @@ def test_rows_of_old_ids_are_scored_bit_for_bit_as_before_directly_after_growth(
     np.testing.assert_array_equal(scores[0].view(np.int32), scores[1].view(np.int32))
 
 
-def test_a_parent_without_moments_grows_without_them(tmp_path):
+def test_parent_without_moments_grows_without_them(tmp_path):
     before, now = churned(3)
     assert grown(write_random(tmp_path, before.slot_sizes, with_moments=False), before, now).moments is None
 
 
-def test_neither_drawing_nor_growing_holds_a_table_in_memory(tmp_path, monkeypatch):
+def test_neither_drawing_nor_growing_holds_table_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROWS_PER_CHUNK", 4096)
     config = dcn(embedding_dim=16, num_cross_layers=1, tower=(8,))
     before, now = workflow_of([np.arange(8_000)] * 26), workflow_of([np.arange(8_500)] * 26)
@@ -194,7 +194,7 @@ def change_vocabulary(training_set, column, id_, value):
     replace(workflow, vocabularies=tuple(vocabularies)).save(folder)
 
 
-def test_a_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(parent, into, tmp_path):
+def test_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(parent, into, tmp_path):
     before = sha256_tree(tmp_path / "parent")
     assert continue_from(*parent, CONFIG, into=into) == into
     first, started = sha256_tree(into), open_model(into, NOW)
@@ -220,7 +220,7 @@ def test_another_network_is_refused_naming_both(parent, into):
             continue_from(*parent, config, into=into)
 
 
-def test_slots_that_do_not_go_on_from_the_parents_are_refused(parent, into):
+def test_slots_that_do_not_go_on_from_parents_are_refused(parent, into):
     model, training_set = parent
     shrunken = [5 if slot == 6 else size for slot, size in enumerate(NOW)]
     for sizes, message in (
@@ -234,7 +234,7 @@ def test_slots_that_do_not_go_on_from_the_parents_are_refused(parent, into):
 def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, world, make_training_set, into):
     model, training_set = parent
     other = make_training_set(*world.rows(20)[:3], name="other", slot_sizes=NOW, workflow_start=1)
-    with pytest.raises(ContractError, match="does not go on from the parent p's: id 3 of C1"):
+    with pytest.raises(ContractError, match="does not continue that of the parent p: id 3 of C1"):
         continue_from(model, other, CONFIG, into=into)
     change_vocabulary(training_set, 2, 5, 4_000_000_000)
     with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
@@ -316,7 +316,7 @@ def fit_twice(folder, layout, rows):
     [("dcn", {}), ("dcn", {"widths": True}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})],
     ids=str,
 )
-def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_a_trace(name, shape, tmp_path):
+def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_trace(name, shape, tmp_path):
     before, now, after = (layout_of(name, *each, more=more, **shape) for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1)))
     random = np.random.default_rng(1)
     names = (*MORE.dense_inputs, *MORE.id_names)
@@ -344,28 +344,28 @@ def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_a
     assert np.abs(found[0] - found[1]).max() > 1e-5
 
 
-def test_a_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could_hide_it(tmp_path):
+def test_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could_hide_it(tmp_path):
     without = replace(FEW, lists=(), list_options={})
     before, now = layout_of("deepfm", without), layout_of("deepfm", FEW)
     stored = open_model(
         write_random(tmp_path, before.workflow.slot_sizes, config=before.network), before.workflow.slot_sizes
     )
-    with pytest.raises(ContractError, match="list last is new and uses the vectors of item, .* parent=none"):
+    with pytest.raises(ContractError, match="list last is new and shares the vectors of item, .* parent=none"):
         grow(stored, before, now, into=tmp_path / "now")
 
 
 @pytest.mark.parametrize("name", ["means", "stds"])
-def test_other_transforms_of_the_dense_columns_are_refused(parent, into, name):
+def test_other_transforms_of_dense_columns_are_refused(parent, into, name):
     model, training_set = parent
     folder = local_path(training_set.workflow_uri)
     replace(FeatureWorkflow.load(folder), **{name: np.full(13, 0.5, np.float32)}).save(folder)
-    with pytest.raises(ContractError, match=f"does not go on from the parent p's: {name} "):
+    with pytest.raises(ContractError, match=f"does not continue that of the parent p: {name} "):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
 
 
 @pytest.mark.parametrize("part", ["weights", "workflow"])
-def test_a_parent_of_which_one_bit_was_flipped_is_refused_by_the_folder_of_the_file(parent, into, tmp_path, part):
+def test_parent_of_which_one_bit_was_flipped_is_refused_by_folder_of_file(parent, into, tmp_path, part):
     model, training_set = parent
     folder = tmp_path / "parent" / part
     model = replace(model, sha256={name: sha256_tree(tmp_path / "parent" / name) for name in ("weights", "workflow")})

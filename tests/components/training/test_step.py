@@ -33,7 +33,7 @@ def training_set(world, make_training_set):
     return make_training_set(*world.rows(2_000)[:3])
 
 
-def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, tmp_path, world):
+def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_path, world):
     code, model, metrics = step(training_set)
     assert code == 0
     folder = local_path(model.uri)
@@ -63,7 +63,7 @@ def test_a_model_folder_holds_all_that_the_next_steps_need(step, training_set, t
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training_set):
+def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
     assert second == first
@@ -82,7 +82,7 @@ def test_a_retry_publishes_the_same_model_and_mends_a_damaged_one(step, training
         ({"model": {"kind": "dlrm"}, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
         ({"training": {"precision": "float8"}}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
         ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
-        ({"backend": "hugectr", "weight": "w"}, "data.weight is 'w', expected none with backend hugectr: its readers"),
+        ({"backend": "hugectr", "weight": "w"}, "data.weight is 'w', expected none: backend hugectr"),
         ({"model": {"tower": "12x8"}}, "model.tower is '12x8', expected array"),
         ({"training": {"batch_size": 0}}, "batch_size is 0, expected at least 1"),
         ({"training": {"learning_rate": 0}}, "learning_rate is 0.0, expected a positive number"),
@@ -99,14 +99,14 @@ def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, m
     assert not list((tmp_path / "a store").glob("models/*"))
 
 
-def test_a_loss_that_is_not_finite_is_a_failure_and_no_bad_input(step, world, make_training_set, capsys):
+def test_loss_that_is_not_finite_is_failure_and_no_bad_input(step, world, make_training_set, capsys):
     labels, dense, ids, _ = world.rows(1_000)
     dense[123] = 3e38
     assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
     assert "error: loss is not finite in pass 1" in capsys.readouterr().err
 
 
-def test_a_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
+def test_missing_validation_artefact_leaves_no_model(training_set, validation_report, tmp_path):
     local_path(validation_report.schema_uri).unlink()
     asked = TrainingRun(
         run="r",
@@ -139,7 +139,7 @@ main(sys.argv[1:])
 """
 
 
-def test_waiting_threads_sleep_because_the_policy_is_set_before_torch_loads(
+def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
     training_set, validation_report, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -181,7 +181,7 @@ def evicted(training_set):
     ],
     ids=["share", "negative rate", "rows", "tombstones", "seed", "network"],
 )
-def test_what_decides_the_weights_starts_afresh_where_it_changed(step, training_set, changed):
+def test_what_decides_weights_starts_afresh_where_it_changed(step, training_set, changed):
     _, first, _ = step(training_set)
     other, flags = changed(training_set)
     code, second, _ = step(other, **flags)
@@ -189,7 +189,7 @@ def test_what_decides_the_weights_starts_afresh_where_it_changed(step, training_
     assert second.created_at != first.created_at
 
 
-def test_nothing_of_a_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
+def test_nothing_of_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
     assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl", "training_set.json"]

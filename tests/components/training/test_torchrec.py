@@ -42,7 +42,7 @@ def environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_two_processes_make_the_model_of_one_and_a_round_that_grows_goes_on_from_it(
+def test_two_processes_make_model_of_one_and_round_that_grows_goes_on_from_it(
     step, train_run, world, make_training_set, environment, workers
 ):
     training_set = make_training_set(*world.rows(12_000)[:3])  # four row groups
@@ -106,7 +106,7 @@ def passes_shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_the_step_and_one_process_goes_on_from_the_last_save(
+def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     begun, step, world, workers, tmp_path, monkeypatch
 ):
     process, by_rank, training_set = begun
@@ -134,11 +134,11 @@ def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
     process.terminate()
     _, said = process.communicate(timeout=90)
     assert process.returncode == ExitCode.PREEMPTED, said
-    assert "preempted: asked to stop: saved in pass" in said
+    assert "preempted: stopped on request: saved in pass" in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
 
 
-def test_a_table_of_a_billion_rows_is_shared_out_by_columns_where_no_worker_has_room_and_takes_no_memory():
+def test_table_of_billion_rows_is_shared_out_by_columns_where_no_worker_has_room_and_takes_no_memory():
     from torchrec.distributed.planner import Topology
 
     from components.training.torchrec.tables import COLUMN_WISE, TABLE_WISE, Sharder, planner_of, table_collection

@@ -21,7 +21,7 @@ def api():
     double.close()
 
 
-def test_environment_has_the_client_that_the_images_have():
+def test_environment_has_client_that_images_have():
     locked = f"kubernetes=={kubernetes.__version__}"
     for name in ("training.lock", "merlin-training.txt"):
         assert locked in (REPOSITORY / "requirements" / name).read_text()

@@ -70,7 +70,7 @@ def write(tmp_path):
 
 
 @EVERY_KIND
-def test_rounds_are_judged_by_the_recommenders_columns(step, write, release_model, features):
+def test_rounds_are_judged_by_recommenders_columns(step, write, release_model, features):
     code, first = step(write(shop_rows(features, seed=0), features, "first"))
     assert (code, first.decision, first.findings) == (0, "pass", [])
     schema = local_path(first.schema_uri).read_text()
@@ -105,7 +105,7 @@ def test_rounds_are_judged_by_the_recommenders_columns(step, write, release_mode
         (LISTS, "lists1/length", pa.array([[i % 20] for i in range(ROWS)], pa.list_(pa.int64()))),
     ],
 )
-def test_a_column_that_drifted_is_reported_under_its_name_and_no_other_is(
+def test_column_that_drifted_is_reported_under_its_name_and_no_other_is(
     step, write, release_model, features, moved, values
 ):
     release_model(step(write(shop_rows(features, seed=0), features, "first"))[1])
@@ -117,7 +117,7 @@ def test_a_column_that_drifted_is_reported_under_its_name_and_no_other_is(
     assert found == {"/".join([name, *length])}
 
 
-def test_a_column_served_otherwise_than_trained_on_is_named(step, write, tmp_path):
+def test_column_served_otherwise_than_trained_on_is_named(step, write, tmp_path):
     trained = shop_rows(SHOP, seed=0)
     city = SHOP.categorical[2]
     served = trained.set_column(trained.schema.get_field_index(city), city, pa.array(np.zeros(ROWS, np.int64)))
@@ -131,7 +131,7 @@ def test_a_column_served_otherwise_than_trained_on_is_named(step, write, tmp_pat
     assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == [city]
 
 
-def test_a_feature_that_changed_its_kind_is_refused_by_name(step, write, release_model, capsys):
+def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_model, capsys):
     release_model(step(write(shop_rows(SHOP, seed=0), SHOP, "first"))[1])
     changed = Features(numeric=("item",), categorical=("shop.id",))
     code, _ = step(write(shop_rows(changed, seed=1), changed, "second"), run="r2")
@@ -139,7 +139,7 @@ def test_a_feature_that_changed_its_kind_is_refused_by_name(step, write, release
     assert "feature item is numeric, was categorical in the champion's rows" in capsys.readouterr().err
 
 
-def test_levels_of_single_columns_take_the_number_of_columns_that_there_are(step, write, release_model):
+def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, write, release_model):
     """Three tests a numeric column and two a categorical one share the error that a round may make."""
     seen = {}
     for features in (SHOP, NUMBERS, CATEGORIES):

@@ -51,7 +51,7 @@ TWO_PROCESSES = "--direct_running_mode=multi_processing --direct_num_workers=2"
 
 
 @pytest.mark.parametrize("workers", ["", pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)], ids=["one", "two"])
-def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
+def test_direct_runner_gives_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = by_feature(summarize_files(files, ours))
     options = parse_options(f"--runner=DirectRunner --temp_location={shared} {workers}")
@@ -72,7 +72,7 @@ def test_direct_runner_gives_the_statistics_and_counts_of_one_process(files, sha
 
 
 @pytest.mark.slow
-def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
+def test_step_reports_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
     rows = write_rows(raw_table(1000, seed=1), raw_table(900, seed=2))
     release_model(step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1])
     options = f"--runner=DirectRunner --temp_location={shared} {TWO_PROCESSES}"
@@ -85,7 +85,7 @@ def test_the_step_reports_the_same_whoever_counts(step, write_rows, raw_table, r
     assert pages[0] == pages[1].replace("there", "r1")
 
 
-def test_a_failed_job_is_a_temporary_error_that_leaves_nothing(files, shared):
+def test_failed_job_is_temporary_error_that_leaves_nothing(files, shared):
     class Failing(ProfileCounter):
         def add(self, batch, first_row=None):
             raise OSError("the worker's disk is full")
@@ -107,7 +107,7 @@ class Codes:
         return os.system, (f"touch {self.path}",)
 
 
-def test_what_lies_in_the_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
+def test_what_lies_in_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
     """Whoever may write to `--temp_location` may put anything there."""
     opened, ran = beam_job.FileSystems.open, tmp_path / "ran"
     planted = pickle.dumps(Codes(ran))
@@ -149,7 +149,7 @@ def saved(changed):
     return content.getvalue()
 
 
-def test_counts_that_were_written_and_read_are_the_same(raw_table, tmp_path):
+def test_counts_that_were_written_and_read_are_same(raw_table, tmp_path):
     counter, merged = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     for batch in raw_table(900).to_batches(max_chunksize=100):
         (merged if counter.rows > 500 else counter).add(batch, counter.rows + merged.rows)
@@ -229,7 +229,7 @@ def bucket():
     return Bucket
 
 
-def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwards(files, bucket):
+def test_rows_and_results_pass_through_bucket_of_which_all_is_deleted_afterwards(files, bucket):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")
@@ -258,13 +258,13 @@ def test_rows_and_results_pass_through_a_bucket_of_which_all_is_deleted_afterwar
         (DATAFLOW, "sdk_container_image"),
     ],
 )
-def test_options_that_a_runner_lacks_are_refused_before_anything_runs(text, message):
+def test_options_that_runner_lacks_are_refused_before_anything_runs(text, message):
     with pytest.raises(ContractError, match=message) as refused:
         parse_options(text)
     assert "\n" not in str(refused.value)
 
 
-def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
+def test_python_under_path_with_space_starts_no_processes(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/home/a user/bin/python")
     with pytest.raises(ContractError, match="'/home/a user/bin/python', expected no spaces there"):
         parse_options(f"--runner=DirectRunner --temp_location=/tmp {TWO_PROCESSES}")
@@ -279,5 +279,5 @@ def test_a_python_under_a_path_with_a_space_starts_no_processes(monkeypatch):
     ],
     ids=["dataflow", "flink"],
 )
-def test_the_options_of_the_page_are_taken(text):
+def test_options_of_page_are_taken(text):
     assert parse_options(text).get_all_options(drop_default=True)["runner"] in text

@@ -8,7 +8,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from evergreen.statistics.two_sample import jensen_shannon
 
 
-def test_the_divergence_of_any_counts_is_tfdvs():
+def test_divergence_of_any_counts_is_tfdvs():
     random = np.random.default_rng(0)
     for size in (2, 17, 900):
         a, b = random.poisson(random.gamma(0.3, 60, (2, size)))

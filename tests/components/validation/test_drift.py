@@ -32,7 +32,7 @@ def drifted(drift):
     return [name for name, entry in drift.items() if entry.drifted]
 
 
-def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_none_that_warns(judged, drift_of):
+def test_every_feature_has_entry_of_finite_numbers_and_unchanged_window_none_that_warns(judged, drift_of):
     drift = drift_of(judged(4000, seed=1), judged(4000))
     assert tuple(drift) == criteo.FEATURES
     assert drifted(drift) == []
@@ -44,7 +44,7 @@ def test_every_feature_has_an_entry_of_finite_numbers_and_an_unchanged_window_no
         assert entry.detectable > 0
 
 
-def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_requests, window_of):
+def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
     """Rows of a request share five columns; at a rate of 20 % within the binomial bound of 1 in 1000."""
     rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
@@ -58,7 +58,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_the_rate_says(in_request
     assert alarms <= significant <= 14
 
 
-def test_rows_of_a_request_count_as_the_independent_rows_that_they_are_worth(in_requests, drift_of):
+def test_rows_of_request_count_as_independent_rows_that_they_are_worth(in_requests, drift_of):
     drift = drift_of(in_requests(12_800, seed=1), in_requests(12_800, seed=2))
     assert drifted(drift) == []
     assert drift["C9"].design_effect == pytest.approx(64, rel=0.05)
@@ -110,7 +110,7 @@ SHIFTS = {
 
 
 @pytest.mark.parametrize("name", SHIFTS)
-def test_a_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift_of, name):
+def test_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift_of, name):
     for seed in (1, 2):
         rows = judged(10_000, seed=seed)
         planted = SHIFTS[name](rows, np.random.default_rng(seed))
@@ -118,7 +118,7 @@ def test_a_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, dri
         assert drifted(drift) == list(planted)
 
 
-def test_a_shift_of_whole_requests_is_found_where_requests_are_many_and_called_undetectable_where_few(
+def test_shift_of_whole_requests_is_found_where_requests_are_many_and_called_undetectable_where_few(
     in_requests, drift_of
 ):
     before = in_requests(64_000, seed=1)
@@ -136,7 +136,7 @@ def test_a_shift_of_whole_requests_is_found_where_requests_are_many_and_called_u
     assert few.detectable > few.threshold
 
 
-def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
+def test_significant_change_of_no_size_is_no_drift(drift_of, judged):
     random = np.random.default_rng(0)
 
     def coins(share):
@@ -150,7 +150,7 @@ def test_a_significant_change_of_no_size_is_no_drift(drift_of, judged):
     assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"].drifted
 
 
-def test_a_permutation_of_a_column_without_frequent_values_is_seen(judged, drift_of):
+def test_permutation_of_column_without_frequent_values_is_seen(judged, drift_of):
     random = np.random.default_rng(0)
 
     def draw(order):
@@ -172,7 +172,7 @@ def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, 
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_a_change_that_the_newest_window_learned_is_not_reported_again_and_its_return_is(judged, drift_of):
+def test_change_that_newest_window_learned_is_not_reported_again_and_its_return_is(judged, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -186,7 +186,7 @@ def test_a_change_that_the_newest_window_learned_is_not_reported_again_and_its_r
     assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"].drifted
 
 
-def test_a_newest_window_too_small_to_show_the_change_hides_none(judged, drift_of):
+def test_newest_window_too_small_to_show_change_hides_none(judged, drift_of):
     rows = judged(10_000, seed=1)
     shifted = pa.array(np.floor(rows["I5"].to_numpy() * np.float32(np.exp(0.2))), pa.float32())
     now, before = judged(10_000, seed=1, I5=shifted), judged(40_000)
@@ -194,7 +194,7 @@ def test_a_newest_window_too_small_to_show_the_change_hides_none(judged, drift_o
     assert drift_of(now, before, judged(60, seed=5))["I5"].drifted
 
 
-def test_an_effect_is_undefined_where_a_side_has_no_values_and_the_missing_share_drifted(judged, drift_of):
+def test_effect_is_undefined_where_side_has_no_values_and_missing_share_drifted(judged, drift_of):
     drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
     for name in ("I1", "C1"):
         assert [getattr(drift[name], key) for key in ("effect", "threshold", "divergence", "new_value_share")] == [
@@ -214,7 +214,7 @@ def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(jud
     assert (entry.mean_shift, entry.drifted) == (None, True)
 
 
-def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judged, window_of):
+def test_window_that_left_feature_out_does_not_change_its_missing_share(judged, window_of):
     half = pa.array([1.0, None] * 3000, pa.float32())
     before = [
         window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
@@ -226,13 +226,13 @@ def test_a_window_that_left_a_feature_out_does_not_change_its_missing_share(judg
     assert entry.changes == ()
 
 
-def test_a_feature_that_a_run_leaves_out_has_no_entry(judged, window_of):
+def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
     now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
     names = [entry.feature for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())]
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
 
-def test_requests_of_two_sizes_are_no_drift_of_a_column_of_the_user(judged, window_of):
+def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of):
     """Each window has 150 requests of users drawn alike; those of one have 64 rows, those of the other 40 to 64."""
     random = np.random.default_rng(0)
     found = []
@@ -270,7 +270,7 @@ def clicked(judged):
     return make
 
 
-def test_rates_and_difference_are_those_of_the_rows(clicked):
+def test_rates_and_difference_are_those_of_rows(clicked):
     random = np.random.default_rng(0)
     now, before = random.random(3000) < 0.05, random.random(5000) < 0.03
     found = measure_label_shift(clicked(now), KeptWindows((clicked(before),)))
@@ -290,7 +290,7 @@ def test_rates_and_difference_are_those_of_the_rows(clicked):
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_says(clicked, alike):
+def test_of_rates_that_stand_still_no_more_are_called_changed_than_level_says(clicked, alike):
     """Rows of a request with one click rate for all, or with its own; 5 % of 120 windows, within 1 in 1000."""
     random = np.random.default_rng(1)
 
@@ -304,7 +304,7 @@ def test_of_rates_that_stand_still_no_more_are_called_changed_than_the_level_say
     assert (np.mean([each.design_effect for each in found]) > 3) == alike
 
 
-def test_a_halved_rate_is_reported_and_a_smaller_change_or_a_few_rows_are_not(clicked):
+def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
         return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS)
 
@@ -318,7 +318,7 @@ def test_a_halved_rate_is_reported_and_a_smaller_change_or_a_few_rows_are_not(cl
     assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
 
 
-def test_a_rate_that_the_newest_window_learned_is_not_reported_again(clicked):
+def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
     low, high = np.arange(4000) % 50 == 0, np.arange(4000) % 10 == 0
     kept = KeptWindows((clicked(high), clicked(high), clicked(low)))
     found = measure_label_shift(clicked(low), kept)

@@ -50,7 +50,7 @@ def test_unsigned_ids_of_64_bits_and_nullable_booleans_are_exact():
 
 @pytest.mark.parametrize("name", ["price", "item", "color", "tags"])
 @pytest.mark.parametrize("value", [pd.Timestamp("2026-03-01"), pd.Timedelta("1s"), pd.Interval(0, 1)], ids=str)
-def test_values_that_are_none_of_a_column_are_named(name, value):
+def test_values_that_are_none_of_column_are_named(name, value):
     with pytest.raises(ContractError, match=f"column {name}, row 1 is .*expected"):
         feature_rows(columns(**{name: [columns()[name][0], value]}), SHOP)
     if name != "tags":
@@ -58,7 +58,7 @@ def test_values_that_are_none_of_a_column_are_named(name, value):
             feature_rows(columns(**{name: np.array(["2026-03-01", "2026-03-02"], "datetime64[ns]")}), SHOP)
 
 
-def test_timestamp_with_zone_is_a_time_of_an_outcome_and_others_are_named():
+def test_timestamp_with_zone_is_time_of_outcome_and_others_are_named():
     assert Outcome(request_id="r", time=pd.Timestamp("1970-01-01T01:00:01.5+01:00")).time == 1.5
     assert Outcome(request_id="r", time=pd.Timestamp("1970-01-01T00:00:01.5Z").to_datetime64()).time == 1.5
     for wrong in (pd.Timestamp("2026-03-01"), pd.NaT, pd.NA):

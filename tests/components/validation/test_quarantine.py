@@ -71,14 +71,14 @@ def keys_of(frame):
     return list(zip(frame[raw_rows.REQUEST_ID], frame[raw_rows.ROW]))
 
 
-def test_without_the_rule_the_valid_dataset_is_the_raw_one(world):
+def test_without_rule_valid_dataset_is_raw_one(world):
     _, manifest = world.window(label={5: 7})
     _, _, valid = world.judge(manifest, "r1", "off")
     assert valid == RawDataset.read(manifest)
     assert not (world.store / "quarantine").exists()
 
 
-def test_offending_rows_are_quarantined_with_their_reason_and_the_rest_is_judged_and_handed_on(world):
+def test_offending_rows_are_quarantined_with_their_reason_and_rest_is_judged_and_handed_on(world):
     world.release()
     table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
     code, report, valid = world.judge(manifest, "r1")
@@ -102,7 +102,7 @@ def test_offending_rows_are_quarantined_with_their_reason_and_the_rest_is_judged
     assert all(getattr(valid, name) == getattr(raw, name) for name in same)
 
 
-def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(world, capsys):
+def test_quarantined_rows_outlive_work_folder_and_retry_replaces_them(world, capsys):
     world.release()
     _, manifest = world.window(I2={3: 1e9})
     world.judge(manifest, "r1")
@@ -118,7 +118,7 @@ def test_quarantined_rows_outlive_the_work_folder_and_a_retry_replaces_them(worl
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_more_quarantined_rows_than_the_share_allows_block(world):
+def test_more_quarantined_rows_than_share_allows_block(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(31), 1e9))
     assert world.judge(manifest, "r1")[0] == 1
@@ -127,7 +127,7 @@ def test_more_quarantined_rows_than_the_share_allows_block(world):
     assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
 
 
-def test_a_rule_that_only_reports_counts_the_rows_and_moves_none(world):
+def test_rule_that_only_reports_counts_rows_and_moves_none(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(40), 1e9))
     code, report, valid = world.judge(manifest, "r1", "block")
@@ -137,14 +137,14 @@ def test_a_rule_that_only_reports_counts_the_rows_and_moves_none(world):
     assert not (world.store / "quarantine").exists()
 
 
-def test_a_rule_with_nothing_to_compare_with_is_reported_in_a_first_run(world):
+def test_rule_with_nothing_to_compare_with_is_reported_in_first_run(world):
     _, manifest = world.window()
     _, report, valid = world.judge(manifest, "r1")
     assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info")]
     assert valid == RawDataset.read(manifest)
 
 
-def test_rows_out_of_any_domain_of_the_schema_are_quarantined(world):
+def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
     schema = read_schema(local_path(world.release().schema_uri))
     table, _ = world.window("once more")
     c1 = next(feature for feature in schema.feature if feature.name == "C1")

@@ -49,7 +49,7 @@ def test_counts_are_tfdvs_where_tfdv_counts_exactly(judged):
         assert column.missing.rows == num_missing(theirs[name])
 
 
-def test_the_values_and_the_bounds_are_chosen_by_every_other_block(judged):
+def test_values_and_bounds_are_chosen_by_every_other_block(judged):
     table = judged(6000)
     found, chosen = counted(table).reference(), np.arange(6000) // BLOCK_ROWS % 2 == 0
     for name in criteo.CATEGORICAL:
@@ -62,7 +62,7 @@ def test_the_values_and_the_bounds_are_chosen_by_every_other_block(judged):
         assert found.bounds[name] == inner_buckets(np.histogram(values[~np.isnan(values)], DENSE_EDGES)[0])
 
 
-def test_sums_over_requests_are_those_of_the_rows_that_did_not_choose(in_requests):
+def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
     """A profile of these rows alone has the same sums, whatever it lists."""
     table = in_requests(6000, size=48)
     found, alone = counted(table).reference().profile, counted(fair(table)).profile()
@@ -75,7 +75,7 @@ def test_sums_over_requests_are_those_of_the_rows_that_did_not_choose(in_request
         np.testing.assert_array_equal(column.sums, expected)
 
 
-def test_the_list_is_bounded(judged):
+def test_list_is_bounded(judged):
     random = np.random.default_rng(0)
     table = judged(20_000, C3=pa.array(random.integers(0, 5000, 20_000), pa.int64()))
     found = counted(table).reference().profile.columns["C3"]
@@ -86,7 +86,7 @@ def test_the_list_is_bounded(judged):
 
 
 @pytest.mark.parametrize("largest", [2**32, MAX_CATEGORY])
-def test_hashes_of_words_are_counted_whatever_the_number_of_requests_in_a_batch(judged, largest):
+def test_hashes_of_words_are_counted_whatever_number_of_requests_in_batch(judged, largest):
     random = np.random.default_rng(2)
     known = random.integers(largest // 2, largest, 300)
     column = pa.array([largest, *known[random.zipf(1.3, 19_999) % 300]], pa.int64())
@@ -96,7 +96,7 @@ def test_hashes_of_words_are_counted_whatever_the_number_of_requests_in_a_batch(
     assert dict(zip(values.tolist(), counts.tolist())) == dict(zip(found.values.tolist(), found.counts.tolist()))
 
 
-def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_only():
+def test_beyond_its_capacity_count_is_too_low_by_bounded_part_of_rows_only():
     random = np.random.default_rng(1)
     counts, values = ValueCounts(50), random.zipf(1.2, 30_000) % 10_000
     for part in np.array_split(values, 30):
@@ -109,7 +109,7 @@ def test_beyond_its_capacity_a_count_is_too_low_by_a_bounded_part_of_the_rows_on
     assert set(np.unique(values, return_counts=True)[0][:1]) <= set(counts.values.tolist())
 
 
-def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_table, release_model):
+def test_step_writes_statistics_of_its_window(step, write_rows, raw_table, release_model):
     release_model(step(write_rows(raw_table(3000)))[1])
     rows = raw_table(2000, seed=1)
     _, report = step(write_rows(rows, name="raw2"), run="r2")
@@ -120,7 +120,7 @@ def test_the_step_writes_the_statistics_of_its_window(step, write_rows, raw_tabl
     np.testing.assert_array_equal(found.profile.columns["I5"].counts, expected)
 
 
-def test_a_list_is_counted_by_its_elements_that_count_and_by_their_number():
+def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     random, rows = np.random.default_rng(3), 5000
     lists = [random.integers(0, 9, size).tolist() or None for size in random.integers(0, 5, rows)]
     features = Features(numeric=(), categorical=(), lists=("tags",), list_options={"tags": ListOptions(max=2)})

@@ -31,7 +31,7 @@ def section(page, name):
     return page[start : page.index("</section>", start)]
 
 
-def test_the_page_needs_no_network_and_no_script(page):
+def test_page_needs_no_network_and_no_script(page):
     assert_needs_nothing(page)
 
 
@@ -42,7 +42,7 @@ def test_hostile_names_are_escaped_wherever_they_come_from(page):
     assert page.count("&lt;script src=") == 6
 
 
-def test_every_column_has_a_card_and_the_strongest_evidence_comes_first(document, page):
+def test_every_column_has_card_and_strongest_evidence_comes_first(document, page):
     names = re.findall(r"<h3>(\w+)", page)
     assert sorted(names) == sorted([raw_rows.LABEL, *criteo.FEATURES])
     assert len(names) == NUM_CARDS
@@ -55,7 +55,7 @@ def test_every_column_has_a_card_and_the_strongest_evidence_comes_first(document
     assert q_values == sorted(q_values)
 
 
-def test_the_page_can_be_read_without_seeing_it(page):
+def test_page_can_be_read_without_seeing_it(page):
     tags = parse_page(page)
     charts = [attributes for tag, attributes in tags if tag == "svg"]
     assert charts
@@ -99,7 +99,7 @@ def test_text_has_contrast_on_light_and_on_dark():
         assert contrast(badge, "#ffffff") >= 4.5, name
 
 
-def test_a_report_without_champion_rows_or_findings_is_still_a_page(judged):
+def test_report_without_champion_rows_or_findings_is_still_page(judged):
     document = document_of(judged(10).slice(0, 0), None, run="r")
     document |= {
         "findings": [],
@@ -113,7 +113,7 @@ def test_a_report_without_champion_rows_or_findings_is_still_a_page(judged):
         assert text in page
 
 
-def test_the_sections_show_skew_schema_and_quarantine(page):
+def test_sections_show_skew_schema_and_quarantine(page):
     (row,) = table_of(page, "joined rows, value by value")[1:]
     assert row == ["I3", "differs", "100", "50 %", "0", "0", "1000"]
     assert "<pre>--- I1" in section(page, "schema")
@@ -121,7 +121,7 @@ def test_the_sections_show_skew_schema_and_quarantine(page):
     assert "<b>13</b>" in page
 
 
-def test_the_document_is_json_with_its_documented_keys(document):
+def test_document_is_json_with_its_documented_keys(document):
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
     documented = set(re.findall(r"`(\w+)`", validate.__doc__))
@@ -129,7 +129,7 @@ def test_the_document_is_json_with_its_documented_keys(document):
     assert {key for column in document["columns"] for key in column} <= documented
 
 
-def test_the_documents_columns_are_numpys(judged):
+def test_documents_columns_are_numpys(judged):
     now, before = judged(3000, seed=1), judged(3000)
     columns = {column["column"]: column for column in document_of(now, before)["columns"]}
     assert list(columns) == [raw_rows.LABEL, *criteo.FEATURES]

@@ -20,7 +20,7 @@ document.title = JSON.stringify(seen);</script>"""
 pytestmark = needs_browser
 
 
-def test_the_report_is_drawn_in_its_colours_within_a_phones_width_and_unfolds_by_keys(judged, tmp_path):
+def test_report_is_drawn_in_its_colours_within_phones_width_and_unfolds_by_keys(judged, tmp_path):
     page = draw_page(document_with_drift(judged, run="hourly-1"))
     copy = tmp_path / "report.html"
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")

@@ -9,9 +9,7 @@ from components.validation.schema_versions import main
 from evergreen.contracts.manifests import RawDataset
 
 
-def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs_end(
-    step, write_rows, judged, store, notes_of
-):
+def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(step, write_rows, judged, store, notes_of):
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
     step(write_rows(rows), actions={"column_empty_by_chance": "notify"})
     assert notes_of("r1").facts["notify"] == ["I7 has no value in any of 200 rows"]
@@ -19,7 +17,7 @@ def test_a_rule_that_notifies_leaves_its_sentence_for_the_message_about_the_runs
     assert "notify" not in notes_of("r2").facts
 
 
-def test_rules_that_mean_nothing_end_the_step_before_any_row_is_read(step, write_rows, judged, capsys):
+def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_rows, judged, capsys):
     assert step(write_rows(judged(20)), actions={"missing_shar": "block"}) == (2, None)
     assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
 
@@ -37,7 +35,7 @@ def write_with_price(write_rows, raw_table):
     return write
 
 
-def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
+def test_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
     step, write_rows, write_with_price, raw_table, release_model, tmp_path, store
 ):
     release_model(step(write_rows(raw_table(300)))[1])
@@ -49,7 +47,7 @@ def test_a_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_faul
         assert [f for f in report.findings if f["feature"] == "price"] == []
 
 
-def test_columns_that_extraction_cast_are_judged_by_their_type_in_the_lake(step, write_rows, raw_table, release_model):
+def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(step, write_rows, raw_table, release_model):
     release_model(step(write_rows(raw_table(300)))[1])
     origin = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
     foreign = [{"column": "C7", "expected": "int64", **origin}, {"column": "shop", "expected": None, **origin}]
@@ -92,7 +90,7 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(step, wri
     assert judged("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
 
 
-def test_new_values_are_proposed_and_the_schema_in_force_is_used_until_people_accept(
+def test_new_values_are_proposed_and_schema_in_force_is_used_until_people_accept(
     step, write_rows, judged, release_model, tmp_path, store, capsys
 ):
     release_model(step(write_rows(judged(500)))[1])

@@ -29,7 +29,7 @@ def test_categories_are_strings_of_any_value(schema, features):
         assert features[name].WhichOneof("domain_info") is None
 
 
-def test_the_label_must_be_present_everywhere_and_0_or_1(features):
+def test_label_must_be_present_everywhere_and_0_or_1(features):
     label = features[raw_rows.LABEL]
     assert (label.int_domain.min, label.int_domain.max, label.presence.min_fraction) == (0, 1, 1.0)
 
@@ -39,7 +39,7 @@ def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
     assert features["C5"].presence.min_fraction == 0
 
 
-def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
+def test_share_of_rows_must_have_value_less_sampling_error(judged):
     half = pa.array([1.0, None] * 10_000, pa.float32())
     statistics = statistics_of(judged(20_000, I1=half))
     features = {f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature}
@@ -49,7 +49,7 @@ def test_a_share_of_the_rows_must_have_a_value_less_sampling_error(judged):
 
 
 @pytest.mark.parametrize("hits", [0, 3, 50, 100])
-def test_the_ends_of_a_share_leave_four_standard_errors_of_the_binomial_beyond(hits):
+def test_ends_of_share_leave_four_standard_errors_of_binomial_beyond(hits):
     """Of 100 requests: such a number of hits, or one further off, has the tail's probability at either end."""
     low, high = possible_shares(hits / 100, 6400)
     tail = 0.5 * math.erfc(4 / math.sqrt(2))
@@ -67,7 +67,7 @@ def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 
 
-def test_a_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
+def test_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
     for rows, is_bounded in ((9_999, False), (10_000, True)):
         columns = {
             "I1": pa.array([0.0] * rows, pa.float32()),
@@ -78,7 +78,7 @@ def test_a_column_without_negative_values_in_many_rows_is_to_have_none_and_in_fe
         assert (least["I1"] == 0, least["I2"]) == (is_bounded, -10)
 
 
-def test_a_file_that_is_no_schema_is_refused_by_name(tmp_path):
+def test_file_that_is_no_schema_is_refused_by_name(tmp_path):
     (tmp_path / "schema.pbtxt").write_text("feature { nonsense: 1 }")
     with pytest.raises(ContractError, match="schema.pbtxt cannot be read"):
         read_schema(tmp_path / "schema.pbtxt")

@@ -64,7 +64,7 @@ def changed(schema, **changes):
     ],
     ids=str,
 )
-def test_whatever_a_schema_changes_has_to_be_named_by_its_feature(schema, write, tmp_path, change, names):
+def test_whatever_schema_changes_has_to_be_named_by_its_feature(schema, write, tmp_path, change, names):
     live, edited = ("m1", write(schema, "live.pbtxt")), write(changed(schema, **change))
     assert set(compare_schemas(schema, changed(schema, **change))) == names
     for left_out in names:
@@ -89,7 +89,7 @@ def test_environments_and_shared_lists_of_values_have_to_be_named_too(schema, wr
         )
 
 
-def test_the_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
+def test_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
     store = tmp_path / "store"
     live = ("m1", write(schema, "live.pbtxt"))
     edited = write(changed(schema, I1__float_domain__max=500.0))
@@ -106,7 +106,7 @@ def test_the_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
     assert [line.version for line in schema_versions.read_accepted(store)] == [1, 2]
 
 
-def test_an_accept_that_was_killed_before_its_line_left_nothing_in_force(schema, write, tmp_path, monkeypatch):
+def test_accept_that_was_killed_before_its_line_left_nothing_in_force(schema, write, tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -121,7 +121,7 @@ def test_an_accept_that_was_killed_before_its_line_left_nothing_in_force(schema,
     assert line.version == 1
 
 
-def test_a_version_changed_in_place_is_refused(schema, write, tmp_path):
+def test_version_changed_in_place_is_refused(schema, write, tmp_path):
     store = tmp_path / "store"
     schema_versions.accept_schema(store, write(schema), of_champion=None, who="x", reason="x")
     schema_versions.version_path(store, 1).write_text(format_schema(changed(schema, I1__float_domain__max=9e9)))
@@ -140,13 +140,13 @@ def test_a_version_changed_in_place_is_refused(schema, write, tmp_path):
     ],
     ids=str,
 )
-def test_a_schema_by_which_nothing_can_be_judged_is_refused(schema, write, tmp_path, change, message):
+def test_schema_by_which_nothing_can_be_judged_is_refused(schema, write, tmp_path, change, message):
     with pytest.raises(ContractError, match=message):
         schema_versions.accept_schema(tmp_path, write(changed(schema, **change)), of_champion=None, who="x", reason="x")
     assert not schema_versions.read_accepted(tmp_path)
 
 
-def test_the_command_shows_compares_and_accepts(schema, write, tmp_path, capsys):
+def test_command_shows_compares_and_accepts(schema, write, tmp_path, capsys):
     store, work = tmp_path / "store", tmp_path / "work"
     (work / "r7" / "validation").mkdir(parents=True)
     store.mkdir()

@@ -112,7 +112,7 @@ def stale(served):
 
 
 @pytest.mark.parametrize(("plant", "name"), [(scaled, "I3"), (nulled, "C7"), (stale, "C20")])
-def test_a_feature_served_with_other_values_is_found_named_and_counted_as_pandas_counts(
+def test_feature_served_with_other_values_is_found_named_and_counted_as_pandas_counts(
     training, archive, tmp_path, plant, name
 ):
     frame = make_frame(200)
@@ -133,7 +133,7 @@ def test_a_feature_served_with_other_values_is_found_named_and_counted_as_pandas
     assert f"{differing:,} of {joined:,}" in finding.description
 
 
-def test_the_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tmp_path):
+def test_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tmp_path):
     frame = make_frame(200)
     served = frame.copy()
     served["C7"], served["C8"] = 5, 6
@@ -156,7 +156,7 @@ def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archi
     assert judge_skew(skew, ValidationSettings()) == []
 
 
-def test_rows_of_one_side_only_are_counted_and_a_name_counts_once(training, archive, tmp_path):
+def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archive, tmp_path):
     frame = make_frame(200)
     mine, theirs = frame.iloc[:1500], pd.concat([frame.iloc[500:], frame.iloc[600:620]])
     late = theirs[theirs[raw_rows.EVENT_TIME] > mine[raw_rows.EVENT_TIME].max()]
@@ -167,7 +167,7 @@ def test_rows_of_one_side_only_are_counted_and_a_name_counts_once(training, arch
     assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
-def test_of_many_rows_whole_requests_are_compared_and_the_same_ones_on_both_sides(training, archive, tmp_path):
+def test_of_many_rows_whole_requests_are_compared_and_same_ones_on_both_sides(training, archive, tmp_path):
     frame = make_frame(400)
     served = frame.copy()
     nulled(served)
@@ -195,7 +195,7 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     assert not any(entry.drifted for entry in skew.entries)
 
 
-def test_an_archive_without_the_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
+def test_archive_without_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
     frame = make_frame(20)
     served = frame.copy()
     served[raw_rows.EVENT_TIME] = START - dt.timedelta(days=30)
@@ -290,7 +290,7 @@ def kept_rows(archive, tmp_path):
     return pa.Table.from_batches(read_served(archive, SPAN, TYPES, unread=[]))
 
 
-def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(training_rows, in_both, tmp_path):
+def test_archive_in_bucket_gives_what_same_one_in_folder_gives(training_rows, in_both, tmp_path):
     in_bucket, in_folder = (measured(training_rows, open_served(uri), tmp_path) for uri in (URI, str(in_both)))
     assert in_bucket.entries == in_folder.entries
     assert replace(in_bucket.facts, served_uri=in_folder.facts.served_uri) == in_folder.facts
@@ -302,7 +302,7 @@ def test_an_archive_in_a_bucket_gives_what_the_same_one_in_a_folder_gives(traini
     assert in_bucket.facts.served_uri == URI
 
 
-def test_only_the_spans_days_are_fetched_each_file_once_and_only_the_spans_rows_are_kept(
+def test_only_spans_days_are_fetched_each_file_once_and_only_spans_rows_are_kept(
     in_both, served_rows, cloud_storage, tmp_path
 ):
     found = kept_rows(open_served(URI), tmp_path)
@@ -313,7 +313,7 @@ def test_only_the_spans_days_are_fetched_each_file_once_and_only_the_spans_rows_
     assert found.column_names == ["request_id", "row", "event_time", "I1", "C5"]
 
 
-def test_a_bucket_that_refuses_the_step_is_a_failure_that_a_retry_may_mend(
+def test_bucket_that_refuses_step_is_failure_that_retry_may_mend(
     step, write_rows, in_both, raw_table, cloud_storage, notes_of, capsys
 ):
     cloud_storage.fail(lambda request: True, "status", status=403, message="no access", times=10**6)

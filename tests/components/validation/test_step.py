@@ -26,7 +26,7 @@ def blocking(report):
     return [(f["feature"], f["description"]) for f in report.findings if f["severity"] == "block"]
 
 
-def test_the_first_run_infers_a_schema_and_passes(step, write_rows, raw_table, store):
+def test_first_run_infers_schema_and_passes(step, write_rows, raw_table, store):
     code, report = step(write_rows(raw_table(1500), raw_table(1500, seed=1)))
     assert (code, report.decision, report.findings, report.drift) == (0, "pass", [], [])
     assert report.num_rows == 3000
@@ -38,7 +38,7 @@ def test_the_first_run_infers_a_schema_and_passes(step, write_rows, raw_table, s
     assert note.facts["num_rows"] == 3000
 
 
-def test_the_second_run_reuses_the_champions_schema_unchanged(step, write_rows, raw_table, release_model):
+def test_second_run_reuses_champions_schema_unchanged(step, write_rows, raw_table, release_model):
     _, first = step(write_rows(raw_table(3000)))
     model = release_model(first)
     code, second = step(write_rows(raw_table(2000, seed=1), name="raw2"), run="r2")
@@ -63,7 +63,7 @@ def test_drift_warns_and_lets_retraining_go_through(step, write_rows, judged, re
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_one_class_labels_block_with_the_class_named(step, write_rows, judged, store, value):
+def test_one_class_labels_block_with_class_named(step, write_rows, judged, store, value):
     code, report = step(write_rows(judged(200, label=pa.array([value] * 200, pa.int32()))))
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["label"]
@@ -73,9 +73,7 @@ def test_one_class_labels_block_with_the_class_named(step, write_rows, judged, s
     assert note.reason == f"{report.reasons[0]}; correct the rows and ingest them again"
 
 
-def test_refusal_names_setting_by_which_rows_would_be_learned_all_the_same(
-    step, write_rows, judged, release_model, store
-):
+def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(step, write_rows, judged, release_model, store):
     release_model(step(write_rows(judged(3000)))[1])
     empty = write_rows(judged(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
     code, report = step(empty, run="r2", actions={"click_rate": "notify"})
@@ -90,19 +88,19 @@ def test_refusal_names_setting_by_which_rows_would_be_learned_all_the_same(
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, -1], [0, 1, None, 1], [None] * 4], ids=str)
-def test_a_label_other_than_0_and_1_or_none_blocks(step, write_rows, judged, labels):
+def test_label_other_than_0_and_1_or_none_blocks(step, write_rows, judged, labels):
     code, report = step(write_rows(judged(200, label=pa.array(labels * 50, pa.int32()))))
     assert (code, {feature for feature, _ in blocking(report)}) == (1, {"label"})
 
 
-def test_a_column_entirely_null_warns_in_a_first_run(step, write_rows, judged):
+def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
     rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows))
     assert (code, report.decision) == (0, "warn")
     assert report.reasons == ["I7 has no value in any of 200 rows", "C7 has no value in any of 200 rows"]
 
 
-def test_a_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(step, write_rows, judged, release_model):
+def test_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(step, write_rows, judged, release_model):
     release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
@@ -113,7 +111,7 @@ def test_a_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(s
     assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
 
 
-def test_a_rare_column_without_values_in_a_small_window_warns_because_it_may_be_chance(
+def test_rare_column_without_values_in_small_window_warns_because_it_may_be_chance(
     step, write_rows, judged, release_model
 ):
     rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
@@ -138,7 +136,7 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
     assert (code, len(blocking(report)), report.drift) == (1, 1, [])
 
 
-def test_a_fall_of_the_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
+def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
     def clicks(share):
         # In no order: clicks in a row are taken for those of few requests.
         return pa.array(np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32))
@@ -151,7 +149,7 @@ def test_a_fall_of_the_click_rate_warns_and_chance_does_not(step, write_rows, ju
     assert step(write_rows(few, name="raw3"), run="r3")[1].reasons == []
 
 
-def test_a_column_of_nan_only_warns_and_is_a_page_without_nan(step, write_rows, judged, release_model):
+def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, judged, release_model):
     nothing = pa.array([float("nan")] * 300, pa.float32())
     _, first = step(write_rows(judged(300, I3=nothing)))
     assert (first.decision, [f["feature"] for f in first.findings]) == ("warn", ["I3"])
@@ -175,7 +173,7 @@ def test_values_that_no_count_can_have_warn(step, write_rows, judged, release_mo
     assert any(words in reason and reason.startswith("I2") for reason in report.reasons)
 
 
-def test_a_second_attempt_replaces_the_first(step, write_rows, raw_table):
+def test_second_attempt_replaces_first(step, write_rows, raw_table):
     _, first = step(write_rows(raw_table(300)))
     local_path(first.statistics_uri).parent.with_name(f".validation.{'0123abcd' * 4}").mkdir()
     code, report = step(write_rows(raw_table(400), name="raw2"))
@@ -188,7 +186,7 @@ def test_a_second_attempt_replaces_the_first(step, write_rows, raw_table):
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])
-def test_a_champion_of_other_statistics_than_it_was_stored_with_is_an_error_of_one_line(
+def test_champion_of_other_statistics_than_it_was_stored_with_is_error_of_one_line(
     step, write_rows, raw_table, release_model, capsys, is_flipped
 ):
     model = release_model(step(write_rows(raw_table(300)))[1])
@@ -206,7 +204,7 @@ def test_a_champion_of_other_statistics_than_it_was_stored_with_is_an_error_of_o
     assert "as in the manifest of model m1" in message
 
 
-def test_metrics_are_finite_and_max_drift_absent_without_a_champion(step, write_rows, raw_table, release_model):
+def test_metrics_are_finite_and_max_drift_absent_without_champion(step, write_rows, raw_table, release_model):
     _, first = step(write_rows(raw_table(500)))
     assert "max_drift" not in metric_values(first)
     release_model(first)
@@ -230,7 +228,7 @@ def component(write_rows, raw_table, tmp_path, store):
     return run
 
 
-def test_the_component_answers_and_copies_the_report(component, tmp_path):
+def test_component_answers_and_copies_report(component, tmp_path):
     done, recorded = component(tmp_path / "work")
     assert done.returncode == 0, done.stderr
     assert recorded["parameterValues"]["Output"] is True
@@ -268,7 +266,7 @@ def archive(tmp_path):
     return write
 
 
-def test_a_feature_served_in_another_unit_is_named_by_the_step(step, write_rows, raw_table, archive):
+def test_feature_served_in_another_unit_is_named_by_step(step, write_rows, raw_table, archive):
     rows = raw_table(2000)
     served = replaced(rows, "I4", pc.multiply(rows.column("I4"), pa.scalar(0.001, pa.float32())))
     code, report = step(write_rows(rows), f"--served={archive(served)}", champion="none")
@@ -281,7 +279,7 @@ def test_a_feature_served_in_another_unit_is_named_by_the_step(step, write_rows,
     assert (metrics["num_skewed"], metrics["num_joined"]) == (1, 2000)
 
 
-def test_a_rule_may_block_on_skew_and_rows_served_as_trained_pass(step, write_rows, raw_table, archive):
+def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(step, write_rows, raw_table, archive):
     rows = raw_table(2000)
     served = replaced(rows, "C9", pa.nulls(2000, pa.int64()))
     manifest, flag = write_rows(rows), f"--served={archive(served)}"
@@ -292,7 +290,7 @@ def test_a_rule_may_block_on_skew_and_rows_served_as_trained_pass(step, write_ro
     assert next(entry for entry in report.skew if entry["feature"] == "C9")["effect"] > 0.9
 
 
-def test_reports_are_kept_in_the_store_whatever_becomes_of_the_work_folder(step, write_rows, raw_table, store):
+def test_reports_are_kept_in_store_whatever_becomes_of_work_folder(step, write_rows, raw_table, store):
     _, report = step(write_rows(raw_table(500)), champion="none", run="r7")
     kept = report_path(store, "r7", "validation")
     assert kept.read_bytes() == local_path(report.report_uri).read_bytes()
@@ -302,7 +300,7 @@ def test_reports_are_kept_in_the_store_whatever_becomes_of_the_work_folder(step,
     assert len(document["columns"]) == 40
 
 
-def test_a_repeated_run_that_fails_leaves_no_report_of_the_try_before(step, write_rows, raw_table, store, tmp_path):
+def test_repeated_run_that_fails_leaves_no_report_of_try_before(step, write_rows, raw_table, store, tmp_path):
     manifest = write_rows(raw_table(500))
     step(manifest, champion="none")
     assert report_path(store, "r1", "validation").exists()

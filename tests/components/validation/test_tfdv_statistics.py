@@ -51,7 +51,7 @@ def by_tfdv():
     ids=["ordinary", "empty", "infinite", "extreme"],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, of infinite numbers
-def test_statistics_equal_tfdv_on_the_same_dataframe(judged, by_tfdv, odd):
+def test_statistics_equal_tfdv_on_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
     assert str(found) == str(expected)  # as text, for NaN is not equal to itself
@@ -85,7 +85,7 @@ def frame(files):
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_counts_and_moments_are_the_truth_whatever_the_number_of_processes(files, frame, processes):
+def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame, processes):
     counter = RowLabels()
     found = summarize_files(files, counter, processes=processes)
     assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), "each row once, with its number"
@@ -140,12 +140,12 @@ class KilledAtTheLastShare(RowLabels):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_killed_is_a_temporary_error(files):
+def test_process_that_is_killed_is_temporary_error(files):
     with pytest.raises(TemporaryError, match="processes was killed"):
         summarize_files(files, KilledAtTheLastShare(), processes=2)
 
 
-def test_a_file_damaged_within_is_refused_by_name(files):
+def test_file_damaged_within_is_refused_by_name(files):
     content = bytearray(files[1].read_bytes())
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)
@@ -166,7 +166,7 @@ class HeldBytes(RowLabels):
         self.bytes += other.bytes
 
 
-def test_memory_does_not_grow_with_the_rows(files):
+def test_memory_does_not_grow_with_rows(files):
     counter = HeldBytes()
     summarize_files([*files] * 12, counter, processes=1)
     size = len(counter.bytes)

@@ -81,7 +81,7 @@ def test_cells_are_pandas(rows, window_of):
 
 
 @pytest.mark.parametrize("batch_rows", [BLOCK_ROWS, 3 * BLOCK_ROWS])
-def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(rows, window_of, batch_rows):
+def test_whole_blocks_in_any_batches_and_any_processes_give_same_summary(rows, window_of, batch_rows):
     whole, parts = window_of(rows), [ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)]
     batches = rows.combine_chunks().to_batches(max_chunksize=batch_rows)
     first = 0
@@ -93,20 +93,20 @@ def test_whole_blocks_in_any_batches_and_any_processes_give_the_same_summary(row
     assert_same(counter.profile(), whole)
 
 
-def test_rows_of_a_request_need_not_lie_together(in_requests, window_of):
+def test_rows_of_request_need_not_lie_together(in_requests, window_of):
     table = in_requests(1024, size=16)
     mixed = table.take(pa.array(np.arange(1024).reshape(64, 16).T.ravel()))
     assert_same(window_of(mixed), window_of(table))
 
 
-def test_merged_windows_are_the_window_of_all_rows(in_requests, window_of):
+def test_merged_windows_are_window_of_all_rows(in_requests, window_of):
     tables = [in_requests(2 * BLOCK_ROWS, seed=seed) for seed in (1, 2, 3)]
     merged = KeptWindows(tuple(window_of(table) for table in tables)).merged
     whole = window_of(pa.concat_tables(tables))
     assert_same(merged, whole)
 
 
-def test_of_a_long_column_the_frequent_values_are_kept_and_the_floor_bounds_what_is_lacking(judged, window_of):
+def test_of_long_column_frequent_values_are_kept_and_floor_bounds_what_is_lacking(judged, window_of):
     random = np.random.default_rng(0)
     parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
     tables = [judged(30_000, C3=pa.array(part, pa.int64())) for part in parts]
@@ -123,7 +123,7 @@ def test_of_a_long_column_the_frequent_values_are_kept_and_the_floor_bounds_what
 # -- kept
 
 
-def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_bytes(rows, window_of, tmp_path):
+def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows, window_of, tmp_path):
     kept = KeptWindows((window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1"))))
     kept.write(tmp_path / "one.npz")
     kept.write(tmp_path / "two.npz")
@@ -144,7 +144,7 @@ def test_what_is_read_is_what_was_written_and_the_same_windows_give_the_same_byt
     ],
     ids=["absent", "cut", "text", "version"],
 )
-def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
+def test_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
     break_it(path)
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_pat
 
 
 @pytest.mark.parametrize(("factor", "same"), [(1 + 1e-15, True), (1.01, False)], ids=["last digit", "others"])
-def test_edges_that_another_numpy_computed_are_the_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
+def test_edges_that_another_numpy_computed_are_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
     monkeypatch.setattr(profile_files, "DENSE_EDGES", DENSE_EDGES * factor)

@@ -86,7 +86,7 @@ def read_lines(folder):
     return [json.loads(line) for line in (folder / "out" / "stats.jsonl").read_text().splitlines()]
 
 
-def test_replay_drifts_on_command_and_stops_at_the_end_of_input(server, replay, folder, read_log, score_rows):
+def test_replay_drifts_on_command_and_stops_at_end_of_input(server, replay, folder, read_log, score_rows):
     process = replay()
     wait_for_rows(server, 2000)
     process.stdin.write("drift\n")
@@ -114,7 +114,7 @@ def test_replay_drifts_on_command_and_stops_at_the_end_of_input(server, replay, 
     assert json.loads(output)["rows"] == summary["rows"]
 
 
-def test_replay_follows_a_traffic_plan_and_logs_both_arms(server, replay, folder, read_log, score_rows):
+def test_replay_follows_traffic_plan_and_logs_both_arms(server, replay, folder, read_log, score_rows):
     plan = make_plan(shadow=1.0)
     FolderObjects(folder / "models").write(TRAFFIC_FILE, plan.dumps())
     server.scoring.version, server.scoring.canary_version = STABLE.version, CANARY.version
@@ -135,7 +135,7 @@ def test_replay_follows_a_traffic_plan_and_logs_both_arms(server, replay, folder
     assert sum(record.shadow_version is not None for record in predictions) > 0
 
 
-def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, folder):
+def test_killed_server_ends_replay_with_one_clear_line(server, replay, folder):
     process = replay("--max-consecutive-failures", "5")
     wait_for_rows(server, 500)
     server.kill()
@@ -152,7 +152,7 @@ def test_a_killed_server_ends_the_replay_with_one_clear_line(server, replay, fol
     assert summary["error"] in errors[0]
 
 
-def test_a_log_that_is_lost_for_good_ends_the_replay_with_its_summary_written(server, folder, monkeypatch):
+def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(server, folder, monkeypatch):
     from demo.simulation.replay import ReplayProcess, ReplaySettings, run_replay
     from demo.simulation.traffic import WorldTraffic
     from inference_client import recommender
@@ -193,7 +193,7 @@ def test_sigterm_stops_like_stop(server, replay, folder):
     assert summary_of(folder)["published_rows"] == summary_of(folder)["rows"] > 0
 
 
-def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
+def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
     pq.write_table(raw_table(500), folder / "data.parquet")
     process = replay(source=("--data", "data.parquet", "--drift-columns", "C2,I3", "--recommender", str(store)))
     assert process.wait(timeout=120) == 0
@@ -207,9 +207,9 @@ def test_a_file_is_replayed_to_its_end(server, replay, folder, raw_table, store)
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        (("--world", "absent.json"), "world absent.json cannot be read"),
-        (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns goes with --data"),
-        (("--data", "data.parquet"), "--recommender is not given, expected with --data"),
+        (("--world", "absent.json"), "simulator absent.json cannot be read"),
+        (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns is given with --world"),
+        (("--data", "data.parquet"), "--recommender is absent, expected the recommender of the rows in --data"),
         (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
     ],
     ids=["world", "mixed", "whose", "range"],
@@ -224,7 +224,7 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_a_line_per_row_of_every_form_and_names_what_is_malformed(server, folder, store, raw_table, form):
+def test_score_prints_line_per_row_of_every_form_and_names_what_is_malformed(server, folder, store, raw_table, form):
     table = raw_table(20).drop_columns(["label", "event_time"])
     path = folder / f"rows.{form}"
     if form == "csv":  # Criteo's text has categories as hex digits
@@ -250,7 +250,7 @@ def test_score_prints_a_line_per_row_of_every_form_and_names_what_is_malformed(s
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
-def test_whoever_reads_the_first_line_only_meets_no_traceback(server, folder, store, raw_table):
+def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
     flags = ["--server", server.url, "--recommender", str(store), "--data", str(folder / "rows.parquet")]
     line = [sys.executable, "-m", "cli.score", *flags]
@@ -276,7 +276,7 @@ def test_simulate_and_drift_write_what_they_say(folder):
     assert "already" in again.stderr
 
 
-def test_the_parser_needs_no_library():
+def test_parser_needs_no_library():
     code = (
         "import sys, demo.simulation.__main__ as m; m.build_parser(); "
         "print(sorted({'numpy', 'pyarrow', 'grpc', 'tritonclient'} & set(sys.modules)))"

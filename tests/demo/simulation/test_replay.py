@@ -95,7 +95,7 @@ def play(time, scorer, make_rows, tmp_path):
     return run
 
 
-def test_requests_go_out_at_the_stated_rate(play, scorer):
+def test_requests_go_out_at_stated_rate(play, scorer):
     replay, _, _ = play(max_rows=1000, rate=2000.0)
     times = [t for t, _ in scorer.asked]
     assert [n for _, n in scorer.asked] == [10] * 100
@@ -103,7 +103,7 @@ def test_requests_go_out_at_the_stated_rate(play, scorer):
     assert (replay.statistics.rows, replay.statistics.sent, replay.exhausted) == (1000, 100, False)
 
 
-def test_beyond_the_bound_the_replay_falls_behind_and_says_so(play, scorer):
+def test_beyond_bound_replay_falls_behind_and_says_so(play, scorer):
     scorer.seconds = 1.0
     replay, _, _ = play(max_rows=100, max_in_flight=2)
     times = np.array([t for t, _ in scorer.asked])
@@ -112,7 +112,7 @@ def test_beyond_the_bound_the_replay_falls_behind_and_says_so(play, scorer):
     assert replay.statistics.rows == 100
 
 
-def test_after_a_stall_the_replay_does_not_burst(play, scorer):
+def test_after_stall_replay_does_not_burst(play, scorer):
     scorer.seconds = 5.0
 
     def quick(number):
@@ -125,7 +125,7 @@ def test_after_a_stall_the_replay_does_not_burst(play, scorer):
     assert (gaps[3:] > 0.009).all()
 
 
-def test_each_rows_record_and_each_clicks_outcome_reach_the_log(play, read_log, tmp_path, score_rows):
+def test_each_rows_record_and_each_clicks_outcome_reach_log(play, read_log, tmp_path, score_rows):
     _, traffic, logged = play(max_rows=195, label_delay_seconds=2.0)
     records = read_log(tmp_path / "log.db")
     predictions = {r.request_id: (at, r) for at, r in enumerate(records) if isinstance(r, PredictionBatch)}
@@ -152,7 +152,7 @@ def test_each_rows_record_and_each_clicks_outcome_reach_the_log(play, read_log, 
     assert 1.2 < np.mean(list(clicks.values())) < 2.8
 
 
-def test_drift_changes_rows_counts_and_the_best_auc(play, scorer, make_rows):
+def test_drift_changes_rows_counts_and_best_auc(play, scorer, make_rows):
     traffic = Rows(make_rows)
 
     def prepare(replay):
@@ -176,7 +176,7 @@ def test_unknown_commands_are_said_and_ignored(play, caplog):
     assert "command ignored" in caplog.text
 
 
-def test_a_failed_request_is_counted_reported_and_not_published(play, scorer):
+def test_failed_request_is_counted_reported_and_not_published(play, scorer):
     scorer.fails = lambda number: number % 4 == 0
     replay, _, logged = play(max_rows=200)
     summary = replay.statistics.summary()
@@ -186,7 +186,7 @@ def test_a_failed_request_is_counted_reported_and_not_published(play, scorer):
     assert replay.failure is None
 
 
-def test_lines_report_a_second_and_start_anew(play):
+def test_lines_report_second_and_start_anew(play):
     replay, _, _ = play(max_rows=100)
     assert replay.statistics.take_second(1.0) == {
         "time": 1.0,

@@ -46,7 +46,7 @@ def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 
-def test_rows_have_the_contracts_shapes(rows):
+def test_rows_have_contracts_shapes(rows):
     assert (rows.dense.dtype, rows.dense.shape) == (np.float32, (ROWS, 13))
     assert (rows.categorical.dtype, rows.categorical.shape) == (np.int64, (ROWS, 26))
     assert rows.categorical.min() == MISSING_CATEGORY
@@ -55,7 +55,7 @@ def test_rows_have_the_contracts_shapes(rows):
 
 
 @pytest.mark.parametrize("name", criteo.DENSE)
-def test_integers_have_the_stated_missing_share_and_quantiles(rows, name):
+def test_integers_have_stated_missing_share_and_quantiles(rows, name):
     column, values = DENSE_COLUMNS[name], rows.dense[:, criteo.DENSE.index(name)]
     assert within(np.isnan(values).mean(), column.missing, ROWS)
     present = values[~np.isnan(values)]
@@ -67,7 +67,7 @@ def test_integers_have_the_stated_missing_share_and_quantiles(rows, name):
 
 
 @pytest.mark.parametrize("name", criteo.CATEGORICAL)
-def test_categories_have_the_stated_missing_share_and_head(rows, name):
+def test_categories_have_stated_missing_share_and_head(rows, name):
     column, keys = CATEGORY_COLUMNS[name], rows.categorical[:, criteo.CATEGORICAL.index(name)]
     assert within((keys == -1).mean(), column.missing, ROWS)
     present = keys[keys != -1]
@@ -93,20 +93,20 @@ def test_click_rate_and_best_auc_are_as_asked(click_rate):
     assert roc_auc_score(rows.label, rows.probability) == pytest.approx(0.80, abs=0.012)
 
 
-def test_labels_follow_the_stated_probability(rows):
+def test_labels_follow_stated_probability(rows):
     """In each tenth of the rows by probability, as many clicks as it says."""
     for part in np.array_split(np.argsort(rows.probability), 10):
         assert within(rows.label[part].mean(), rows.probability[part].mean(), len(part))
 
 
-def test_after_drift_the_best_auc_and_the_click_rate_stay(rows, drifted_rows):
+def test_after_drift_best_auc_and_click_rate_stay(rows, drifted_rows):
     assert roc_auc_score(drifted_rows.label, drifted_rows.probability) == pytest.approx(
         roc_auc_score(rows.label, rows.probability), abs=0.02
     )
     assert drifted_rows.label.mean() == pytest.approx(rows.label.mean(), abs=0.01)
 
 
-def test_new_categories_take_the_stated_share_of_the_stated_columns(world, rows, drifted_rows):
+def test_new_categories_take_stated_share_of_stated_columns(world, rows, drifted_rows):
     drift = Drift(seed=8)
     for i, name in enumerate(criteo.CATEGORICAL):
         known = world.tables.categories[i].keys
@@ -117,7 +117,7 @@ def test_new_categories_take_the_stated_share_of_the_stated_columns(world, rows,
             assert len(np.unique(drifted_rows.categorical[new, i])) == drift.new_categories
 
 
-def test_a_world_travels_as_json(world, drifted, tmp_path):
+def test_world_travels_as_json(world, drifted, tmp_path):
     path = tmp_path / "a folder" / "world.json"
     twice = drifted.drifted(Drift(seed=9, columns=("C1",)))
     twice.save(path)
@@ -125,7 +125,7 @@ def test_a_world_travels_as_json(world, drifted, tmp_path):
     assert path.stat().st_size < 2_000
 
 
-def test_the_same_parameters_give_the_same_rows_in_another_process(drifted, tmp_path):
+def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
     drifted.save(tmp_path / "world.json")
     code = (
         "import sys, numpy as np, hashlib; from pathlib import Path\n"
@@ -155,7 +155,7 @@ def test_the_same_parameters_give_the_same_rows_in_another_process(drifted, tmp_
     ],
     ids=["missing", "unknown", "column"],
 )
-def test_a_damaged_world_is_refused(drifted, tmp_path, change, text):
+def test_damaged_world_is_refused(drifted, tmp_path, change, text):
     path = tmp_path / "world.json"
     drifted.save(path)
     document = json.loads(path.read_text())
@@ -171,7 +171,7 @@ def test_worlds_that_cannot_be_are_refused(settings):
         World.create(1, **settings)
 
 
-def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
+def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
     report = write_lake(world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7)
     assert report.days == ["2026-02-27", "2026-02-28", "2026-03-01"]
     keys, clicks = set(), 0
@@ -189,7 +189,7 @@ def test_lake_holds_the_raw_schema_day_by_day(world, tmp_path):
     assert clicks == report.clicks
 
 
-def test_a_lake_in_a_bucket_is_that_in_a_folder_and_no_day_is_written_over(world, tmp_path, cloud_storage):
+def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(world, tmp_path, cloud_storage):
     asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
     expected = write_lake(world, str(tmp_path / "lake"), **asked)
     assert write_lake(world, "gs://models/lake", **asked) == expected

@@ -51,7 +51,7 @@ def test_names_there_twice_and_no_names_are_refused():
         ),
     ],
 )
-def test_columns_that_mean_something_else_than_the_parents_are_refused_by_name(now, said):
+def test_columns_that_mean_something_else_than_parents_are_refused_by_name(now, said):
     with pytest.raises(ContractError, match=said):
         now.expect_continues(BEFORE, parent="m1")
 
@@ -61,6 +61,6 @@ def test_columns_may_come_and_go_and_move():
 
 
 @pytest.mark.parametrize("text", ["red shoe", "", "07", "-7", "+7", "7.0", " 7", "\u0667", str(2**52), "9" * 40])
-def test_a_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b(text):
+def test_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b(text):
     bits = "".join(f"{byte:08b}" for byte in hashlib.blake2b(text.encode(), digest_size=8).digest())
     assert category_of(text) == int(bits[:52], 2) <= MAX_CATEGORY

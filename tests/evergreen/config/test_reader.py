@@ -126,7 +126,7 @@ def test_unknown_name_is_refused_with_nearest_one(read, message):
         read(name="hall", board="5")
 
 
-def test_other_variables_with_a_lenient_prefix_are_ignored():
+def test_other_variables_with_lenient_prefix_are_ignored():
     variables = {"ROOM_NAME": "hall", "ROOM_SERVICE_HOST": "10.0.0.1"}
     assert read_environment(Room, variables, prefix="ROOM_", is_strict=False) == {"name": "hall"}
 
@@ -169,12 +169,12 @@ def test_two_settings_of_one_name_are_refused():
         ("model.tower=" + "[" * 100_000, "..., which cannot be read: maximum recursion depth"),
     ],
 )
-def test_settings_of_a_run_that_cannot_be_read_are_named(text, message):
+def test_settings_of_run_that_cannot_be_read_are_named(text, message):
     with pytest.raises(ContractError, match=re.escape(message)):
         parse_settings(text)
 
 
-def test_settings_of_a_run_are_json_or_plain_words():
+def test_settings_of_run_are_json_or_plain_words():
     text = (
         'training.learning_rate=5e-4\nmodel.kind=dcn  release.response_cache=true extraction.columns=\'["a b", "c"]\''
     )

@@ -27,7 +27,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_wrong_setting_of_any_section_is_named(section):
+def test_wrong_setting_of_any_section_is_named(section):
     settings, message = WRONG[section]
     with pytest.raises(ContractError, match=re.escape(message)):
         check_settings(SHOP.with_settings(parse_settings(settings)))
@@ -49,6 +49,6 @@ def test_settings_of_every_section_are_read():
     ("path", "message"),
     [("model.num_dense=3", "the features decide it"), ("model.projection_dim=3", "model.projection_dim is no setting")],
 )
-def test_a_setting_that_the_network_does_not_have_is_refused(path, message):
+def test_setting_that_network_does_not_have_is_refused(path, message):
     with pytest.raises(ContractError, match=message):
         check_settings(SHOP.with_settings({"model.kind": "dlrm", **parse_settings(path)}))

@@ -20,7 +20,7 @@ def shop(**settings):
 
 
 @pytest.mark.parametrize("role", ["user", "item"])
-def test_a_user_or_an_item_that_is_no_categorical_feature_is_refused(role):
+def test_user_or_item_that_is_no_categorical_feature_is_refused(role):
     with pytest.raises(ContractError, match=f"data.{role} is 'shp', which is no categorical feature, expected shop"):
         replace(shop(), data=ColumnNames(**{role: "shp"}))
 
@@ -29,23 +29,23 @@ def test_a_user_or_an_item_that_is_no_categorical_feature_is_refused(role):
     ("path", "message"),
     [("trainin.seed", "trainin is no section, expected training"), ("training", "expected section.name")],
 )
-def test_a_path_to_nowhere_is_refused(path, message):
+def test_path_to_nowhere_is_refused(path, message):
     with pytest.raises(ContractError, match=message):
         shop().with_settings({path: 1})
 
 
-def test_settings_that_are_not_named_are_the_defaults_of_their_class():
+def test_settings_that_are_not_named_are_defaults_of_their_class():
     assert shop().section("training", TrainingSettings) == TrainingSettings()
     assert shop(training={"seed": 7}).section("training", TrainingSettings) == TrainingSettings(seed=7)
 
 
-def test_changed_settings_leave_the_others_and_the_original_alone():
+def test_changed_settings_leave_others_and_original_alone():
     before = shop(training={"seed": 7, "passes": 2})
     assert before.with_settings({"training.seed": 8}).settings == {"training": {"seed": 8, "passes": 2}}
     assert before.settings == {"training": {"seed": 7, "passes": 2}}
 
 
-def test_the_digest_is_of_what_is_said_and_not_of_its_order():
+def test_digest_is_of_what_is_said_and_not_of_its_order():
     one, other = shop(training={"seed": 7, "passes": 2}), shop(training={"passes": 2, "seed": 7})
     assert one.digest == other.digest
     assert len({one.digest, shop().digest, shop(training={"seed": 8, "passes": 2}).digest}) == 3
@@ -60,12 +60,12 @@ def test_names_that_no_server_or_metric_takes_are_refused(name):
 
 
 @pytest.mark.parametrize("name", ["label", "request_id", "row", "event_time", "score", "position", "canary"])
-def test_a_feature_named_like_a_column_that_every_row_has_is_refused(name):
+def test_feature_named_like_column_that_every_row_has_is_refused(name):
     with pytest.raises(ContractError, match=re.escape(f"features ['{name}'] have the names of columns")):
         Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", name)))
 
 
-def test_the_description_survives_a_manifest():
+def test_description_survives_manifest():
     @dataclass(frozen=True, kw_only=True)
     class Note(Manifest):
         recommender: Recommender

@@ -13,12 +13,12 @@ def rules_of(**settings):
     return criteo_with(validation=settings).section("validation", ValidationSettings)
 
 
-def test_every_threshold_belongs_to_a_rule_and_every_rule_names_real_ones():
+def test_every_threshold_belongs_to_rule_and_every_rule_names_real_ones():
     named = {name for rule in RULES.values() for name in rule.settings}
     assert named == {field.name for field in dataclasses.fields(ValidationSettings)} - {"actions"}
 
 
-def test_actions_and_thresholds_of_a_recommender_stand_over_the_defaults():
+def test_actions_and_thresholds_of_recommender_stand_over_defaults():
     rules = rules_of(actions={"drift": "block", "domain": "quarantine"}, click_rate_factor=3)
     assert (rules.action_of("drift"), rules.action_of("domain")) == ("block", "quarantine")
     assert rules.action_of("click_rate") == "warn"
@@ -49,7 +49,7 @@ def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_the_action_of_a_rule_decides_what_its_finding_does(action):
+def test_action_of_rule_decides_what_its_finding_does(action):
     rule = "domain"  # a rule that every action may be given
     rules = rules_of(actions={rule: action})
     findings = rules.find(rule, "I1", "I1 is odd")

@@ -37,6 +37,6 @@ def test_one_pair_of_neighbours_changes_places_and_each_as_often():
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, float("nan")])
-def test_a_share_that_would_hide_which_pair_was_swapped_is_refused(share):
+def test_share_that_would_hide_which_pair_was_swapped_is_refused(share):
     with pytest.raises(ContractError, match=r"expected a share of the lists in \[0, 0.5\)"):
         explored(np.arange(3), share, 0.1)

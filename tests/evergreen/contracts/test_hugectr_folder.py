@@ -15,7 +15,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_come_in_the_order_of_the_list_wherever_the_folder_lies(folder, tmp_path):
+def test_files_come_in_order_of_list_wherever_folder_lies(folder, tmp_path):
     write_file_list(folder, NAMES, final=tmp_path / "else where")
     assert listed_files(folder) == [folder / name for name in NAMES]
     assert (folder / FILE_LIST).read_text().splitlines() == ["2", *(f"{tmp_path}/else where/{n}" for n in NAMES)]
@@ -32,7 +32,7 @@ def test_files_come_in_the_order_of_the_list_wherever_the_folder_lies(folder, tm
     ],
     ids=["no list", "empty", "wrong count", "no count", "absent file"],
 )
-def test_a_list_that_cannot_be_right_is_refused(folder, text, said):
+def test_list_that_cannot_be_right_is_refused(folder, text, said):
     if text is not None:
         (folder / FILE_LIST).write_text(text)
     with pytest.raises(ContractError, match=said):

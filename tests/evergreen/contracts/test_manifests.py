@@ -62,13 +62,13 @@ def changed(manifest, path, **changes):
 
 
 @pytest.mark.parametrize("manifest", [example(kind) for kind in KINDS], ids=lambda manifest: type(manifest).__name__)
-def test_manifest_survives_the_disk(manifest, path):
+def test_manifest_survives_disk(manifest, path):
     manifest.write(path)
     assert type(manifest).read(path) == manifest
 
 
 @pytest.mark.parametrize("kind", [manifests.Model, manifests.Release, RetrainRequest])
-def test_no_flipped_bit_of_a_manifest_is_read_as_other_values(kind, path):
+def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
     manifest = example(kind)
     content = manifest.dumps()
     for bit in random.Random(2).sample(range(8 * len(content)), 400):
@@ -79,7 +79,7 @@ def test_no_flipped_bit_of_a_manifest_is_read_as_other_values(kind, path):
             assert kind.loads(bytes(flipped), source="flipped") == manifest
 
 
-def test_a_manifest_that_differs_from_its_checksum_says_so(path):
+def test_manifest_that_differs_from_its_checksum_says_so(path):
     content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
     with pytest.raises(ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"):
         RetrainRequest.loads(content, source="request.json")
@@ -98,7 +98,7 @@ def test_another_kind_is_refused(path):
 
 
 @pytest.mark.parametrize("changes", [{"surprise": 1}, {"reason": "absent"}], ids=["unknown", "missing"])
-def test_an_unknown_or_missing_field_is_refused_by_name(path, changes):
+def test_unknown_or_missing_field_is_refused_by_name(path, changes):
     with pytest.raises(ContractError, match=next(iter(changes))):
         manifests.Verdict.read(changed(example(manifests.Verdict), path, **changes))
 
@@ -124,7 +124,7 @@ def test_nan_is_never_written(path):
     ("candidate", "message"),
     [({"auc": 0.5, "surprise": 1}, "candidate has unknown or missing fields .'surprise'"), (3, "expected an object")],
 )
-def test_a_nested_object_is_held_to_its_fields(path, candidate, message):
+def test_nested_object_is_held_to_its_fields(path, candidate, message):
     with pytest.raises(ContractError, match=message):
         manifests.Verdict.read(changed(example(manifests.Verdict), path, candidate=candidate))
 

@@ -131,7 +131,7 @@ def outcome_batches(draw):
 
 @given(prediction_batches() | st.tuples(any_features(), outcome_batches()))
 @settings(max_examples=100, deadline=None)
-def test_record_survives_the_wire_exactly_and_others_read_it_by_the_published_schema(drawn):
+def test_record_survives_wire_exactly_and_others_read_it_by_published_schema(drawn):
     features, record = drawn
     form = RecordFormat(features)
     message = form.encode(record)
@@ -150,7 +150,7 @@ def test_record_survives_the_wire_exactly_and_others_read_it_by_the_published_sc
         np.testing.assert_array_equal(np.array(getattr(read.predictions.features, field), expected.dtype), expected)
 
 
-def test_a_column_keeps_its_field_when_others_come_and_go_and_an_absent_one_is_missing():
+def test_column_keeps_its_field_when_others_come_and_go_and_absent_one_is_missing():
     short = Features(numeric=("b",), categorical=("item",))
     long = Features(numeric=("x", "b"), categorical=("c", "item"))
     before, after = (set(fields_of(RecordFormat(each).proto())["Features"]) for each in (short, long))
@@ -211,7 +211,7 @@ def test_consistent_but_wrong_messages_are_refused(spoil, said):
         decode(message.SerializeToString())
 
 
-def test_a_message_of_both_kinds_is_refused():
+def test_message_of_both_kinds_is_refused():
     with pytest.raises(ContractError, match=r"log record of \['predictions', 'outcomes'\], expected one kind"):
         decode(encode(predictions()) + encode(outcomes()))
 
@@ -222,7 +222,7 @@ def test_foreign_bytes_are_refused(message):
         decode(message)
 
 
-def test_batch_of_64_rows_fits_far_below_the_limit():
+def test_batch_of_64_rows_fits_far_below_limit():
     message = encode(predictions(64, positions=np.arange(1, 65, dtype=np.int32)))
     assert 64 * (13 * 4 + 26 * 8 + 4 + 4) < len(message) < 17_600
 

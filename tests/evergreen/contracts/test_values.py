@@ -50,13 +50,13 @@ def test_whole_number_of_64_bits_is_its_own_exact_word_as_int_and_as_text(number
     assert word_of(number, holds_words=True) == word_of(str(number), holds_words=True) == str(number)
 
 
-def test_neighbours_beyond_2_to_the_53_are_different_categories():
+def test_neighbours_beyond_2_to_53_are_different_categories():
     ids = [2**63 + at for at in range(100)]
     assert len({category_of(word_of(each, holds_words=False)) for each in ids}) == 100
 
 
 @pytest.mark.parametrize("value", [7.0, -5.0, 0.0, -0.0, 2.0**53 - 1, float(MAX_CATEGORY)])
-def test_whole_float_below_2_to_the_53_is_the_whole_number(value):
+def test_whole_float_below_2_to_53_is_whole_number(value):
     assert word_of(value, holds_words=True) == word_of(int(value), holds_words=False)
 
 
@@ -71,7 +71,7 @@ def test_float_that_may_stand_for_two_numbers_is_refused_by_value(value):
     assert repr(value) in str(refused.value)
 
 
-def test_float_of_32_bits_is_exact_below_2_to_the_24():
+def test_float_of_32_bits_is_exact_below_2_to_24():
     assert word_of(2.0**24 - 1, holds_words=False, exact_below=2**24) == "16777215"
     with pytest.raises(NoCategory, match="below 16777216 only"):
         word_of(2.0**24, holds_words=True, exact_below=2**24)
@@ -93,6 +93,6 @@ def test_text_that_is_no_whole_number_is_refused_where_numbers_are_held(text):
 
 
 @pytest.mark.parametrize(("text", "word"), [("+5", "5"), ("007", "7"), ("7.0", "7"), ("-3.", "-3"), ("-0", "0")])
-def test_text_of_a_whole_number_is_that_number_where_numbers_are_held(text, word):
+def test_text_of_whole_number_is_that_number_where_numbers_are_held(text, word):
     assert word_of(text, holds_words=False) == word
     assert word_of(text, holds_words=True) == text

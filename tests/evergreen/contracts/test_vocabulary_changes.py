@@ -32,7 +32,7 @@ def test_ids_that_mean_something_else_are_refused(before, now, said):
         vocabulary_changes(workflow(before), workflow(now))
 
 
-def test_slots_are_found_by_their_names_and_a_new_one_has_new_categories_alone():
+def test_slots_are_found_by_their_names_and_new_one_has_new_categories_alone():
     before = workflow([10])
     renamed = Features(numeric=CRITEO.numeric, categorical=("item", *CRITEO.categorical[1:]))
     changes = vocabulary_changes(before, replace(before, features=renamed))
@@ -45,7 +45,7 @@ columns = st.lists(st.one_of(st.just(TOMBSTONE), st.integers(0, 12)), max_size=6
 
 
 @given(before=columns, now=columns)
-def test_any_two_columns_are_told_apart_as_a_loop_over_ids_does(before, now):
+def test_any_two_columns_are_told_apart_as_loop_over_ids_does(before, now):
     was = {id_: c for id_, c in enumerate(before, 3) if c != TOMBSTONE}
     is_ = {id_: c for id_, c in enumerate(now, 3) if c != TOMBSTONE}
     meant_for_another = any(was[i] != is_[i] for i in was.keys() & is_.keys())

@@ -10,7 +10,7 @@ from evergreen.contracts.words import LISTED_WORDS, WordCounts, read_words
 from evergreen.runtime.errors import ContractError
 
 
-def test_the_most_frequent_words_are_listed_by_their_categories(tmp_path):
+def test_most_frequent_words_are_listed_by_their_categories(tmp_path):
     counts = WordCounts()
     counts.add("item", pa.array(["red shoe", "Boot", "red shoe", None, "", "7", "Ünïcode"]))
     counts.add("item", pa.array(["Boot", "Boot"]))
@@ -41,7 +41,7 @@ def test_frequent_words_stay_listed_however_many_rare_ones_come(tmp_path):
     assert sum(map(len, counts._counts.values())) <= 20 * LISTED_WORDS
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_damaged_file_is_refused(tmp_path):
     (tmp_path / "words.json").write_text("[1]")
     with pytest.raises(ContractError, match="words.json holds no words of columns"):
         read_words(tmp_path / "words.json")

@@ -39,7 +39,7 @@ def raw_rows(encoder, n=300, seed=1):
     return dense, categorical
 
 
-def test_categories_encode_as_a_dict_would():
+def test_categories_encode_as_dict_would():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
     tables = [{int(key): 3 + place for place, key in enumerate(v)} for v in encoder.vocabularies]
@@ -51,7 +51,7 @@ def test_categories_encode_as_a_dict_would():
     assert {1, 2} < set(ids[:, 25])
 
 
-def test_dense_values_encode_by_the_stated_arithmetic():
+def test_dense_values_encode_by_stated_arithmetic():
     filled = dict.fromkeys(CRITEO.numeric, NumericOptions(fill=1.0))
     encoder = fitted(features=replace(CRITEO, numeric_options=filled))
     dense, _ = raw_rows(encoder)
@@ -98,7 +98,7 @@ def without_columns(encoder, names=EXCLUDED):
     return replace(encoder, vocabularies=tuple(kept), excluded=names)
 
 
-def test_an_excluded_column_is_missing_whatever_the_rows_hold_and_others_are_as_they_were():
+def test_excluded_column_is_missing_whatever_rows_hold_and_others_are_as_they_were():
     encoder = fitted()
     dense, categorical = raw_rows(encoder)
     ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)
@@ -133,7 +133,7 @@ def test_columns_that_cannot_be_left_out_are_refused(names, said):
     ],
     ids=["no numeric ones", "no categorical ones"],
 )
-def test_columns_of_any_name_and_number_survive_the_disk(tmp_path, features):
+def test_columns_of_any_name_and_number_survive_disk(tmp_path, features):
     num_numeric, num_categorical = len(features.numeric), len(features.categorical)
     vocabularies, means = [np.arange(10 * i, 11 * i) for i in range(num_categorical)], np.arange(num_numeric)
     encoder = workflow_of(vocabularies, features, means=means.astype(np.float32), excluded=features.names[:1])
@@ -150,7 +150,7 @@ def test_columns_of_any_name_and_number_survive_the_disk(tmp_path, features):
     np.testing.assert_allclose(dense, [[0.0, 0.0, -1.0][:num_numeric]] * 2, atol=1e-6)
 
 
-def test_workflow_survives_the_disk_to_the_last_bit(tmp_path):
+def test_workflow_survives_disk_to_last_bit(tmp_path):
     encoder = without_columns(buried(fitted()))
     (tmp_path / "other").write_text("stays")
     encoder.save(tmp_path)

@@ -85,7 +85,7 @@ def batch(count: int, begin: int = 0):
 
 
 @given(st.permutations(list(range(8))), st.integers(0, 8))
-def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the_order(order, count):
+def test_committed_offset_is_first_that_is_not_acknowledged_whatever_order(order, count):
     progress: PartitionProgress[str] = PartitionProgress(1)
     for offset in range(8):
         progress.take(10 + offset, "m", until=1.0)
@@ -96,7 +96,7 @@ def test_the_committed_offset_is_the_first_that_is_not_acknowledged_whatever_the
     assert progress.unfinished(0, 18) == len(open_)
 
 
-def test_a_lease_taken_before_the_clock_was_set_back_is_over():
+def test_lease_taken_before_clock_was_set_back_is_over():
     progress: PartitionProgress[str] = PartitionProgress(1)
     progress.take(5, "m", until=86_445.0)
     assert progress.take_expired(0.0, 10, until=45.0) == [5]
@@ -106,7 +106,7 @@ def test_a_lease_taken_before_the_clock_was_set_back_is_over():
 # -- readers that come and go
 
 
-def test_partitions_are_shared_by_a_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
+def test_partitions_are_shared_by_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
     wide.publisher().publish(batch(40))
     one = wide.reader()
     first = pull(one, count=40)
@@ -155,7 +155,7 @@ def _acknowledge_all(one, two, held):
         reader.acknowledge([d.token for d in held])
 
 
-def test_reader_that_acknowledges_nothing_holds_a_bounded_number_of_bytes(ends, monkeypatch):
+def test_reader_that_acknowledges_nothing_holds_bounded_number_of_bytes(ends, monkeypatch):
     monkeypatch.setattr("evergreen.events.kafka.subscriber.MAX_HELD_BYTES", 2500)
     ends.publisher().publish([(str(i), b"x" * 1000) for i in range(10)])
     reader = ends.reader()
@@ -183,7 +183,7 @@ with KafkaCluster() as cluster:
 """
 
 
-def test_a_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
+def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
     """In a process of its own: the deadlock that this looks for holds the interpreter's lock, so no timeout ends it."""
     subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
 
@@ -191,7 +191,7 @@ def test_a_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
 # -- brokers that go and come
 
 
-def test_broker_away_is_a_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
+def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
     publisher, reader = ends.publisher(delivery_seconds=2.0), ends.reader()
     until(lambda: _published(publisher, batch(3)))
     held = pull(reader, count=3)
@@ -228,7 +228,7 @@ def _published(publisher, messages):
     return True
 
 
-def test_topic_that_does_not_exist_is_a_problem_until_it_does(cluster):
+def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
     topic = f"clicks-{next(names)}"
     cluster.refuse_topic(topic, KafkaError.UNKNOWN_TOPIC_OR_PART)
     reader = KafkaSubscriber(KafkaLocation(brokers=cluster.brokers, topic=topic))
@@ -257,7 +257,7 @@ def frozen_cluster(tmp_path):
         process.wait(120)
 
 
-def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
+def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen_cluster):
     process, place = frozen_cluster
     with closing(KafkaPublisher(place)) as publisher, closing(KafkaSubscriber(place)) as reader:
         publisher.publish(batch(1))
@@ -273,7 +273,7 @@ def test_broker_that_hangs_is_a_problem_too_and_holds_no_caller_up_for_long(froz
 
 
 @pytest.mark.slow
-def test_a_reader_beside_a_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
+def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
     """librdkafka's own close looks for the group's coordinator without a limit while a commit has no answer.
 
     Slow, not for its time: the client that is given up stays in the process until this ends.
@@ -296,12 +296,12 @@ def test_a_reader_beside_a_broker_that_hangs_closes_within_its_bound(frozen_clus
 
 
 @pytest.mark.timeout(30)
-def test_a_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
+def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
     monkeypatch.setattr(offsets, "CLOSE_SECONDS", 300)
     assert ends.reader().list_dead_letters() == []
 
 
-def test_message_dead_lettered_twice_by_a_crash_in_between_is_listed_and_replayed_once(ends):
+def test_message_dead_lettered_twice_by_crash_in_between_is_listed_and_replayed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
@@ -331,7 +331,7 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
 # -- names and settings
 
 
-def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
+def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers})
@@ -345,7 +345,7 @@ def test_message_of_a_foreign_client_without_a_key_is_named_by_its_place(ends):
     ]
 
 
-def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered(ends):
+def test_largest_message_with_long_name_and_long_reason_can_be_dead_lettered(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
@@ -355,7 +355,7 @@ def test_largest_message_with_a_long_name_and_a_long_reason_can_be_dead_lettered
     assert kept.reason.startswith("éé")
 
 
-def test_larger_messages_than_a_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+def test_larger_messages_than_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})
@@ -407,7 +407,7 @@ def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, clus
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, PermanentError),
     ],
 )
-def test_errors_are_sorted_by_what_the_caller_must_do(code, kind):
+def test_errors_are_sorted_by_what_caller_must_do(code, kind):
     found = sorted_error(KafkaError(code), "publishing")
     assert type(found) is kind
     assert str(found).startswith("publishing: ")

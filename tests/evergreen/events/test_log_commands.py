@@ -28,7 +28,7 @@ def answer(capsys, *words):
     return code, capsys.readouterr()
 
 
-def test_check_tells_the_backlog(url, capsys):
+def test_check_tells_backlog(url, capsys):
     code, told = answer(capsys, "check", url)
     assert (code, told.out) == (0, "connected; 1 messages wait to be read\n")
 
@@ -47,7 +47,7 @@ def test_check_of_brokers_that_do_not_answer_says_so_and_fails(capsys):
         assert told.out.startswith(f"problem: asking {cluster.brokers}")
 
 
-def test_list_shows_reason_time_and_the_first_bytes(url, capsys):
+def test_list_shows_reason_time_and_first_bytes(url, capsys):
     code, told = answer(capsys, "dead-letters", "list", url)
     assert code == 0
     assert told.out.splitlines() == [
@@ -59,7 +59,7 @@ def test_list_shows_reason_time_and_the_first_bytes(url, capsys):
     ]
 
 
-def test_list_saves_the_original_bytes_under_safe_names(url, capsys, tmp_path):
+def test_list_saves_original_bytes_under_safe_names(url, capsys, tmp_path):
     code, told = answer(capsys, "dead-letters", "list", url, "--save", str(tmp_path / "bytes"))
     assert code == 0
     assert told.out.endswith(f"2 dead letters, their bytes in {tmp_path}/bytes\n")
@@ -81,7 +81,7 @@ def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kafka_that_is_away_fails_the_listing_and_is_named(capsys):
+def test_kafka_that_is_away_fails_listing_and_is_named(capsys):
     with KafkaCluster() as cluster:
         brokers = cluster.brokers
     code, told = answer(capsys, "dead-letters", "list", f"kafka://{brokers}/clicks")

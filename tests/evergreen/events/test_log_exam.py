@@ -68,7 +68,7 @@ def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     assert subscriber.list_dead_letters() == []
 
 
-def test_a_pull_ends_with_the_message_by_which_it_has_so_many_bytes(bench, publisher, subscriber, monkeypatch):
+def test_pull_ends_with_message_by_which_it_has_so_many_bytes(bench, publisher, subscriber, monkeypatch):
     monkeypatch.setattr(event_log, "MAX_PULL_BYTES", 100_000)
     count = 100  # librdkafka's mock keeps 5 MB
     publisher.publish([(f"{number:03d}", b"x" * 40_000) for number in range(count)])
@@ -106,7 +106,7 @@ def test_unacknowledged_message_is_delivered_again_with_its_bytes(bench, publish
     assert again.token != first.token
 
 
-def test_late_acknowledgement_with_a_stale_token_is_ignored(bench, publisher, subscriber):
+def test_late_acknowledgement_with_stale_token_is_ignored(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     (stale,) = pull(subscriber, count=1)
     bench.expire_leases()
@@ -136,7 +136,7 @@ def test_message_published_again_is_recognised_by_its_id(bench, publisher, subsc
         assert set(again) <= {"a"}
 
 
-def test_other_content_under_a_known_id_is_delivered_too(bench, publisher, subscriber):
+def test_other_content_under_known_id_is_delivered_too(bench, publisher, subscriber):
     publisher.publish([("session", b"first"), ("session", b"second")])
     publisher.publish([("session", b"third"), ("session", b"first")])
     deliveries = bench.rest(subscriber)
@@ -157,7 +157,7 @@ def test_other_content_under_a_known_id_is_delivered_too(bench, publisher, subsc
     assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
 
 
-def test_poison_becomes_a_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
+def test_poison_becomes_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
@@ -208,7 +208,7 @@ def test_slow_reader_holds_no_more_than_its_bound_and_loses_nothing(bench, publi
     assert most <= 20
 
 
-def test_messages_survive_the_readers_closing_and_reopening(bench, publisher, subscriber):
+def test_messages_survive_readers_closing_and_reopening(bench, publisher, subscriber):
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3")])
     pulled = {d.message_id: d for d in pull(subscriber, count=3)}
     subscriber.acknowledge([pulled["a"].token])
@@ -220,7 +220,7 @@ def test_messages_survive_the_readers_closing_and_reopening(bench, publisher, su
     assert names(reopened.list_dead_letters()) == ["b"]
 
 
-def test_what_a_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber):
+def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber):
     process = start(PUBLISH_FOR_EVER, bench)
     try:
         told = [name for _ in range(20) for name in process.stdout.readline().split()]
@@ -248,7 +248,7 @@ def test_what_a_killed_publisher_was_told_is_stored_is_delivered(bench, subscrib
     wait_for(all_came, "every message that was told to be stored")
 
 
-def test_what_a_killed_reader_had_not_acknowledged_goes_to_the_next(bench, publisher):
+def test_what_killed_reader_had_not_acknowledged_goes_to_next(bench, publisher):
     publisher.publish([("a", b"1"), ("b", b"2"), ("c", b"3"), ("done", b"4")])
     process = start(PULL_AND_HOLD, bench)
     try:
@@ -297,7 +297,7 @@ def test_connected_log_has_no_problem_and_is_read_up_to_now_once_it_is_empty(ben
     wait_for(lambda: subscriber.problem() is None, "the connection")
 
 
-def test_mark_rests_while_a_pulled_message_is_not_acknowledged(bench, publisher, subscriber):
+def test_mark_rests_while_pulled_message_is_not_acknowledged(bench, publisher, subscriber):
     bench.rest(subscriber)
     bench.expire_leases()
     published_after = time.time() + getattr(bench, "passed", 0.0)

@@ -8,7 +8,7 @@ from evergreen.runtime.errors import ContractError
 from tests.support.log_benches import open_log
 
 
-def test_a_log_url_opens_the_file_it_names(tmp_path):
+def test_log_url_opens_file_it_names(tmp_path):
     folder = tmp_path / "a log"
     folder.mkdir()
     SqliteLog(folder / "log.db").publish([("m", b"x")])
@@ -64,7 +64,7 @@ def test_another_log_url_is_refused(url, text, open_end):
         open_end(url)
 
 
-def test_a_range_in_a_url_names_a_log_for_each_partition():
+def test_range_in_url_names_log_for_each_partition():
     assert partition_urls("kafka://broker:9092/clicks?group=monitor") == ["kafka://broker:9092/clicks?group=monitor"]
     urls = partition_urls("kafka://broker:9092/clicks-{0-10}?group=monitor-{0-10}")
     assert urls == [f"kafka://broker:9092/clicks-{n}?group=monitor-{n}" for n in range(11)]

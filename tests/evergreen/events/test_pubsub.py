@@ -39,7 +39,7 @@ def mortal_server(pubsub_server, tmp_path):
         emulator.stop()
 
 
-def test_server_that_dies_is_reported_and_the_ends_reconnect_when_it_is_back(mortal_server, tmp_path):
+def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_server, tmp_path):
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
     subscriber = bench.subscriber()
     publisher = PubsubPublisher(bench.names, publisher_client(seconds=1.0))
@@ -74,7 +74,7 @@ def test_server_that_dies_is_reported_and_the_ends_reconnect_when_it_is_back(mor
         bench.close()
 
 
-def test_acknowledgement_that_a_frozen_server_did_not_confirm_is_an_error_and_reading_goes_on(
+def test_acknowledgement_that_frozen_server_did_not_confirm_is_error_and_reading_goes_on(
     mortal_server, tmp_path, monkeypatch
 ):
     """Whether the server carries the call out once it goes on is its affair: the message comes again, or is done."""
@@ -122,7 +122,7 @@ def test_absent_topic_and_subscription_are_named(bench):
     client.close()
 
 
-def test_subscription_that_is_deleted_while_it_is_read_is_a_permanent_error(bench):
+def test_subscription_that_is_deleted_while_it_is_read_is_permanent_error(bench):
     subscriber = PubsubSubscriber(
         bench.names, PubsubSettings(lease_seconds=10.0), publisher=publisher_client(), subscriber=subscriber_client()
     )
@@ -138,7 +138,7 @@ def test_subscription_that_is_deleted_while_it_is_read_is_a_permanent_error(benc
     assert bench.names.subscription in subscriber.problem()
 
 
-def test_url_opens_both_ends_and_makes_what_is_missing_on_the_emulator(bench):
+def test_url_opens_both_ends_and_makes_what_is_missing_on_emulator(bench):
     name, options = uuid.uuid4().hex[:6], "lease_seconds=12.5&settle_seconds=0.5"
     both = open_log(f"pubsub://evergreen-test/fresh-{name}?subscription=mine-{name}&{options}")
     both.publisher.publish([("a", b"1")])
@@ -146,7 +146,7 @@ def test_url_opens_both_ends_and_makes_what_is_missing_on_the_emulator(bench):
     both.close()
 
 
-def test_dead_letter_and_a_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):
+def test_dead_letter_and_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):
     client = publisher_client()
     publish_all(
         client,

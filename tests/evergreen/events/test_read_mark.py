@@ -13,7 +13,7 @@ def mark_at(mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0,
     return None if value is None else value - START
 
 
-def test_nothing_is_known_before_a_killed_predecessors_leases_have_run_out():
+def test_nothing_is_known_before_killed_predecessors_leases_have_run_out():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 1.0, at=1.0)
     assert mark_at(mark, 29.9) is None
@@ -25,7 +25,7 @@ def test_still_log_is_read_up_to_now_but_for_what_may_be_on_its_way():
     assert [mark_at(mark, at) for at in (30.0, 31.0, 100.0)] == [25.0, 26.0, 95.0]
 
 
-def test_busy_log_is_read_up_to_its_newest_message_since_a_backlog_may_follow():
+def test_busy_log_is_read_up_to_its_newest_message_since_backlog_may_follow():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START - 1000.0, at=99.0)
     assert mark_at(mark, 100.0) == -1005.0
@@ -36,7 +36,7 @@ def test_busy_log_is_read_up_to_its_newest_message_since_a_backlog_may_follow():
     assert mark_at(mark, 105.5) == 100.5
 
 
-def test_mark_does_not_pass_the_oldest_message_in_hand():
+def test_mark_does_not_pass_oldest_message_in_hand():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 40.0, at=40.0)
     mark.arrived(START + 50.0, at=50.0)
@@ -45,7 +45,7 @@ def test_mark_does_not_pass_the_oldest_message_in_hand():
     assert mark_at(mark, 500.0) == 495.0
 
 
-def test_mark_rests_while_the_stream_is_down_and_until_its_leases_have_run_out():
+def test_mark_rests_while_stream_is_down_and_until_its_leases_have_run_out():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     assert mark_at(mark, 60.0) == 55.0
     assert mark_at(mark, 200.0, connected_at=None) == 55.0
@@ -53,7 +53,7 @@ def test_mark_rests_while_the_stream_is_down_and_until_its_leases_have_run_out()
     assert mark_at(mark, 230.0, connected_at=200.0) == 225.0
 
 
-def test_publish_time_ahead_of_our_clock_does_not_move_the_mark_past_now():
+def test_publish_time_ahead_of_our_clock_does_not_move_mark_past_now():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START + 900.0, at=60.0)
     assert mark_at(mark, 61.0) == 56.0

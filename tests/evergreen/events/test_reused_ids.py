@@ -10,7 +10,7 @@ from tests.support.processes import wait_for
 PAGES = [prediction("session 7", 10, time=START + page, seed=page) for page in range(5)]
 
 
-def test_monitor_counts_and_keeps_the_requests_that_it_cannot_join(tmp_path, bench, publisher, subscriber):
+def test_monitor_counts_and_keeps_requests_that_it_cannot_join(tmp_path, bench, publisher, subscriber):
     settings, clock = monitor_settings(tmp_path), Clock(START + 10)
     store = Store(settings.state / "monitor.db")
     monitor = Monitor(

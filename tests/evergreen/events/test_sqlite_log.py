@@ -27,7 +27,7 @@ def path(tmp_path):
     return tmp_path / "log.sqlite"
 
 
-def test_locked_database_is_a_temporary_error_and_the_message_goes_through_later(path):
+def test_locked_database_is_temporary_error_and_message_goes_through_later(path):
     log = SqliteLog(path, busy_timeout_seconds=0.01)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -42,7 +42,7 @@ def test_locked_database_is_a_temporary_error_and_the_message_goes_through_later
     log.close()
 
 
-def test_full_disk_is_a_temporary_error_and_leaves_no_transaction_open(path):
+def test_full_disk_is_temporary_error_and_leaves_no_transaction_open(path):
     log = SqliteLog(path)
     (pages,) = log._connection.execute("PRAGMA page_count").fetchone()
     log._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
@@ -55,13 +55,13 @@ def test_full_disk_is_a_temporary_error_and_leaves_no_transaction_open(path):
     log.close()
 
 
-def test_file_that_is_no_database_is_a_permanent_error(path):
+def test_file_that_is_no_database_is_permanent_error(path):
     path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
     with pytest.raises(PermanentError, match=r"log\.sqlite: file is not a database"):
         SqliteLog(path)
 
 
-def test_file_of_an_older_version_is_a_permanent_error(path):
+def test_file_of_older_version_is_permanent_error(path):
     with sqlite3.connect(path) as older:
         older.execute(
             "CREATE TABLE messages (number INTEGER PRIMARY KEY, message_id TEXT NOT NULL UNIQUE, payload BLOB,"
@@ -102,7 +102,7 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     log.close()
 
 
-def test_mark_waits_for_what_a_killed_predecessor_had_leased(path):
+def test_mark_waits_for_what_killed_predecessor_had_leased(path):
     now = 1000.0
     killed = SqliteLog(path, lease_seconds=30.0, clock=lambda: now)
     killed.publish([("leased", b"1")])
@@ -144,7 +144,7 @@ def test_mark_moves_only_when_all_that_waits_was_pulled_and_acknowledged(path):
     log.close()
 
 
-def test_file_that_was_moved_away_is_a_problem_although_it_still_answers(path):
+def test_file_that_was_moved_away_is_problem_although_it_still_answers(path):
     log = SqliteLog(path)
     assert log.problem() is None
     path.rename(path.with_name("moved"))
@@ -166,7 +166,7 @@ def test_threads_may_share_one_end(path):
     log.close()
 
 
-def test_openers_of_a_new_file_do_not_fail_each_other(tmp_path):
+def test_openers_of_new_file_do_not_fail_each_other(tmp_path):
     # Before opening was retried, 1 round in 50 failed with "database is locked".
     start = threading.Barrier(4)
 
@@ -189,7 +189,7 @@ def test_sigkill_loses_no_published_message_and_leaves_no_half_batch(path):
     log.close()
 
 
-def test_a_clock_that_was_set_back_holds_up_neither_the_messages_nor_the_mark(path):
+def test_clock_that_was_set_back_holds_up_neither_messages_nor_mark(path):
     now = [86_400.0 + 1000.0]
     dead = SqliteLog(path, clock=lambda: now[0])
     dead.publish([("a", b"1"), ("b", b"2")])

@@ -95,14 +95,14 @@ def initial(request, tmp_path):
     return config, network, [torch.tensor(each) for each in of_slots(weights, config.widths, sizes)]
 
 
-def test_ids_are_those_of_the_places_slots_and_padding_where_nothing_is():
+def test_ids_are_those_of_places_slots_and_padding_where_nothing_is():
     _, found = encoded(workflow_without(), np.array([[0.5, 0]]), np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
     assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0, FIRST_ID + 2]]
     _, found = encoded(workflow_without("user", "tags"), np.array([[np.nan, 0]]), np.full((1, 10), 10))
     assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1, 1]]
 
 
-def test_a_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
+def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     config, network, slots = initial
     workflow = workflow_without()
     sizes, (dense, ids) = workflow.slot_sizes, encoded(workflow, *raw_rows())
@@ -169,7 +169,7 @@ def test_tables_of_other_sizes_are_refused(tmp_path):
         make_engine("pytorch", CONFIG, [5] * 4, **asked)
 
 
-def test_lists_without_room_or_with_a_table_that_is_none_are_refused():
+def test_lists_without_room_or_with_table_that_is_none_are_refused():
     with pytest.raises(ContractError, match="max is 0, expected at least 1"):
         ListOptions(max=0)
     with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):

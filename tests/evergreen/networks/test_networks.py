@@ -68,7 +68,7 @@ def sigmoid(values):
 
 
 @every_network
-def test_logits_are_the_papers(config):
+def test_logits_are_papers(config):
     network = network_of(config)
     with torch.no_grad():
         network.bias.fill_(0.7)
@@ -79,7 +79,7 @@ def test_logits_are_the_papers(config):
 
 
 @every_network
-def test_dropout_is_off_outside_training_and_the_seed_decides_the_weights(config):
+def test_dropout_is_off_outside_training_and_seed_decides_weights(config):
     dense, embeddings = inputs(config)
     one, again, other = (logits(network_of(config, seed), dense, embeddings) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
@@ -87,7 +87,7 @@ def test_dropout_is_off_outside_training_and_the_seed_decides_the_weights(config
 
 
 @every_network
-def test_the_configuration_survives_json(config):
+def test_configuration_survives_json(config):
     document = json.loads(json.dumps(config.as_document()))
     assert config_from_document(document) == config
     with pytest.raises(ContractError, match="unknown or missing names"):
@@ -115,7 +115,7 @@ def answers(session, dense, categorical):
     return session.run(None, {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical})[0]
 
 
-def test_the_served_graph_scores_raw_rows_as_the_formula_scores_encoded_ones(served):
+def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
     config, network, workflow, table, session = served
     dense, categorical = nasty_rows(workflow, 300, 5, dense_up_to=1e5, strange_dense=False)
     rows = workflow.encode_categorical(categorical) + slot_offsets(workflow.slot_sizes)
@@ -125,7 +125,7 @@ def test_the_served_graph_scores_raw_rows_as_the_formula_scores_encoded_ones(ser
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 7, 999], ids="{} rows each".format)
-def test_how_a_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
+def test_how_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
     _, _, workflow, _, session = served
     dense, categorical = nasty_rows(workflow, 4096, 1)
     whole = answers(session, dense, categorical)
@@ -163,7 +163,7 @@ def test_what_no_network_has_is_refused_by_name(network, settings, message):
 
 
 @pytest.mark.parametrize("network", ["deepfm", "dlrm"])
-def test_a_network_that_multiplies_vectors_refuses_those_of_another_width_by_name(network):
+def test_network_that_multiplies_vectors_refuses_those_of_another_width_by_name(network):
     options = {"item": CategoricalOptions(embed=8)}
     features = Features(numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options)
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
@@ -175,7 +175,7 @@ def test_a_network_that_multiplies_vectors_refuses_those_of_another_width_by_nam
     assert network_config(replace(shop, features=replace(features, categorical_options=same))).widths == ()
 
 
-def test_one_width_of_all_columns_is_the_models_and_a_list_has_its_tables():
+def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
     lists = {"last": ListOptions(table="item"), "tags": ListOptions(embed=4)}
     for embeds, expected in (({"user": 8, "item": 32}, (16, (8, 32, 32, 4))), ({"user": 4, "item": 4}, (4, ()))):
         options = {name: CategoricalOptions(embed=embed) for name, embed in embeds.items()}
@@ -187,7 +187,7 @@ def test_one_width_of_all_columns_is_the_models_and_a_list_has_its_tables():
 
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])
-def test_a_dlrm_without_a_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
+def test_dlrm_without_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
     with pytest.raises(ContractError, match="expected two categorical columns, or one beside numeric ones"):
         shaped("dlrm", SHAPE, num_dense=num_dense, num_categorical=num_categorical)
 
@@ -211,7 +211,7 @@ def assert_normal(values, deviation):
 
 
 @pytest.mark.parametrize("rank", [0, 48], ids=["v1", "v2"])
-def test_a_fresh_dcn_has_hugectrs_distributions(rank):
+def test_fresh_dcn_has_hugectrs_distributions(rank):
     settings = {"embedding_dim": 16, "num_cross_layers": 4, "tower": (256, 64), "projection_dim": rank}
     config = shaped("dcn", settings, **WIDTHS)
     dense, n = parameters(network_of(config)), config.input_width

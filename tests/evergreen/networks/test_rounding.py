@@ -14,7 +14,7 @@ TABLE[:4] = [[0, 0, 0], [1e-45, -3e-43, 2e-44], [-7, 0, 7], [3, 4e-9, -1e4]]
 
 
 @pytest.mark.parametrize("numbers", TABLE_TYPES)
-def test_each_number_becomes_the_nearest_and_each_vector_is_rounded_by_itself(numbers):
+def test_each_number_becomes_nearest_and_each_vector_is_rounded_by_itself(numbers):
     found = round_table(TABLE, numbers)
     vectors, largest = found.vectors(), np.abs(TABLE).max(axis=1, keepdims=True).astype(np.float64)
     assert found.values.dtype == numbers
@@ -28,7 +28,7 @@ def test_each_number_becomes_the_nearest_and_each_vector_is_rounded_by_itself(nu
     np.testing.assert_array_equal(round_table(TABLE[shuffled], numbers).vectors(), vectors[shuffled])
 
 
-def test_a_table_takes_as_many_bytes_as_the_settings_say():
+def test_table_takes_as_many_bytes_as_settings_say():
     found = {numbers: round_table(TABLE, numbers) for numbers in TABLE_TYPES}
     assert [each.values.nbytes / TABLE.nbytes for each in found.values()] == [1, 1 / 2, 1 / 4]
     assert found["int8"].scales.nbytes == 4 * len(TABLE)
@@ -37,13 +37,13 @@ def test_a_table_takes_as_many_bytes_as_the_settings_say():
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_number_that_is_not_finite_stays_a_finding_of_its_own_vector(numbers, bad):
+def test_number_that_is_not_finite_stays_finding_of_its_own_vector(numbers, bad):
     table = np.ones((3, 2), np.float32)
     table[1, 0] = bad
     assert np.isfinite(round_table(table, numbers).vectors()).all(axis=1).tolist() == [True, False, True]
 
 
-def test_other_numbers_are_refused_by_the_gate_and_by_the_release():
+def test_other_numbers_are_refused_by_gate_and_by_release():
     recommender = criteo_with(release={"tables": "int4"})
     for read in (served_tables, lambda each: each.section("release", RolloutSettings)):
         with pytest.raises(ContractError, match="tables is 'int4', expected one of float32, float16, int8"):

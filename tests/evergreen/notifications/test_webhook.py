@@ -21,11 +21,11 @@ def test_address_that_no_request_can_hold_is_refused_at_once_and_not_tried_again
 
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "a..b"])
-def test_host_that_no_name_can_be_is_refused_without_an_error_that_tells_it(host):
+def test_host_that_no_name_can_be_is_refused_without_error_that_tells_it(host):
     assert post(f"http://{host}/hook", b"{}", timeout_seconds=1.0) == ("refused", NO_ADDRESS, None)
 
 
-def test_program_that_lives_long_tries_a_wrong_file_again(tmp_path, listening):
+def test_program_that_lives_long_tries_wrong_file_again(tmp_path, listening):
     (tmp_path / "webhook").write_text(f"http://{listening}/hook é")
     answer = post_to_file(tmp_path / "webhook", b"{}", timeout_seconds=1.0)
     assert answer.state == "retry"

@@ -34,7 +34,7 @@ def run(tmp_path, capsys):
     return run
 
 
-def test_a_click_log_becomes_an_accepted_file(run, tmp_path):
+def test_click_log_becomes_accepted_file(run, tmp_path):
     log, drafted = tmp_path / "My Clicks.csv", tmp_path / "recommender.yaml"
     log.write_text("clicked,price,item_id\n0,1.5,3\n1,2.5,4\n")
     assert run("init", log, "--output", drafted)[0] == 0
@@ -48,7 +48,7 @@ def test_a_click_log_becomes_an_accepted_file(run, tmp_path):
     assert run("diff", "current", tmp_path / "shown.yaml") == (0, "0 differences\n")
 
 
-def test_the_schema_of_the_records_is_that_of_the_file_and_the_published_one_is_current(run, file, capsys):
+def test_schema_of_records_is_that_of_file_and_published_one_is_current(run, file, capsys):
     assert main(["records", "examples/shop/recommender.yaml"]) == 0
     assert capsys.readouterr().out == Path("docs/records.proto").read_text(), "make golden writes it"
     run("accept", file, "--why", "x")
@@ -58,13 +58,13 @@ def test_the_schema_of_the_records_is_that_of_the_file_and_the_published_one_is_
     assert "--store is not given" in capsys.readouterr().err
 
 
-def test_a_draft_does_not_replace_a_file(run, tmp_path, file):
+def test_draft_does_not_replace_file(run, tmp_path, file):
     (tmp_path / "log.csv").write_text("clicked,price\n0,1.5\n1,2.5\n")
     code, printed = run("init", tmp_path / "log.csv", "--output", file)
     assert (code, "exists already" in printed, file.read_text()) == (2, True, SHOP)
 
 
-def test_a_wrong_file_is_neither_sound_nor_accepted(run, file):
+def test_wrong_file_is_neither_sound_nor_accepted(run, file):
     file.write_text(SHOP.replace("price", "score"))
     for line in (("check", file), ("accept", file, "--why", "x")):
         code, printed = run(*line)
@@ -73,7 +73,7 @@ def test_a_wrong_file_is_neither_sound_nor_accepted(run, file):
     assert run("log") == (0, "no recommender was accepted yet\n")
 
 
-def test_accepting_says_what_changes_and_the_same_again_is_refused(run, file):
+def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
     assert run("accept", file, "--why", "first")[0] == 0
     assert run("accept", file, "--why", "again")[0] == 2
     file.write_text(SHOP.replace("[price]", "[price, age]") + "training: {seed: 7}\n")
@@ -111,7 +111,7 @@ def test_accepting_says_when_live_model_cannot_be_continued(run, file, tmp_path)
         assert ("run it again with `--from-scratch`" in printed) == told
 
 
-def test_a_difference_of_any_key_is_told(run, file, tmp_path):
+def test_difference_of_any_key_is_told(run, file, tmp_path):
     assert run("accept", file, "--why", "first")[0] == 0
     other = tmp_path / "other.yaml"
     other.write_text(

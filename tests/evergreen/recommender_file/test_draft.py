@@ -35,7 +35,7 @@ def write(path, content):
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "csv.gz", "bom"])
-def test_columns_of_a_text_file_get_their_roles(form, tmp_path):
+def test_columns_of_text_file_get_their_roles(form, tmp_path):
     text = "\n".join(line.replace(",", "\t") for line in CLICKS.replace('"Boots, black"', "Boots").splitlines())
     content = {"csv": CLICKS, "tsv": text, "csv.gz": gzip.compress(CLICKS.encode()), "bom": "\ufeff" + CLICKS}[form]
     comments, recommender = drafted(write(tmp_path / f"clicks.{form}", content))
@@ -51,7 +51,7 @@ def test_columns_of_a_text_file_get_their_roles(form, tmp_path):
     assert "#   day: text; 2 distinct values such as 2026-11-01. Times (2026-11-01 to 2026-11-02, 2 rows a" in comments
 
 
-def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
+def test_columns_of_parquet_file_get_their_roles(tmp_path):
     when = [datetime.datetime(2026, 11, day, tzinfo=datetime.timezone.utc) for day in (1, 2, 3)]
     columns = {
         "label": [0, 1, 0],
@@ -98,7 +98,7 @@ def test_columns_of_a_parquet_file_get_their_roles(tmp_path):
 
 
 @pytest.mark.parametrize(("column", "weight"), [("Sample-Weight", "Sample-Weight"), ("weight", None)])
-def test_a_column_named_as_a_sample_weight_is_one_and_no_feature(column, weight, tmp_path):
+def test_column_named_as_sample_weight_is_one_and_no_feature(column, weight, tmp_path):
     rows = f"clicked,price,{column}\n0,0.5,10\n1,1.5,1.5\n"
     comments, recommender = drafted(write(tmp_path / "a.csv", rows))
     assert recommender.data.weight == weight
@@ -123,7 +123,7 @@ def test_several_columns_of_zeros_and_ones_are_told_apart_by_name_or_asked_for(t
     assert "label: FILL IN  # which of 'is_new', 'is_red' says whether" in draft(read_sample(unnamed), name="shop")
 
 
-def test_a_log_without_a_label_asks_for_it_and_no_file_is_valid_before_it_is_answered(tmp_path):
+def test_log_without_label_asks_for_it_and_no_file_is_valid_before_it_is_answered(tmp_path):
     path = write(tmp_path / "a.csv", "price,clicks\n0.5,3\n1.5,9\n")
     text = draft(read_sample(path), name="shop")
     assert "label: FILL IN  # no column holds only 0 and 1" in text
@@ -132,19 +132,19 @@ def test_a_log_without_a_label_asks_for_it_and_no_file_is_valid_before_it_is_ans
     assert parse_recommender(text.replace("FILL IN", "sold"), source="d").data.label == "sold"
 
 
-def test_a_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
+def test_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
     comments, recommender = drafted(write(tmp_path / "a.csv", "clicked,price\n0,0.5\n1,1.5\n"))
     assert "  categorical: []  # none found" in comments
     assert recommender.features.names == ("price",)
 
 
-def test_a_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
+def test_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
     comments, recommender = drafted(write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n"))
     assert recommender.features.names == ("price", "item_id")
     assert "#   a/b: " in comments
 
 
-def test_lines_that_are_no_rows_are_counted_and_named_in_the_draft(tmp_path):
+def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
     comments, _ = drafted(write(tmp_path / "a.csv", "clicked,price,item_id\n0,1.5,3\n1\n1,2.5,4\n"))
     assert "from all 2 rows of 'a.csv'.\n# 1 line beside these could not be read as rows, first:" in comments
     assert "#   line 3: 1 columns, expected 3" in comments
@@ -169,7 +169,7 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_the_draft(tmp_path):
         ("absent.csv", None, "is no file, expected one of rows"),
     ],
 )
-def test_a_file_of_which_nothing_can_be_drafted_is_refused_with_the_reason(name, content, message, tmp_path):
+def test_file_of_which_nothing_can_be_drafted_is_refused_with_reason(name, content, message, tmp_path):
     if content is not None:
         write(tmp_path / name, content)
     with pytest.raises(ContractError, match=message):
@@ -184,7 +184,7 @@ CELLS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_infinity=True
     st.dictionaries(st.text(min_size=1, max_size=8), st.lists(CELLS, min_size=4, max_size=4), max_size=6),
     st.lists(st.integers(0, 1), min_size=4, max_size=4),
 )
-def test_whatever_a_log_holds_its_draft_is_a_sound_file(tmp_path, columns, clicks):
+def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
     table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "item_id": [1, 2, 3, 4], "clicked": clicks}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
@@ -195,7 +195,7 @@ def test_whatever_a_log_holds_its_draft_is_a_sound_file(tmp_path, columns, click
     assert "price_of_it" in parse_recommender(answered, source="draft").features.numeric
 
 
-def test_a_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
+def test_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
     users, items = [f"u{n}" for n in range(MANY)], [f"i{n}" for n in range(MANY - 1)]
     columns = {"label": [0, 1] * (MANY // 2), "user": users, "item": [*items, items[0]], "price": list(range(MANY))}
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")

@@ -40,7 +40,7 @@ training:
 """
 
 
-def test_a_file_says_name_columns_and_settings():
+def test_file_says_name_columns_and_settings():
     assert parse_recommender(SHOP, source="shop.yaml") == Recommender(
         name="shop",
         data=ColumnNames(label="clicked", event_time="ts"),
@@ -50,14 +50,14 @@ def test_a_file_says_name_columns_and_settings():
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [tuple(each.values()) for each in MISTAKES["file"]])
-def test_a_mistake_is_named_by_file_line_path_value_and_what_was_expected(old, new, message):
+def test_mistake_is_named_by_file_line_path_value_and_what_was_expected(old, new, message):
     assert SHOP.count(old) == 1 or old == "shop"
     with pytest.raises(ContractError, match=f"^shop.yaml:{re.escape(message)}"):
         parse_recommender(SHOP.replace(old, new, 1), source="shop.yaml")
 
 
 @pytest.mark.parametrize(("column", "options", "message"), [tuple(each.values()) for each in MISTAKES["options"]])
-def test_a_mistake_in_the_options_of_a_column_is_named_with_the_column(column, options, message):
+def test_mistake_in_options_of_column_is_named_with_column(column, options, message):
     kind = "lists" if column == "tags" else "numeric"
     text = SHOP.replace("numeric: [price]", f"{kind}: {{{column}: {{{options}}}}}")
     with pytest.raises(ContractError, match=f"^shop.yaml:7: features.{kind}.{column}.{re.escape(message)}"):
@@ -121,7 +121,7 @@ BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
 
 
 @pytest.mark.parametrize("kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__)
-def test_no_whole_number_of_a_setting_is_without_a_bound(kind):
+def test_no_whole_number_of_setting_is_without_bound(kind):
     """10^17 rows, columns, steps or processes are a mistake, and are refused before anything is allocated."""
     hints = get_type_hints(kind)
     given = {"num_dense": 1, "num_categorical": 2} if issubclass(kind, NetworkConfig) else {}
@@ -132,7 +132,7 @@ def test_no_whole_number_of_a_setting_is_without_a_bound(kind):
                     read_mapping(kind, {**given, each.name: value}, path="section")
 
 
-def test_a_file_without_any_feature_is_refused():
+def test_file_without_any_feature_is_refused():
     with pytest.raises(ContractError, match="shop.yaml:3: features names no column"):
         parse_recommender("format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: []}", source="shop.yaml")
 
@@ -143,12 +143,12 @@ def test_words_that_older_yaml_takes_for_something_else_are_texts_and_quoted_ran
     assert parse_recommender(text, source="it").features.numeric == ("on", "no", "2026-11-23", "1:30", "010", "a1..a3")
 
 
-def test_numbers_in_a_range_keep_their_leading_zeros():
+def test_numbers_in_range_keep_their_leading_zeros():
     text = "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: [price], categorical: [c08..c11]}"
     assert parse_recommender(text, source="it").features.categorical == ("c08", "c09", "c10", "c11")
 
 
-def test_the_example_describes_criteos_recommender():
+def test_example_describes_criteos_recommender():
     assert read_recommender(REPOSITORY / "examples/criteo/recommender.yaml") == CRITEO_RECOMMENDER
 
 
@@ -159,7 +159,7 @@ def test_criteos_columns_are_written_as_two_ranges():
     )
 
 
-def test_columns_may_have_options_and_a_range_of_them_the_same():
+def test_columns_may_have_options_and_range_of_them_same():
     options = "  numeric: {price: {indicator: true, transform: [clip(-1.5..3e2), minmax]}, n1..n2: {fill: 2}, age: }\n"
     read = parse_recommender(SHOP.replace("  numeric: [price]\n", options), source="it")
     assert read.features.numeric == ("price", "n1", "n2", "age")

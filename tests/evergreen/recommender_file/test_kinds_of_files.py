@@ -84,7 +84,7 @@ def question_of(path, key):
         (None, lambda time: f"{time:%Y-%m-%d}"),
     ],
 )  # fmt: skip
-def test_times_are_recognized_and_the_days_that_result_are_said(form, written, write):
+def test_times_are_recognized_and_days_that_result_are_said(form, written, write):
     path = write(clicks(**USERS, timestamp=lambda row: written(row["time"])))
     text, recommender = drafted(path)
     assert (recommender.data.event_time, recommender.data.time_format) == ("timestamp", form)
@@ -107,11 +107,11 @@ def test_times_before_2000_are_said_loudly(write):
         ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
     ],
 )
-def test_a_column_named_like_times_that_holds_none_is_asked_about(name, written, said, write):
+def test_column_named_like_times_that_holds_none_is_asked_about(name, written, said, write):
     assert said in question_of(write(clicks(**USERS, **{name: written})), "event_time")
 
 
-def test_times_of_two_forms_are_asked_about_with_the_days_of_each(write):
+def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
     assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day of May, or a moment in July
     assert "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)" in asked
@@ -125,13 +125,13 @@ def test_birthdays_are_no_times_of_rows_and_are_left_out_with_their_days(tmp_pat
     assert "rows have no time between 1990 and tomorrow" in line_of(text, "born")
 
 
-def test_hours_of_the_day_are_no_times(write):
+def test_hours_of_day_are_no_times(write):
     _, recommender = drafted(write(clicks(**USERS, hour=lambda row: row["time"].hour)))
     assert recommender.data.event_time == "event_time"
     assert "hour" in recommender.features.categorical
 
 
-def test_only_one_column_is_the_time_and_two_likely_ones_are_asked_about(write):
+def test_only_one_column_is_time_and_two_likely_ones_are_asked_about(write):
     times = {name: lambda row: f"{row['time']:%Y-%m-%dT%H:%M:%SZ}" for name in ("begin", "end", "updated_at")}
     text, recommender = drafted(write(clicks(**USERS, **times, created_at=times["end"])))
     assert recommender.data.event_time == "created_at"
@@ -139,7 +139,7 @@ def test_only_one_column_is_the_time_and_two_likely_ones_are_asked_about(write):
     assert "which of 'begin', 'end', 'updated_at'" in question_of(write(clicks(**USERS, **times)), "event_time")
 
 
-def test_rows_without_times_are_each_a_request_and_ingest_needs_days(write):
+def test_rows_without_times_are_each_request_and_ingest_needs_days(write):
     text, recommender = drafted(write(clicks(**USERS)))
     assert (recommender.data.event_time, recommender.data.request_id) == ("event_time", "request_id")
     assert "`evergreen ingest` needs --last-day and --days" in line_of(text, "event_time")
@@ -158,7 +158,7 @@ def test_rows_without_times_are_each_a_request_and_ingest_needs_days(write):
         ("search_id", lambda row: row["n"] % 2, ("search_id", "row")),
     ],
 )
-def test_a_key_is_proposed_only_where_it_is_another_in_each_row(name, place, expected, write):
+def test_key_is_proposed_only_where_it_is_another_in_each_row(name, place, expected, write):
     path = write(clicks(**{name: lambda row: f"s{row['n'] // 4}", "slot": place}, **USERS))
     _, recommender = drafted(path)
     assert (recommender.data.request_id, recommender.data.row) == expected
@@ -176,14 +176,14 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
-def test_few_rows_of_other_content_do_not_end_a_key_and_more_than_a_hundredth_do(num_other, is_key, write):
+def test_few_rows_of_other_content_do_not_end_key_and_more_than_hundredth_do(num_other, is_key, write):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
     for n in range(num_other):  # of 240 rows
         columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = f"q{n + 100}", 1, 2
     assert drafted(write(columns))[1].data.row == ("slot" if is_key else "row")
 
 
-def test_columns_with_the_names_of_a_key_that_are_none_are_asked_about(write):
+def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
     columns = clicks(request_id=lambda row: f"q{row['n'] // 8}", row=lambda row: row["n"] % 4, **USERS)
     assert "'row' is no key: rows of other content repeat it" in question_of(write(columns), "row")
 
@@ -205,7 +205,7 @@ def test_users_and_items_are_found_whatever_their_spelling(user, item, write):
     assert recommender.features.categorical == (user, item)
 
 
-def test_few_users_and_a_word_for_an_unknown_one_are_no_users(write):
+def test_few_users_and_word_for_unknown_one_are_no_users(write):
     few = clicks(user=lambda row: row["user"] % 3, item_id=lambda row: row["item"], click=lambda row: row["click"])
     assert drafted(write(few))[1].data.user is None
     unknown = {**few, "user": [0 if n % 3 else n for n in range(N)]}
@@ -213,7 +213,7 @@ def test_few_users_and_a_word_for_an_unknown_one_are_no_users(write):
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "id", "Nr"])
-def test_a_column_that_numbers_the_rows_is_left_out_with_a_sentence(name, write):
+def test_column_that_numbers_rows_is_left_out_with_sentence(name, write):
     text, recommender = drafted(write({name: range(N), **clicks(**USERS)}))
     assert recommender.features.names == ("user_id", "item_id")
     said = "it has no name" if not name else "It names each row, being another in all of them"
@@ -238,12 +238,12 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
         ({0: "", 1: "1"}, "holds 1 or nothing: write 0 in the rows without a click"),
     ],
 )
-def test_a_column_named_like_a_label_that_holds_others_is_asked_about(values, said, write):
+def test_column_named_like_label_that_holds_others_is_asked_about(values, said, write):
     path = write(clicks(**{**USERS, "click": lambda row: values[row["click"]]}))
     assert re.search(said, question_of(path, "label"))
 
 
-def test_a_click_comes_before_what_may_follow_it(write):
+def test_click_comes_before_what_may_follow_it(write):
     columns = clicks(booking_bool=lambda row: row["click"] * (row["n"] % 2), **USERS)
     columns["click_bool"] = columns.pop("click")
     text, recommender = drafted(write(columns))
@@ -251,7 +251,7 @@ def test_a_click_comes_before_what_may_follow_it(write):
     assert "Another outcome beside 'click_bool'" in line_of(text, "booking_bool")
 
 
-def test_a_label_with_a_gap_or_an_odd_value_is_one_and_the_rows_are_counted(write):
+def test_label_with_gap_or_odd_value_is_one_and_rows_are_counted(write):
     columns = clicks(**USERS)
     columns["click"][7], columns["click"][N - 1] = "", "Total"
     text, recommender = drafted(write(columns))
@@ -272,14 +272,14 @@ def test_two_likely_labels_are_asked_about_and_equal_ones_are_not(write):
 
 
 @pytest.mark.parametrize("name", ["nonclk", "no_click", "skipped"])
-def test_the_complement_of_the_label_is_left_out(name, write):
+def test_complement_of_label_is_left_out(name, write):
     text, recommender = drafted(write(clicks(**{name: lambda row: 1 - row["click"]}, **USERS)))
     assert recommender.data.label == "click"
     assert name not in recommender.features.names
     assert "It is 1 where 'click' is 0: the label's complement" in line_of(text, name)
 
 
-def test_other_outcomes_of_the_label_are_left_out(write):
+def test_other_outcomes_of_label_are_left_out(write):
     outcomes = {
         "purchase": lambda row: row["click"] * (row["n"] % 2),
         "conversion_id": lambda row: row["n"] % 5,
@@ -305,13 +305,13 @@ def test_other_outcomes_of_the_label_are_left_out(write):
     ],
     ids=["rating", "below zero", "words", "there or not", "in the middle"],
 )
-def test_a_column_that_decides_the_label_alone_is_left_out_and_its_auc_named(leak, write):
+def test_column_that_decides_label_alone_is_left_out_and_its_auc_named(leak, write):
     text, recommender = drafted(write(clicks(**USERS, rating=leak)))
     assert recommender.features.names == ("user_id", "item_id")
     assert "It decides the label alone (AUC 1.000)" in line_of(text, "rating") or "(AUC 0.99" in line_of(text, "rating")
 
 
-def test_another_id_in_each_row_does_not_decide_the_label(write):
+def test_another_id_in_each_row_does_not_decide_label(write):
     path = write(
         clicks(**USERS, coupon=lambda row: row["n"] * 7919 % 100_003, strong=lambda row: row["click"] + row["n"] % 3)
     )
@@ -346,7 +346,7 @@ def test_ids_of_more_than_64_bits_are_kept_as_texts(write):
     assert recommender.features.categorical_options == {"owner": WORDS}
 
 
-def test_ids_as_floats_beyond_2_to_the_53rd_are_left_out_with_a_sentence(write, tmp_path):
+def test_ids_as_floats_beyond_2_to_53rd_are_left_out_with_sentence(write, tmp_path):
     path = write(
         clicks(**USERS, member=lambda row: f"{2**53 + 2 * row['user']}.0", key=lambda row: f"{row['user'] + 1}e17")
     )
@@ -359,14 +359,14 @@ def test_ids_as_floats_beyond_2_to_the_53rd_are_left_out_with_a_sentence(write, 
 
 
 @pytest.mark.parametrize("word", ["NULL", "None", r"\N", "NA", "N/A", "-", "?", "#N/A", "", "nan"])
-def test_a_word_for_a_missing_value_changes_no_type_and_is_named(word, write):
+def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     path = write(clicks(**USERS, price=lambda row: word if row["n"] % 8 == 1 else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_a_hundredth_of_odd_values_are_malformed_rows_and_more_are_not_guessed(write):
+def test_up_to_hundredth_of_odd_values_are_malformed_rows_and_more_are_not_guessed(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
@@ -389,7 +389,7 @@ def test_truth_values_are_words_whatever_spells_them(write, tmp_path):
     assert recommender.features.categorical_options == {"is_new": WORDS}
 
 
-def test_recboles_suffixes_say_the_type(write):
+def test_recboles_suffixes_say_type(write):
     columns = {
         "user_id:token": lambda row: row["user"],
         "code:token": lambda row: f"{row['item']}.5",
@@ -427,7 +427,7 @@ def test_lists_in_brackets_need_no_separator(written, write):
     assert recommender.features.list_options == {"seen": ListOptions(max=2)}
 
 
-def test_titles_are_no_lists_and_numbers_with_a_comma_are_no_lists_either(write):
+def test_titles_are_no_lists_and_numbers_with_comma_are_no_lists_either(write):
     columns = clicks(
         **USERS, title=lambda row: f"Shoe {row['item']}, red and nice", place=lambda row: f"North {row['item']}, hall",
         preis=lambda row: f"{row['price']:.2f}".replace(".", ","),
@@ -502,7 +502,7 @@ def test_parquet_times_of_another_unit_than_meant_are_asked_about(tmp_path):
     ("user", "item", "last"),
     [("7", "3", "0"), ("u9", "i4", "1"), ("u9", "2026-05-03T06:00:00Z", "1"), ("9f86d081", "i3", "0")],
 )
-def test_a_file_without_a_header_is_refused(user, item, last, tmp_path):
+def test_file_without_header_is_refused(user, item, last, tmp_path):
     path = tmp_path / "a.csv"
     users = [f"{n * 2_654_435_761 % 2**32:08x}" if len(user) == 8 else f"{user[:-1]}{n}" for n in range(30)]
     path.write_text("\n".join([f"{user},{item},{last}", *(f"{each},{item},{n % 2}" for n, each in enumerate(users))]))
@@ -510,14 +510,14 @@ def test_a_file_without_a_header_is_refused(user, item, last, tmp_path):
         read_sample(path)
 
 
-def test_columns_named_by_numbers_are_read_if_a_name_is_a_word(write):
+def test_columns_named_by_numbers_are_read_if_name_is_word(write):
     _, recommender = drafted(
         write(clicks(click=USERS["click"], **{"101": lambda row: row["user"], "7": lambda row: row["item"]}))
     )
     assert recommender.features.categorical == ("101", "7")
 
 
-def test_a_bounded_number_of_rows_is_read_and_said(write):
+def test_bounded_number_of_rows_is_read_and_said(write):
     path = write(clicks(**USERS, shop=lambda row: 1 if row["n"] < 200 else 2))
     text = draft(read_sample(path, rows=150), name="shop", now=NOW)
     assert "from the first 150 rows of" in text

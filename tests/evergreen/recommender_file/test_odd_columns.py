@@ -25,7 +25,7 @@ def rows(n):
     ]
 
 
-def test_bytes_that_are_no_text_are_left_out_with_a_sentence(tmp_path):
+def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
     found = [{**row, "device": uuid.UUID(int=(7919 * i + 255 << 64) + i).bytes} for i, row in enumerate(rows(300))]
     pq.write_table(pa.Table.from_pylist(found), tmp_path / "rows.parquet")
     text = draft(read_sample(tmp_path / "rows.parquet"), name="shop")
@@ -54,7 +54,7 @@ def test_rows_that_are_written_again_with_their_click_are_told(tmp_path):
     assert (trial.rows, trial.equal_rows, trial.changed_labels) == (230, 0, 30)
 
 
-def test_a_folder_with_an_empty_file_has_times(tmp_path):
+def test_folder_with_empty_file_has_times(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows(30))))
     (tmp_path / "b.jsonl").write_text("")
     features = Features(numeric=(), categorical=("user_id",))

@@ -13,11 +13,11 @@ from evergreen.runtime.errors import ContractError
 from tests.support.paths import REPOSITORY
 
 
-def test_the_page_is_current():
+def test_page_is_current():
     assert (REPOSITORY / "docs/recommender.md").read_text() == reference(), "make golden writes it"
 
 
-def test_the_page_says_key_type_default_and_meaning():
+def test_page_says_key_type_default_and_meaning():
     page = reference()
     assert "| `passes` | int | `1` | Passes over the rows. |" in page
     assert "| `solver.loss_interval` | int | `100` | Steps between looks" in page
@@ -26,7 +26,7 @@ def test_the_page_says_key_type_default_and_meaning():
     assert "|  |" not in page
 
 
-def test_the_schema_is_current_and_takes_what_the_reader_takes():
+def test_schema_is_current_and_takes_what_reader_takes():
     kept = json.loads((REPOSITORY / "docs/recommender.schema.json").read_text())
     assert kept == json.loads(json.dumps(json_schema())), "make golden writes it"
     check = Draft202012Validator(kept)
@@ -58,7 +58,7 @@ def test_the_schema_is_current_and_takes_what_the_reader_takes():
     ],
     ids=str,
 )
-def test_the_schema_refuses_what_the_reader_refuses(change):
+def test_schema_refuses_what_reader_refuses(change):
     document = {"format": FORMAT, "name": "shop", "features": {"numeric": ["a"], "categorical": ["b"]}} | change
     assert not Draft202012Validator(json_schema()).is_valid(document)
     with pytest.raises(ContractError):

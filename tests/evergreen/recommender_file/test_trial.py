@@ -98,7 +98,7 @@ def test_what_ingest_would_refuse_is_refused(lines, header, refusal, write):
         raise ContractError(said(trial).partition("ingest would refuse: ")[2])
 
 
-def test_a_column_that_decides_the_label_is_a_leak_and_others_are_none(write):
+def test_column_that_decides_label_is_leak_and_others_are_none(write):
     trial = try_rows(
         write(rows(**{f"n{n}": row(n, price=(n % 5 == 0) * 3 + n % 2) for n in range(200)})), SHOP, now=NOW
     )
@@ -106,7 +106,7 @@ def test_a_column_that_decides_the_label_is_a_leak_and_others_are_none(write):
     assert "WARNING: decides the label alone, so was it known before the click? price (AUC 1.000)" in said(trial)
 
 
-def test_categories_of_the_newest_rows_that_no_earlier_row_has_are_counted(write):
+def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
     # A missing value is no category, though no earlier row has it.
     newest = {f"n{n}": row(n, item=f"new{n}" if n % 2 else "NULL") for n in range(180, 200)}
     (item,) = (each for each in try_rows(write(rows(**newest)), SHOP, now=NOW).features if each.name == "item")
@@ -116,7 +116,7 @@ def test_categories_of_the_newest_rows_that_no_earlier_row_has_are_counted(write
 
 
 @pytest.mark.parametrize(("num_other", "is_refused"), [(2, False), (3, True)])
-def test_rows_that_repeat_a_key_are_counted_and_many_of_other_content_are_refused(num_other, is_refused, write):
+def test_rows_that_repeat_key_are_counted_and_many_of_other_content_are_refused(num_other, is_refused, write):
     keyed = [f"r{n // 2},{n % 2},{row(n)}" for n in range(200)]
     again = [f"r{n},0,{row(2 * n, click=1)}" for n in range(20)]
     other = [f"r{n},1,{row(2 * n + 1, item='zzz')}" for n in range(num_other)]
@@ -139,7 +139,7 @@ def test_rows_without_times_say_what_ingest_needs(write):
     assert "no times: `evergreen ingest` needs --last-day and --days" in said(trial)
 
 
-def test_a_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path):
+def test_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path):
     write(rows()[:100], name="a.csv")
     write(["x"], name="notes.pdf")
     lines = [line.split(",") for line in rows()[100:]]
@@ -150,13 +150,13 @@ def test_a_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_pat
     assert "passed over, since they are no click logs: notes.pdf" in said(trial)
 
 
-def test_only_the_first_rows_are_looked_at_and_all_are_counted(write):
+def test_only_first_rows_are_looked_at_and_all_are_counted(write):
     trial = try_rows(write(rows()), SHOP, now=NOW, sample_rows=30)
     assert (trial.rows, trial.num_sampled, trial.clicks) == (200, 30, 40)
     assert "by the first 30 rows:" in said(trial)
 
 
-def test_the_command_ends_with_1_where_ingest_would_refuse(write, tmp_path, capsys):
+def test_command_ends_with_1_where_ingest_would_refuse(write, tmp_path, capsys):
     file = tmp_path / "shop.yaml"
     file.write_text(format_recommender(SHOP))
     assert main(["check", str(file), "--data", str(write(rows()))]) == 0
@@ -166,7 +166,7 @@ def test_the_command_ends_with_1_where_ingest_would_refuse(write, tmp_path, caps
     assert main(["check", str(file), "--data", str(tmp_path / "absent.csv")]) == 2
 
 
-def test_the_auc_of_a_column_is_that_of_all_pairs():
+def test_auc_of_column_is_that_of_all_pairs():
     generator = np.random.default_rng(3)
     labels = generator.integers(0, 2, 300).astype(np.int8)
     numbers = np.round(labels * 0.8 + generator.normal(size=300), 1)

@@ -82,7 +82,7 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     assert "nothing may go" in capsys.readouterr().out
 
 
-def test_a_version_that_was_rolled_back_to_and_a_canary_stay_however_old_they_are(installation):
+def test_version_that_was_rolled_back_to_and_canary_stay_however_old_they_are(installation):
     store, _ = installation
     first, *_, live = read_journal(store)
     append_promotion(store, replace(live, action="rollback", version=1, model_id="m1", previous_version=6))
@@ -91,7 +91,7 @@ def test_a_version_that_was_rolled_back_to_and_a_canary_stay_however_old_they_ar
     assert left(installation)[:2] == (["m1", "m2", "m6"], ["1", "2", "6"])
 
 
-def test_what_a_rollback_would_go_to_stays_although_newer_versions_were_live_since(installation):
+def test_what_rollback_would_go_to_stays_although_newer_versions_were_live_since(installation):
     store, _ = installation
     *_, live = read_journal(store)
     back = {"version": 4, "model_id": "m4", "previous_version": 6}
@@ -100,7 +100,7 @@ def test_what_a_rollback_would_go_to_stays_although_newer_versions_were_live_sin
     assert left(installation)[1] == ["3", "4", "6"]
 
 
-def test_what_is_younger_than_the_days_stays(installation):
+def test_what_is_younger_than_days_stays(installation):
     run(installation, "--yes", "--days", "150")
     assert left(installation) == (
         ["m2", "m3", "m4", "m5", "m6"],
@@ -110,9 +110,7 @@ def test_what_is_younger_than_the_days_stays(installation):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_command_that_is_killed_anywhere_leaves_whole_folders_and_the_next_one_finishes(
-    installation, monkeypatch, number
-):
+def test_command_that_is_killed_anywhere_leaves_whole_folders_and_next_one_finishes(installation, monkeypatch, number):
     removed = []
 
     class Killed(BaseException):

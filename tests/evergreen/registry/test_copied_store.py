@@ -57,7 +57,7 @@ def there(tmp_path, request):
     return there
 
 
-def test_every_reader_of_a_copied_store_reads_the_copy(there):
+def test_every_reader_of_copied_store_reads_copy(there):
     live, parent = model_store.champion(there, CURRENT), model_store.parent(there, CURRENT)
     by_name = model_store.stored_model(there, "m1"), model_store.referenced_model(there, "3")
     assert live == model_store.champion(there, "m1")
@@ -74,7 +74,7 @@ def test_every_reader_of_a_copied_store_reads_the_copy(there):
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("fault", ["flip", "shorter", "gone", "more"])
-def test_a_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fault):
+def test_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fault):
     model = stored(tmp_path / "store")
     path = model_folder(tmp_path / "store", "m1") / name
     content = bytearray(path.read_bytes())

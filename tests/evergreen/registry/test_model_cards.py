@@ -36,7 +36,7 @@ def spans(card):
     return [(each.begun.action, each.begun.time[-1], each.ended and each.ended.time[-1]) for each in card.served]
 
 
-def test_each_share_of_a_canary_is_a_span_and_its_promotion_is_one(write):
+def test_each_share_of_canary_is_span_and_its_promotion_is_one(write):
     card = write(
         ("release", 1), ("intent", 2), ("canary", 2, {"share": 0.1}), ("baked", 1), ("canary", 2, {"share": 0.5}),
         ("promote", 2), ("baked", 2),
@@ -48,7 +48,7 @@ def test_each_share_of_a_canary_is_a_span_and_its_promotion_is_one(write):
     assert {"canary at 10 %", "canary at 50 %"} < set(re.findall("version 2, ([^<]+)", card_page(card)))
 
 
-def test_a_line_is_told_as_far_as_it_is_there_and_no_longer_than_a_page(write, tmp_path):
+def test_line_is_told_as_far_as_it_is_there_and_no_longer_than_page(write, tmp_path):
     assert [each.model_id for each in write().lineage] == ["m1"]
     keep_model(tmp_path, "m1", parent_model_id="m1")
     assert len(read_card(tmp_path, "2").lineage) == MAX_ANCESTORS
@@ -59,7 +59,7 @@ def test_a_line_is_told_as_far_as_it_is_there_and_no_longer_than_a_page(write, t
     [([], True), ([("promote", 2)], False), ([("intent", 2), ("promote", 2), ("withdrawn", 2)], True)],
     ids=["taken back", "promoted since", "whose promotion was taken back"],
 )
-def test_a_model_that_was_taken_back_is_barred_until_a_person_promotes_it(write, after, is_barred):
+def test_model_that_was_taken_back_is_barred_until_person_promotes_it(write, after, is_barred):
     card = write(("release", 1), ("release", 2), ("rollback", 1, {"barred_model_id": "m2"}), *after)
     assert spans(card)[0] == ("release", "2", "3")
     assert bool(card.barred and card.barred.time == "2026-01-03") == is_barred

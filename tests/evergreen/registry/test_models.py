@@ -45,12 +45,12 @@ def store(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "version", "model_id"), [(CURRENT, 2, "second"), ("first", 1, "first"), (NONE, None, None)]
 )
-def test_current_is_what_is_live_none_is_nothing_and_a_model_is_named_by_its_id(store, reference, version, model_id):
+def test_current_is_what_is_live_none_is_nothing_and_model_is_named_by_its_id(store, reference, version, model_id):
     champion, parent = model_store.champion(store, reference), model_store.parent(store, reference)
     assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 
 
-def test_nothing_is_live_in_an_empty_store(tmp_path):
+def test_nothing_is_live_in_empty_store(tmp_path):
     assert model_store.champion(tmp_path, CURRENT) is model_store.parent(tmp_path, CURRENT) is None
 
 
@@ -81,7 +81,7 @@ def test_step_is_running_while_it_runs_and_done_after(tmp_path):
     ],
     ids=["failed", "stopped", "preempted", "refused"],
 )
-def test_a_step_that_does_not_end_well_keeps_why_until_a_retry_succeeds(tmp_path, error, state, reason):
+def test_step_that_does_not_end_well_keeps_why_until_retry_succeeds(tmp_path, error, state, reason):
     with pytest.raises(type(error)), runs.noted(tmp_path, "run-1", "training") as note:  # noqa: PT012
         note.facts["rows"] = 5
         raise error
@@ -94,7 +94,7 @@ def test_a_step_that_does_not_end_well_keeps_why_until_a_retry_succeeds(tmp_path
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "../../elsewhere", "/etc"])
-def test_a_run_whose_name_would_lead_out_of_its_folder_is_refused(tmp_path, run):
+def test_run_whose_name_would_lead_out_of_its_folder_is_refused(tmp_path, run):
     with pytest.raises(ContractError, match="run is named"), runs.noted(tmp_path / "store", run, "training"):
         pytest.fail("the step must not begin: it would remove the folder of that name")
     assert list(tmp_path.iterdir()) == []
@@ -108,7 +108,7 @@ def test_notes_come_in_step_order_without_steps_that_never_started(tmp_path):
     assert runs.read_notes(tmp_path, "run-2") == []
 
 
-def test_the_outcome_of_a_run_is_found_by_the_runs_name(tmp_path):
+def test_outcome_of_run_is_found_by_runs_name(tmp_path):
     assert runs.find_outcome(tmp_path, "a") is None
     ended = {"state": "released", "step": "", "reason": "", "version": 1, "ended_at": "2026-01-01"}
     runs.write_outcome(tmp_path, runs.RunOutcome(run="a", trigger_id="", **ended))

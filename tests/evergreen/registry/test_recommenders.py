@@ -18,7 +18,7 @@ def accept(store, recommender, *, why="because", **more):
     return recommenders.accept(store, recommender, who="ann", why=why, now=NOON, **more)
 
 
-def test_current_is_the_newest_and_earlier_ones_are_found_by_number_and_digest(tmp_path):
+def test_current_is_newest_and_earlier_ones_are_found_by_number_and_digest(tmp_path):
     seeded = SHOP.with_settings({"training.seed": 7, "model.tower": [64, 32]})
     assert [accept(tmp_path, SHOP), accept(tmp_path, seeded)] == [1, 2]
     assert recommenders.accepted(tmp_path, "current") == seeded
@@ -26,33 +26,33 @@ def test_current_is_the_newest_and_earlier_ones_are_found_by_number_and_digest(t
         assert recommenders.accepted(tmp_path, reference) == SHOP
 
 
-def test_a_store_of_its_own_may_take_the_recommender_of_another(tmp_path):
+def test_store_of_its_own_may_take_recommender_of_another(tmp_path):
     accept(tmp_path / "shared", SHOP)
     for reference in (str(tmp_path / "shared"), (tmp_path / "shared").as_uri()):
         assert recommenders.accepted(tmp_path / "own", reference) == SHOP
 
 
-def test_the_journal_tells_who_when_and_why(tmp_path):
+def test_journal_tells_who_when_and_why(tmp_path):
     accept(tmp_path, SHOP, why="first shop")
     (line,) = recommenders.read_accepted(tmp_path)
     assert (line.version, line.who, line.reason, line.name) == (1, "ann", "first shop", "shop")
     assert (line.time, line.digest) == ("2026-11-23T12:00:00+00:00", SHOP.digest)
 
 
-def test_a_store_without_one_says_how_to_accept_one(tmp_path):
+def test_store_without_one_says_how_to_accept_one(tmp_path):
     with pytest.raises(ContractError, match="evergreen recommender accept"):
         recommenders.accepted(tmp_path, "current")
 
 
 @pytest.mark.parametrize("reference", ["2", "0", "", "abc", SHOP.digest[:7], "0" * 64])
-def test_an_unknown_reference_is_refused(tmp_path, reference):
+def test_unknown_reference_is_refused(tmp_path, reference):
     accept(tmp_path, SHOP)
     with pytest.raises(ContractError, match="expected current, the number of an accepted version"):
         recommenders.accepted(tmp_path, reference)
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"{}"), lambda path: path.unlink()])
-def test_a_version_changed_in_place_is_refused(tmp_path, change):
+def test_version_changed_in_place_is_refused(tmp_path, change):
     accept(tmp_path, SHOP)
     change(tmp_path / "recommender" / "1.json")
     with pytest.raises(ContractError, match="absent or was changed in place"):
@@ -67,7 +67,7 @@ def test_what_says_nothing_new_or_gives_no_reason_is_refused_and_changes_nothing
     assert len(recommenders.read_accepted(tmp_path)) == 1
 
 
-def test_a_killed_accept_leaves_the_version_before_in_force(tmp_path):
+def test_killed_accept_leaves_version_before_in_force(tmp_path):
     accept(tmp_path, SHOP)
     (tmp_path / "recommender" / "2.json").write_bytes(b"half")
     assert recommenders.accepted(tmp_path, "current") == SHOP

@@ -34,7 +34,7 @@ SHARES = st.floats(0, 1)
 
 
 @given(key=st.text(), salt=st.text(), shares=st.tuples(SHARES, SHARES))
-def test_a_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
+def test_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
     small, large = sorted(shares)
     if plan(canary_share=small, salt=salt).arm_for(key) == CANARY:
         assert plan(canary_share=large, salt=salt).arm_for(key) == CANARY
@@ -42,7 +42,7 @@ def test_a_growing_canary_keeps_every_key_that_it_had(key, salt, shares):
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05, 0.25, 1.0])
 @pytest.mark.parametrize("salt", ["a", "b", ""])
-def test_a_share_of_the_keys_is_met_within_the_binomials_error(share, salt):
+def test_share_of_keys_is_met_within_binomials_error(share, salt):
     one = plan(canary_share=share, shadow_share=share, salt=salt)
     taken = sum(one.arm_for(f"user-{i}") == CANARY for i in range(NUM_KEYS))
     shadowed = sum(one.shadow_for("u", f"request-{i}") is not None for i in range(NUM_KEYS))
@@ -61,7 +61,7 @@ def _counts(first, second):
             for k, v in table.items()}  # fmt: skip
 
 
-def test_shadow_is_drawn_without_regard_to_the_arm():
+def test_shadow_is_drawn_without_regard_to_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
     # The same text as key and request id: the two draws must not be one.
@@ -72,19 +72,19 @@ def test_shadow_is_drawn_without_regard_to_the_arm():
 
 
 @given(key=st.text(), request=st.text())
-def test_shadow_is_always_the_other_arm(key, request):
+def test_shadow_is_always_other_arm(key, request):
     one = plan(canary_share=0.5, shadow_share=1.0)
     assert {one.arm_for(key).version, one.shadow_for(key, request).version} == {3, 4}
 
 
 @given(key=st.text(), request=st.text())
-def test_without_a_canary_the_stable_arm_answers_and_nobody_shadows(key, request):
+def test_without_canary_stable_arm_answers_and_nobody_shadows(key, request):
     one = plan(canary=None, canary_share=0.0, shadow_share=0.0)
     assert one.arm_for(key) == STABLE
     assert one.shadow_for(key, request) is None
 
 
-def test_a_key_that_utf8_cannot_spell_has_an_arm():
+def test_key_that_utf8_cannot_spell_has_arm():
     assert plan().arm_for("\ud800") in (STABLE, CANARY)
 
 
@@ -98,13 +98,13 @@ def test_draws_are_frozen():
 
 @given(share=SHARES, shadow=SHARES, salt=st.text(), reason=st.text(), value=st.floats(0, 1e12))
 @settings(max_examples=50)
-def test_a_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
+def test_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
     baseline = {"127.0.0.1:8002": {"stable": {"success": value}, "canary": {}}}
     one = plan(canary_share=share, shadow_share=shadow, salt=salt, reason=reason, baseline=baseline)
     assert TrafficPlan.loads(one.dumps(), source="traffic.json") == one
 
 
-def test_the_next_plan_counts_on_and_keeps_what_it_is_not_told():
+def test_next_plan_counts_on_and_keeps_what_it_is_not_told():
     grown = plan().next(canary_share=0.25)
     assert (grown.sequence, grown.canary_share, grown.salt) == (3, 0.25, "s")
     ended = grown.without_canary(stable=STABLE, published_at="2026-01-02T00:00:00+00:00", reason="worse")

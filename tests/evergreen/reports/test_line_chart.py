@@ -16,12 +16,12 @@ def _names(chart):
     return [text for text in _svg(chart).iter("text") if "mark" in text.get("class", "")]
 
 
-def test_missing_value_breaks_the_line():
+def test_missing_value_breaks_line():
     line = Line(label="auc", color="#000", x=[0, 1, 2, 3, 4], y=[0.5, 0.6, None, 0.7, 0.8])
     assert len(list(_svg(line_chart([line], y_label="AUC")).iter("polyline"))) == 2
 
 
-def test_event_text_cannot_break_out_of_the_chart():
+def test_event_text_cannot_break_out_of_chart():
     line = Line(label="a", color="#000", x=[0, 1], y=[0, 1])
     chart = line_chart([line], y_label="x", marks=[Mark(x=0.5, text="<script>alert(1)</script>")]).__html__()
     assert "<script>" not in chart
@@ -40,21 +40,21 @@ def test_events_close_together_have_names_at_different_heights():
     assert len({name.get("y") for name in names}) == 3
 
 
-def test_an_event_after_the_last_point_stands_at_its_own_time():
+def test_event_after_last_point_stands_at_its_own_time():
     line = Line(label="a", color="#000", x=[0, 50], y=[0.5, 0.6])
     marks = [Mark(x=75, text="later"), Mark(x=100, text="last")]
     drawn = [t for t in _svg(line_chart([line], y_label="x", marks=marks)).findall("line") if t.get("stroke-dasharray")]
     assert [each.get("x1") for each in drawn] == ["75.00%", "100.00%"]
 
 
-def test_name_of_an_event_at_the_right_edge_stays_inside():
+def test_name_of_event_at_right_edge_stays_inside():
     line = Line(label="a", color="#000", x=[0, 100], y=[0, 1])
     (name,) = _names(line_chart([line], y_label="x", marks=[Mark(x=100, text="run ended")]))
     assert ("".join(name.itertext()), name.get("text-anchor")) == ("1 run ended", "end")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 97.4), (0.583, 0.882), (0.7, 0.7001), (-3.5, 68.0), (0.0, 1e-9)])
-def test_axis_has_a_few_round_numbers_inside_its_range(low, high):
+def test_axis_has_few_round_numbers_inside_its_range(low, high):
     numbers = ticks(low, high, 5)
     assert 2 <= len(numbers) <= 8
     assert all(low - 1e-9 <= number <= high + 1e-9 for number in numbers)

@@ -102,12 +102,12 @@ def test_no_text_becomes_markup():
     assert text_of(page).count("<script>alert(1)</script>") >= 20
 
 
-def test_value_that_a_template_was_not_given_is_an_error():
+def test_value_that_template_was_not_given_is_error():
     with pytest.raises(UndefinedError):
         render("page.html.j2", title="no sections")
 
 
-def test_checks_are_a_table_of_value_interval_limit_and_result():
+def test_checks_are_table_of_value_interval_limit_and_result():
     rows = [
         CheckRow(name="AUC", value=0.77621, interval=(0.75812, 0.79341), limit="at least 0.6", result="pass"),
         CheckRow(name="rows", value=None, result="inconclusive", detail="too few rows"),
@@ -121,7 +121,7 @@ def test_checks_are_a_table_of_value_interval_limit_and_result():
     ]
 
 
-def test_routine_events_are_folded_between_others_and_date_is_named_once_a_day():
+def test_routine_events_are_folded_between_others_and_date_is_named_once_day():
     kinds = ["release", "drift", "archived", "drift", "rollback"]
     events = [ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}") for i, kind in enumerate(kinds)]
     drawn = event_list(events, routine=("drift", "archived")).__html__()
@@ -132,7 +132,7 @@ def test_routine_events_are_folded_between_others_and_date_is_named_once_a_day()
     assert not [attributes for tag, attributes in parse_page(drawn) if tag == "details" and "open" in attributes]
 
 
-def test_long_fold_names_the_lines_that_it_leaves_out():
+def test_long_fold_names_lines_that_it_leaves_out():
     events = [ShownEvent(time=float(i), kind="drift", text="moved") for i in range(MAX_FOLDED + 7)]
     drawn = event_list(events, routine=["drift"]).__html__()
     assert drawn.count("<time>") == MAX_FOLDED
@@ -144,7 +144,7 @@ def test_no_p_value_is_printed_as_zero():
     assert [probability(value) for value in (0.0, 1e-12, 0.00009999, 0.0001)] == [*["< 0.0001"] * 3, "0.0001"]
 
 
-def test_wheel_has_every_template_and_the_style(monkeypatch):
+def test_wheel_has_every_template_and_style(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     distribution = Distribution()
     distribution.parse_config_files(["pyproject.toml"])

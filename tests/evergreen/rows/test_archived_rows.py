@@ -33,12 +33,12 @@ def archive(request, tmp_path):
     return objects
 
 
-def test_only_the_visible_parquet_files_of_day_folders_hold_served_rows(archive):
+def test_only_visible_parquet_files_of_day_folders_hold_served_rows(archive):
     assert [each.name for each in archived_files(archive)] == FILES
     assert [each.day for each in archived_files(archive)] == ["2026-03-01", "2026-03-02", "2026-03-03"]
 
 
-def test_days_and_a_first_day_choose_among_them(archive):
+def test_days_and_first_day_choose_among_them(archive):
     assert [each.name for each in archived_files(archive, days=["2026-03-03", "2026-03-01", "2026-04-01"])] == [
         FILES[0],
         FILES[2],
@@ -46,7 +46,7 @@ def test_days_and_a_first_day_choose_among_them(archive):
     assert [each.name for each in archived_files(archive, first_day="2026-03-02")] == FILES[1:]
 
 
-def test_a_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive):
+def test_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive):
     archive.write(FILES[1], b"PAR1 and no more")
     whole, damaged, moved = archived_files(archive)
     with whole.opened() as file:
@@ -59,7 +59,7 @@ def test_a_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive)
         pass
 
 
-def test_a_column_name_that_is_no_text_is_a_damaged_file(tmp_path):
+def test_column_name_that_is_no_text_is_damaged_file(tmp_path):
     pq.write_table(pa.table({"label": [0, 1]}), path := tmp_path / "rows.parquet", store_schema=False)
     content = path.read_bytes()
     for byte in range(5):

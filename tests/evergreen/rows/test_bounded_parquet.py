@@ -69,17 +69,17 @@ def test_one_long_text_of_many_rows_is_refused_and_not_spelled_out(lake):
     assert "part-0.parquet has 6000000000 bytes of text in request_id of 60000 rows, expected at most" in found
 
 
-def test_a_long_text_in_a_column_that_nobody_reads_does_no_harm(lake):
+def test_long_text_in_column_that_nobody_reads_does_no_harm(lake):
     assert lake(60_000, {"note": LONG_TEXT}) == "60000\n"
 
 
-def test_pages_that_compress_a_thousandfold_are_refused_by_the_footer(lake):
+def test_pages_that_compress_thousandfold_are_refused_by_footer(lake):
     text = pa.array(["x" * 1_000_000 for _ in range(100)])
     found = lake(100, {raw_rows.REQUEST_ID: text}, use_dictionary=False)
     assert "before compression, expected at most 16777216 rows and 67108864 bytes in a file of" in found
 
 
-def test_more_rows_than_bytes_can_hold_are_refused_by_the_footer(tmp_path):
+def test_more_rows_than_bytes_can_hold_are_refused_by_footer(tmp_path):
     folder = tmp_path / "lake" / "day=2026-03-01"
     folder.mkdir(parents=True)
     same = pa.repeat(pa.scalar(START, pa.timestamp("us", tz="UTC")), 5_000_000)
@@ -88,7 +88,7 @@ def test_more_rows_than_bytes_can_hold_are_refused_by_the_footer(tmp_path):
 
 
 @pytest.mark.parametrize("is_socket", [False, True])
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path, is_socket):
+def test_pipe_is_refused_and_not_waited_for(tmp_path, is_socket):
     path = tmp_path / "part-0.parquet"
     if is_socket:
         os.mknod(path, 0o140600)
@@ -99,7 +99,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, is_socket):
 
 
 @pytest.mark.parametrize("micros", [2**62, -(2**62)])
-def test_a_time_that_no_date_has_is_a_malformed_row(tmp_path, raw_table, run_step, micros):
+def test_time_that_no_date_has_is_malformed_row(tmp_path, raw_table, run_step, micros):
     table = raw_table(400, start=START.timestamp(), seconds=80_000)
     index = table.schema.get_field_index(raw_rows.EVENT_TIME)
     times = table.column(index).cast(pa.int64()).to_numpy().copy()
@@ -114,7 +114,7 @@ def test_a_time_that_no_date_has_is_a_malformed_row(tmp_path, raw_table, run_ste
     assert f"event_time {micros} of timestamp[us, tz=UTC] is outside the file's day" in text
 
 
-def test_words_and_lists_encoded_by_dictionaries_give_the_rows_that_plain_ones_give(tmp_path, raw_table, write_lake):
+def test_words_and_lists_encoded_by_dictionaries_give_rows_that_plain_ones_give(tmp_path, raw_table, write_lake):
     table = raw_table(5000, start=START.timestamp(), seconds=80_000, request_rows=50)
     found = []
     for name, options in (("a", {"use_dictionary": True}), ("b", {"use_dictionary": False})):
@@ -128,7 +128,7 @@ def test_words_and_lists_encoded_by_dictionaries_give_the_rows_that_plain_ones_g
     assert found[0].num_rows == 5000
 
 
-def test_rows_of_a_batch_may_have_long_texts_as_long_as_they_fit(tmp_path):
+def test_rows_of_batch_may_have_long_texts_as_long_as_they_fit(tmp_path):
     texts = pa.array([chr(97 + i % 26) * 1000 for i in range(10_000)])
     pq.write_table(pa.table({"w": texts, "l": [[t] for t in texts.to_pylist()]}), tmp_path / "a.parquet")
     batches = archived_rows.bounded_batches(tmp_path / "a.parquet", ["w", "l"], group=0, batch_rows=3000)

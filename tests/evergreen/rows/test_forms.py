@@ -16,13 +16,13 @@ from evergreen.runtime.errors import ContractError
 find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
-def test_days_are_read_in_the_order_of_their_numbers(tmp_path):
+def test_days_are_read_in_order_of_their_numbers(tmp_path):
     for name in ("day_10.gz", "day_2", "day_1.gz", ".day_0.gz.part", "_day_4", "readme.txt", "license.txt", "notes.md"):
         (tmp_path / name).touch()
     assert [p.name for p in click_log_files(tmp_path)] == ["day_1.gz", "day_2", "day_10.gz"]
 
 
-def test_a_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
+def test_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
     for name in ("day_0", "day_0.gz", "day_1.gz"):
         (tmp_path / name).touch()
     with pytest.raises(
@@ -31,7 +31,7 @@ def test_a_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
         click_log_files(tmp_path)
 
 
-def test_a_folder_without_click_logs_is_refused(tmp_path):
+def test_folder_without_click_logs_is_refused(tmp_path):
     (tmp_path / "notes.md").touch()
     with pytest.raises(ContractError, match=r"holds no file of rows, expected day_N"):
         click_log_files(tmp_path)

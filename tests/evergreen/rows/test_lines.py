@@ -73,7 +73,7 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
     ends=st.sampled_from(["\n", "\r\n"]),
 )
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_the_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
+def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
     """Line breaks in a quoted field are the case in which a reading can be doubtful: those rows may be rejected."""
     stream = io.StringIO(newline="")
     csv.writer(stream, quoting=quoting, lineterminator=ends).writerows(rows)
@@ -103,7 +103,7 @@ def test_one_stray_quote_costs_at_most_its_own_line_of_sixty_thousand(tmp_path):
     assert by_line[60_001] == ("1", "u59999", "t59999")
 
 
-def test_quotes_inside_a_field_are_characters_and_a_doubtful_one_rejects_its_lines(tmp_path):
+def test_quotes_inside_field_are_characters_and_doubtful_one_rejects_its_lines(tmp_path):
     content = b'label,user,title\n1,5" tv,x\n0,u,"so" called\n1,"a,b\n0,1,c\n1,"d"\n0,u,z\n'
     found, rejected, _ = read(written(tmp_path / "rows.csv", content))
     assert [row for _, row in found] == [
@@ -118,7 +118,7 @@ def test_quotes_inside_a_field_are_characters_and_a_doubtful_one_rejects_its_lin
     ]
 
 
-def test_every_line_that_a_doubtful_quote_may_hold_is_rejected_and_none_is_made_up(tmp_path):
+def test_every_line_that_doubtful_quote_may_hold_is_rejected_and_none_is_made_up(tmp_path):
     lines = ["label,user,title", "0,a,b", '1,"pasted', "0,a,b", "0,c,d", "0,e,f", '0,y",c', "0,q,r"]
     found, rejected, counts = read(written(tmp_path / "rows.csv", "\n".join(lines).encode()))
     assert [number for number, _ in found] == [2, 8]
@@ -137,17 +137,17 @@ def test_files_joined_with_another_order_of_columns_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "again", [b"label,user,title", b'"label","user","title"', b"LABEL,User,title", b"label, user ,title"]
 )
-def test_a_header_that_comes_again_is_no_row(tmp_path, again):
+def test_header_that_comes_again_is_no_row(tmp_path, again):
     found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n1,a,b\n" + again + b"\n0,c,d\n"))
     assert ([row for _, row in found], rejected, counts.header) == ([("1", "a", "b"), ("0", "c", "d")], [], 2)
 
 
-def test_a_line_behind_a_hash_is_a_comment_only_where_it_can_be_no_torn_row(tmp_path):
+def test_line_behind_hash_is_comment_only_where_it_can_be_no_torn_row(tmp_path):
     found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n# end\n#sale, now,1,x\n#1,a,b\n"))
     assert (counts.comments, [each.line for each in rejected], found) == (1, [3], [(4, ("#1", "a", "b"))])
 
 
-def test_a_record_that_is_longer_than_a_block_is_one(tmp_path):
+def test_record_that_is_longer_than_block_is_one(tmp_path):
     long = "\n".join("x" * 700_000 for _ in range(9))
     content = HEADER + f'\n1,a,"{long}"\n0,b,c\n'.encode()
     found, rejected, counts = read(written(tmp_path / "rows.csv", content))

@@ -36,7 +36,7 @@ HEADER = ("Label", *criteo.FEATURES)
 
 
 @pytest.mark.parametrize("name", ["day_3", "a b.tsv.gz"])
-def test_tsv_reads_what_the_standard_library_reads(tmp_path, criteo_rows, write_text, truth, read, name):
+def test_tsv_reads_what_standard_library_reads(tmp_path, criteo_rows, write_text, truth, read, name):
     rows = criteo_rows(500)
     assert read(find_reader(write_text(tmp_path / name, rows))) == (truth(rows), [])
 
@@ -50,7 +50,7 @@ def test_tsv_reads_what_the_standard_library_reads(tmp_path, criteo_rows, write_
         ("kaggle.tsv", "\t", ("id", "label", *(f.lower() for f in criteo.FEATURES))),
     ],
 )
-def test_a_header_names_the_columns(tmp_path, criteo_rows, write_text, truth, read, name, delimiter, header):
+def test_header_names_columns(tmp_path, criteo_rows, write_text, truth, read, name, delimiter, header):
     rows = criteo_rows(200)
     columns = {"id": map(str, range(200)), **dict(zip(map(str.lower, HEADER), zip(*rows)))}
     written = list(zip(*(columns[name.lower()] for name in header)))
@@ -89,7 +89,7 @@ BAD_FIELDS = {
 
 
 @pytest.mark.parametrize(("column", "text", "reason"), BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
-def test_a_malformed_field_sets_its_line_aside_and_no_other(
+def test_malformed_field_sets_its_line_aside_and_no_other(
     tmp_path, criteo_rows, write_text, truth, read, column, text, reason
 ):
     rows = criteo_rows(30)
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_text_spoil_their_line_only(tmp_path, criteo_rows, tru
     assert [m["line"] for m in malformed] == [5, 7, 9]
 
 
-def test_line_numbers_count_the_header_and_blank_lines(tmp_path, criteo_rows, read):
+def test_line_numbers_count_header_and_blank_lines(tmp_path, criteo_rows, read):
     lines = [",".join(row) for row in criteo_rows(4)]
     text = "\n".join([",".join(HEADER), lines[0], "", lines[1], "junk", lines[2], "2" + lines[3][1:]])
     (tmp_path / "k.csv").write_text(text)
@@ -154,7 +154,7 @@ def test_hex_digits_have_their_value_and_other_texts_have_none(values):
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.98])
-def test_a_file_truncated_mid_gzip_is_named_with_the_rows_read_before(tmp_path, criteo_rows, write_text, read, keep):
+def test_file_truncated_mid_gzip_is_named_with_rows_read_before(tmp_path, criteo_rows, write_text, read, keep):
     path = write_text(tmp_path / "day 0" / "day_0.gz", criteo_rows(3000))
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
@@ -164,7 +164,7 @@ def test_a_file_truncated_mid_gzip_is_named_with_the_rows_read_before(tmp_path, 
     assert abs(num_lines - 3000 * keep) < 200
 
 
-def test_a_gzip_file_damaged_inside_is_named(tmp_path, criteo_rows, write_text, read):
+def test_gzip_file_damaged_inside_is_named(tmp_path, criteo_rows, write_text, read):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(3000))
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2 : len(damaged) // 2 + 50] = b"\0" * 50
@@ -180,7 +180,7 @@ def test_concatenated_gzip_members_are_one_file(tmp_path, criteo_rows, write_tex
     assert read(find_reader(tmp_path / "day_0.gz")) == (truth(rows), [])
 
 
-def test_a_file_without_lines_does_not_fill_the_memory(tmp_path):
+def test_file_without_lines_does_not_fill_memory(tmp_path):
     (tmp_path / "day_0").write_bytes(b"0" * (3 << 20))
     with pytest.raises(ContractError, match="line longer than"):
         list(read_blocks(tmp_path / "day_0", block_bytes=1 << 16))

@@ -36,14 +36,14 @@ def times_of(values, form):
     return TimeRule(form=form).parse(pa.array(values)).values.to_pylist()
 
 
-def test_the_forms_are_those_that_a_recommender_may_name():
+def test_forms_are_those_that_recommender_may_name():
     assert NAMES == TIME_FORMATS
     assert {ISO, *WRITTEN} == set(NAMES)
 
 
 @pytest.mark.parametrize("form", WRITTEN)
 @pytest.mark.parametrize("kind", [int, str], ids=["numbers", "texts"])
-def test_a_form_is_told_from_its_values_and_gives_their_times(form, kind):
+def test_form_is_told_from_its_values_and_gives_their_times(form, kind):
     write, unit = WRITTEN[form]
     values = [kind(write(time)) for time in TIMES]
     assert form_of(values) == form
@@ -54,7 +54,7 @@ def test_a_form_is_told_from_its_values_and_gives_their_times(form, kind):
     "first", [datetime(1999, 3, 1), datetime(2004, 2, 20), datetime(2012, 12, 20), datetime(2023, 6, 1)]
 )
 @pytest.mark.parametrize("form", ["seconds", "milliseconds", "YYYYMMDD", "YYMMDDhh", "YYMMDDhhmm"])
-def test_a_form_is_told_in_any_year_or_asked_for(first, form):
+def test_form_is_told_in_any_year_or_asked_for(first, form):
     write, _ = WRITTEN[form]
     values = [str(write(first.replace(tzinfo=timezone.utc) + timedelta(minutes=47 * i))) for i in range(3000)]
     if form.startswith("YY") and form[2] != "Y" and first.year < 2000:
@@ -84,12 +84,12 @@ def test_numbers_that_can_be_two_times_are_asked_for():
         (["01/02/2026", "03/02/2026"], "ts is '01/02/2026', which is no time"),
     ],
 )
-def test_values_of_no_time_are_refused_with_the_span_that_they_would_have(values, said):
+def test_values_of_no_time_are_refused_with_span_that_they_would_have(values, said):
     with pytest.raises(ContractError, match=said):
         form_of(values)
 
 
-def test_a_time_of_tomorrow_is_one_and_a_later_is_none():
+def test_time_of_tomorrow_is_one_and_later_is_none():
     tomorrow, later = (int((NOW + timedelta(days=days)).timestamp()) for days in (1, 2))
     assert form_of([tomorrow]) == "seconds"
     with pytest.raises(ContractError):
@@ -129,14 +129,14 @@ def test_iso_times_are_pythons(time, offset):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_number_makes_a_form_fail(form):
+def test_no_number_makes_form_fail(form):
     values = ["0", "1", "99999999999999999999", "-5", "1e9", "18446744073709551615", "9" * 19, "1.5", "0.0"]
     parsed = TimeRule(form=form).parse(pa.array(values))
     assert len(parsed.values) == len(values)
     assert parsed.is_wrong.to_pylist() == [value is None for value in parsed.values.to_pylist()]
 
 
-def test_numbers_of_a_short_span_that_are_digits_by_chance_are_asked_for():
+def test_numbers_of_short_span_that_are_digits_by_chance_are_asked_for():
     values = [1610121200 + second for second in range(60)]
     with pytest.raises(ContractError, match="which can be YYMMDDhhmm or seconds"):
         form_of(values)

@@ -49,7 +49,7 @@ def test_ids_of_64_bits_are_exact(values):
     assert len(set(found.values.to_pylist())) == 2
 
 
-def test_a_missing_request_id_is_no_fault():
+def test_missing_request_id_is_no_fault():
     parsed = REQUEST_IDS.parse(pa.array(["q1", "", None, "NULL"]))
     assert (parsed.values.to_pylist(), parsed.is_wrong.to_pylist()) == (["q1", None, None, None], [False] * 4)
     assert not REQUEST_IDS.is_required

@@ -48,7 +48,7 @@ def test_file_is_written_whole_with_its_folders(tmp_path):
     assert path.read_bytes() == b"replaced"
 
 
-def test_file_written_in_parts_shows_nothing_before_its_end_and_its_former_self_after_an_error(tmp_path):
+def test_file_written_in_parts_shows_nothing_before_its_end_and_its_former_self_after_error(tmp_path):
     path = tmp_path / "file"
     with durable.whole_file(path) as file:
         file.write(b"one ")
@@ -69,7 +69,7 @@ def test_file_written_in_parts_shows_nothing_before_its_end_and_its_former_self_
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_failed_write_leaves_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "file"
     durable.write_whole(path, b"old")
 
@@ -83,7 +83,7 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_writer_killed_midway_leaves_the_old_file(tmp_path):
+def test_writer_killed_midway_leaves_old_file(tmp_path):
     path = tmp_path / "file"
     durable.write_whole(path, b"old")
     killed(path, "file")
@@ -130,7 +130,7 @@ def test_published_folder_is_never_changed(tmp_path):
 LOST = "another process makes .*final too"
 
 
-def test_who_lost_the_folder_to_another_process_is_told_so_and_may_try_again(tmp_path):
+def test_who_lost_folder_to_another_process_is_told_so_and_may_try_again(tmp_path):
     final = tmp_path / "final"
     with pytest.raises(TemporaryError, match=LOST), durable.whole_directory(final, replace=True) as first:  # noqa: PT012
         with durable.whole_directory(final, replace=True) as second:
@@ -149,14 +149,14 @@ def test_torn_line_spoils_neither_earlier_nor_later_lines(tmp_path, whole, torn)
     assert path.read_bytes() == whole + b"two\n"
 
 
-def test_two_processes_append_without_losing_a_line(tmp_path):
+def test_two_processes_append_without_losing_line(tmp_path):
     path = tmp_path / "lines"
     writers = [subprocess.Popen([sys.executable, "-c", APPEND_MANY, str(path), name]) for name in "ab"]
     assert [w.wait(timeout=60) for w in writers] == [0, 0]
     assert sorted(path.read_text().splitlines()) == sorted(f"{name} {i}" for name in "ab" for i in range(50))
 
 
-def test_hash_of_a_tree_knows_names_and_contents_but_not_its_place(tmp_path):
+def test_hash_of_tree_knows_names_and_contents_but_not_its_place(tmp_path):
     def tree(root: str, files: dict[str, str]) -> Path:
         for name, content in files.items():
             durable.write_whole(tmp_path / root / name, content)

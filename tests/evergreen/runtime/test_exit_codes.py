@@ -30,12 +30,12 @@ def main(outcome: int | BaseException) -> int:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_an_expected_failure_is_one_line_and_a_code(error, code, line, capsys):
+def test_expected_failure_is_one_line_and_code(error, code, line, capsys):
     assert main(error) == code
     assert capsys.readouterr().err == line
 
 
-def test_a_fault_of_the_program_is_no_refusal_and_shows_its_traceback(capsys):
+def test_fault_of_program_is_no_refusal_and_shows_its_traceback(capsys):
     assert main(KeyError("absent")) == 70
     assert "KeyError" in capsys.readouterr().err
 
@@ -46,7 +46,7 @@ def test_results_arguments_and_argparse_exits_pass_through():
         main(SystemExit(2))
 
 
-def test_a_process_ends_without_a_search_for_garbage_in_all_that_it_holds():
+def test_process_ends_without_search_for_garbage_in_all_that_it_holds():
     script = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count())); "
     script += "from evergreen.runtime.exit_codes import exits_with_code; exits_with_code(int)()"
     assert int(subprocess.check_output([sys.executable, "-c", script])) > 1_000

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
-def test_results_come_in_the_order_of_the_items(processes):
+def test_results_come_in_order_of_items(processes):
     factor = 3  # of a closure: nothing of it is pickled
     assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [3 * i for i in range(20)]
 
@@ -28,7 +28,7 @@ def test_work_is_done_in_other_processes_and_few_items_in_this_one():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_of_the_work_is_the_callers(processes):
+def test_error_of_work_is_callers(processes):
     def refuse(item):
         raise ContractError(f"item {item} is wrong")
 
@@ -36,7 +36,7 @@ def test_an_error_of_the_work_is_the_callers(processes):
         forked.run_all(refuse, range(3), processes=processes)
 
 
-def test_a_killed_process_is_a_temporary_error_and_leaves_no_child():
+def test_killed_process_is_temporary_error_and_leaves_no_child():
     def end(item):
         if item:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_a_killed_process_is_a_temporary_error_and_leaves_no_child():
     assert children.read_text() == before  # also without one that nobody waited for
 
 
-def test_of_several_errors_the_first_items_is_told_however_slow_it_is(tmp_path):
+def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
     def refuse(item):
         if item:
             (tmp_path / "done").touch()
@@ -71,7 +71,7 @@ class Unlike:
         return "item 5"
 
 
-def test_an_error_that_cannot_be_pickled_is_told_by_its_text():
+def test_error_that_cannot_be_pickled_is_told_by_its_text():
     def refuse(_):
         raise ContractError(Unlike())
 
@@ -105,14 +105,14 @@ run_all(wait, [1, 2, 3, 4], processes=2)
         parent.stderr.close()
 
 
-def test_processes_end_with_a_parent_that_is_killed(at_work):
+def test_processes_end_with_parent_that_is_killed(at_work):
     parent, processes = at_work
     parent.kill()
     parent.wait()
     wait_for(lambda: not any(map(runs, processes)))
 
 
-def test_a_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
+def test_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     parent, processes = at_work
     parent.terminate()
     wait_for(lambda: parent.poll() is not None)
@@ -120,7 +120,7 @@ def test_a_parent_that_is_asked_to_end_does_not_wait_for_its_processes(at_work):
     assert not any(map(runs, processes))
 
 
-def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(at_work):
+def test_interrupt_from_terminal_ends_all_and_is_told_once(at_work):
     parent, processes = at_work
     os.killpg(parent.pid, signal.SIGINT)
     wait_for(lambda: parent.poll() is not None)
@@ -131,7 +131,7 @@ def test_an_interrupt_from_the_terminal_ends_all_and_is_told_once(at_work):
 @pytest.mark.parametrize(
     ("content", "cores"), [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)]
 )
-def test_a_containers_limit_bounds_the_cores(tmp_path, monkeypatch, content, cores):
+def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
     limit = tmp_path / "cpu.max"
     limit.write_text(content)
     monkeypatch.setattr(forked, "_CPU_MAX", limit)
@@ -140,7 +140,7 @@ def test_a_containers_limit_bounds_the_cores(tmp_path, monkeypatch, content, cor
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
-def test_shares_are_all_items_in_order_and_off_an_equal_share_by_one_item_at_most(number):
+def test_shares_are_all_items_in_order_and_off_equal_share_by_one_item_at_most(number):
     random = Random(number)
     for _ in range(200):
         weights = [random.choice([1, 2, 50, 131_072]) for _ in range(random.randint(1, 12))]

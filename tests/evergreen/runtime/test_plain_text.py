@@ -33,14 +33,14 @@ def assert_harmless(text: str, *, lines: int) -> None:
     assert "r-1\\x1b[2J\\x1b]0;title\\x07\\x9b31m\\r\\x7f\\u202e\\u2028\\n2026" in text
 
 
-def test_a_record_of_the_log_is_one_line_whatever_its_values_hold(handler):
+def test_record_of_log_is_one_line_whatever_its_values_hold(handler):
     logger = logging.Logger("a logger")
     logger.addHandler(handler)
     logger.warning("dead letter %s", HOSTILE)
     assert_harmless(handler.stream.getvalue(), lines=1)
 
 
-def test_no_line_of_a_traceback_looks_like_a_line_of_the_log(handler):
+def test_no_line_of_traceback_looks_like_line_of_log(handler):
     logger = logging.Logger("a logger")
     logger.addHandler(handler)
     try:
@@ -53,7 +53,7 @@ def test_no_line_of_a_traceback_looks_like_a_line_of_the_log(handler):
     assert any("all is well" in line for line in rest)
 
 
-def test_the_monitors_log_and_errors_of_commands_are_escaped(capsys):
+def test_monitors_log_and_errors_of_commands_are_escaped(capsys):
     @exits_with_code
     def fail() -> int:
         raise ContractError(f"request {HOSTILE.replace(FORGED, '')} is wrong")

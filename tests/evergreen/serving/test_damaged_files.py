@@ -66,7 +66,7 @@ def inspection(world, clock):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_of_the_live_version_blocks_nothing_and_is_named(world, caplog, file):
+def test_damaged_file_of_live_version_blocks_nothing_and_is_named(world, caplog, file):
     world.release(1), world.release(2)
     flip(served(world, 2, file))
     watchdog = Watchdog(site=world.settings)
@@ -81,7 +81,7 @@ def test_a_damaged_file_of_the_live_version_blocks_nothing_and_is_named(world, c
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_of_the_live_version_blocks_no_promotion(world, file):
+def test_damaged_file_of_live_version_blocks_no_promotion(world, file):
     world.release(1)
     flip(served(world, 1, file))
     assert release(*world.candidate(2), settings=world.settings, override="drill").version == 2
@@ -89,7 +89,7 @@ def test_a_damaged_file_of_the_live_version_blocks_no_promotion(world, file):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_rollback_to_a_damaged_version_replaces_the_file_from_the_store(world, caplog, file):
+def test_rollback_to_damaged_version_replaces_file_from_store(world, caplog, file):
     world.release(1), world.release(2)
     flip(served(world, 1, file))
     assert world.rollback().version == 1
@@ -100,7 +100,7 @@ def test_a_rollback_to_a_damaged_version_replaces_the_file_from_the_store(world,
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_a_rollback_goes_on_where_the_stores_copy_is_the_damaged_one(world, caplog, file):
+def test_rollback_goes_on_where_stores_copy_is_damaged_one(world, caplog, file):
     world.release(1), world.release(2)
     flip(kept(world, 1, file))
     assert world.rollback().version == 1
@@ -119,7 +119,7 @@ def test_damage_of_another_file_in_each_copy_is_mended_from_both(world):
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_a_version_of_which_both_copies_are_damaged_is_refused_with_both_names(world, file):
+def test_version_of_which_both_copies_are_damaged_is_refused_with_both_names(world, file):
     world.release(1), world.release(2)
     flip(served(world, 1, file))
     flip(kept(world, 1, file), at=40)
@@ -132,7 +132,7 @@ def test_a_version_of_which_both_copies_are_damaged_is_refused_with_both_names(w
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_inspection_mends_every_version_of_the_repository(world, inspection, version, file):
+def test_inspection_mends_every_version_of_repository(world, inspection, version, file):
     world.release(1), world.release(2)
     inspection.step()
     assert inspection.healed == []
@@ -146,7 +146,7 @@ def test_the_inspection_mends_every_version_of_the_repository(world, inspection,
     world.check_all_is_well(2)
 
 
-def test_the_inspection_mends_a_damaged_copy_in_the_store(world, inspection):
+def test_inspection_mends_damaged_copy_in_store(world, inspection):
     world.release(1)
     for file in FILES[:2]:
         flip(kept(world, 1, file))
@@ -155,7 +155,7 @@ def test_the_inspection_mends_a_damaged_copy_in_the_store(world, inspection):
     assert is_intact(world, 1)
 
 
-def test_servers_load_a_mended_graph_of_the_live_version_again(world, inspection, raw_rows):
+def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_rows):
     world.release(1)
     right = world.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
     flip(served(world, 1, "model.onnx"), at=served(world, 1, "model.onnx").stat().st_size // 2)
@@ -173,20 +173,20 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
     flip(served(world, 1, "golden.npz"))
     flip(kept(world, 1, "golden.npz"), at=40)
     for _ in range(2):
-        with pytest.raises(ContractError, match="the copy is damaged too"):
+        with pytest.raises(ContractError, match="the copy is corrupt too"):
             inspection.step()
     kept(world, 1, "golden.npz").write_bytes(before)  # from a backup
-    with pytest.raises(ContractError, match="the copy is damaged too"):
+    with pytest.raises(ContractError, match="the copy is corrupt too"):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
     assert is_intact(world, 1)
 
 
-def test_an_inspection_leaves_a_deployment_at_work_alone(world, inspection, clock):
+def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
     world.release(1)
     flip(served(world, 1, "golden.npz"))
-    with world.repository.locked(), pytest.raises(TemporaryError, match="another deployment is at work"):
+    with world.repository.locked(), pytest.raises(TemporaryError, match="another deployment is running"):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
@@ -194,7 +194,7 @@ def test_an_inspection_leaves_a_deployment_at_work_alone(world, inspection, cloc
 
 
 @pytest.mark.parametrize("old", ["versions: 2", "backend", "max_batch_size"])
-def test_a_damaged_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
+def test_damaged_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
     world.release(1), world.release(2)
     path = world.repository.objects.root / MODEL_NAME / "config.pbtxt"
     right = path.read_bytes()
@@ -221,7 +221,7 @@ def test_golden_rows_of_another_version_are_no_copy(world):
     assert str(kept(world, 2, "golden.npz")) in str(caught.value)
 
 
-def test_a_damaged_manifest_of_the_live_version_keeps_nobody_from_leaving_it(world):
+def test_damaged_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
     world.release(1), world.release(2), world.release(3)
     flip(release_path(world.settings.store, 3))
     assert world.rollback().version == 2
@@ -229,14 +229,14 @@ def test_a_damaged_manifest_of_the_live_version_keeps_nobody_from_leaving_it(wor
     world.check_all_is_well(1)
 
 
-def test_a_release_manifest_that_is_damaged_is_named(world, inspection):
+def test_release_manifest_that_is_damaged_is_named(world, inspection):
     world.release(1)
     flip(release_path(world.settings.store, 1))
     with pytest.raises(ContractError, match=r"releases/1\.json"):
         inspection.step()
 
 
-def test_a_real_server_refuses_to_load_flipped_weights(deploy, settings, client, raw_rows, repository, triton):
+def test_real_server_refuses_to_load_flipped_weights(deploy, settings, client, raw_rows, repository, triton):
     """Golden rows would show few of them."""
     if not triton.alive():
         triton.start()

@@ -56,13 +56,13 @@ def cluster(tmp_path):
     return Cluster(tmp_path)
 
 
-def test_every_address_of_a_name_is_notified(cluster, make_candidate):
+def test_every_address_of_name_is_notified(cluster, make_candidate):
     pods = cluster.add("10.0.0.1", "10.0.0.2", "10.0.0.3")
     cluster.release(make_candidate(cluster.settings.store, 1))
     assert [pod.loaded() for pod in pods] == [[1], [1], [1]]
 
 
-def test_a_replica_that_appears_during_the_switch_is_notified_too(cluster, make_candidate):
+def test_replica_that_appears_during_switch_is_notified_too(cluster, make_candidate):
     cluster.add("10.0.0.1")
     cluster.release(make_candidate(cluster.settings.store, 1))
 
@@ -78,7 +78,7 @@ def test_a_replica_that_appears_during_the_switch_is_notified_too(cluster, make_
     assert [cluster.pod(host).loaded() for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [[2]] * 3
 
 
-def test_a_replica_that_is_starting_is_waited_for(cluster, make_candidate):
+def test_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     starting = cluster.add("10.0.0.1", "10.0.0.2")[1]
     starting.crash()
     waits = []
@@ -93,19 +93,17 @@ def test_a_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     assert starting.loaded() == [1]
 
 
-def test_a_pod_whose_image_is_still_pulled_holds_nobody_up_and_reads_what_was_published(
-    cluster, make_candidate, caplog
-):
+def test_pod_whose_image_is_still_pulled_holds_nobody_up_and_reads_what_was_published(cluster, make_candidate, caplog):
     cluster.add("10.0.0.1")
     cluster.pod("10.0.0.2").crash()
     cluster.listed.append("10.0.0.2")
     done = cluster.release(make_candidate(cluster.settings.store, 1))
     assert cluster.pod("10.0.0.1").loaded() == [done.version] == [1]
-    assert "passed over, since nothing listens there: 10.0.0.2:8001" in caplog.text
+    assert "skipped, because nothing listens there: 10.0.0.2:8001" in caplog.text
     assert cluster.pod("10.0.0.2").start().loaded() == [1]
 
 
-def test_where_nobody_listens_a_release_fails_for_now(cluster, make_candidate):
+def test_where_nobody_listens_release_fails_for_now(cluster, make_candidate):
     cluster.pod("10.0.0.1").crash()
     cluster.listed.append("10.0.0.1")
     with pytest.raises(TemporaryError, match="no server of dns:///triton-headless:8001 listens"):
@@ -113,7 +111,7 @@ def test_where_nobody_listens_a_release_fails_for_now(cluster, make_candidate):
     assert current(cluster.settings.store) is None
 
 
-def test_a_server_that_listens_and_does_not_answer_is_still_a_failure(cluster, make_candidate):
+def test_server_that_listens_and_does_not_answer_is_still_failure(cluster, make_candidate):
     cluster.add("10.0.0.1", "10.0.0.2")
 
     def hanging(pod):
@@ -126,7 +124,7 @@ def test_a_server_that_listens_and_does_not_answer_is_still_a_failure(cluster, m
     assert current(cluster.settings.store) is None
 
 
-def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer(monkeypatch):
+def test_client_tells_closed_port_from_server_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(servers, "CALL_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -137,7 +135,7 @@ def test_the_client_tells_a_closed_port_from_a_server_that_does_not_answer(monke
         Triton("127.0.0.1:9").check_live()
 
 
-def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candidate):
+def test_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candidate):
     gone = cluster.add("10.0.0.1", "10.0.0.2")[1]
 
     def load(pod, name):
@@ -150,7 +148,7 @@ def test_a_replica_that_was_deleted_meanwhile_is_no_failure(cluster, make_candid
     assert cluster.pod("10.0.0.1").loaded() == [1] == [done.version]
 
 
-def test_a_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_candidate):
+def test_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_candidate):
     gone = cluster.add("10.0.0.1")[0]
 
     def load(pod, name):
@@ -164,19 +162,19 @@ def test_a_release_is_none_when_every_replica_has_left_meanwhile(cluster, make_c
     assert current(cluster.settings.store) is None
 
 
-def test_a_name_without_an_address_is_not_a_release_to_nobody(cluster, make_candidate):
+def test_name_without_address_is_not_release_to_nobody(cluster, make_candidate):
     with pytest.raises(TemporaryError, match="dns:///triton-headless:8001 resolves to no address"):
         cluster.release(make_candidate(cluster.settings.store, 1))
     assert current(cluster.settings.store) is None
 
 
 @pytest.mark.parametrize("text", ["http://host:1", "host", "host:0", "host:70000", ":8001", "dns://host:1", "dns:///h"])
-def test_what_is_neither_an_address_nor_a_name_is_refused(text):
+def test_what_is_neither_address_nor_name_is_refused(text):
     with pytest.raises(ContractError, match="expected host:grpc_port or dns:///name:grpc_port"):
         parse_urls(f"fine:8001,{text}")
 
 
-def test_the_systems_resolver_knows_this_machine_and_no_other():
+def test_systems_resolver_knows_this_machine_and_no_other():
     assert "127.0.0.1:8001" in resolve("localhost", 8001)
     assert resolve("evergreen-triton.invalid", 8001) == []
 

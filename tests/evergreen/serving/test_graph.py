@@ -41,7 +41,7 @@ def served():
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 40))
-def test_graph_scores_any_rows_as_the_float64_network_does(served, seed, num_rows):
+def test_graph_scores_any_rows_as_float64_network_does(served, seed, num_rows):
     toy, run = served
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed, dense_up_to=1e5, strange_dense=False)
     scores = run(dense, categorical)
@@ -50,7 +50,7 @@ def test_graph_scores_any_rows_as_the_float64_network_does(served, seed, num_row
     np.testing.assert_allclose(scores.ravel(), toy.scores(WORKFLOW, dense, categorical), rtol=0, atol=1e-6)
 
 
-def test_an_infinite_value_spoils_its_own_row_at_most(served):
+def test_infinite_value_spoils_its_own_row_at_most(served):
     _, run = served
     dense, categorical = nasty_rows(WORKFLOW, 50, 2)
     before = run(dense, categorical)
@@ -88,7 +88,7 @@ def encode():
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 300))
-def test_features_are_the_workflows_bit_by_bit(encode, seed, num_rows):
+def test_features_are_workflows_bit_by_bit(encode, seed, num_rows):
     dense, categorical = nasty_rows(WORKFLOW, num_rows, seed)
     values, rows = encode(dense, categorical)
     np.testing.assert_array_equal(rows, expected_rows(WORKFLOW, categorical))
@@ -103,7 +103,7 @@ def test_every_strange_value_in_every_column(encode):
     np.testing.assert_array_equal(bits(values), bits(WORKFLOW.encode_dense(dense)))
 
 
-def test_every_integer_a_counter_may_show_has_the_correctly_rounded_logarithm(encode):
+def test_every_integer_counter_may_show_has_correctly_rounded_logarithm(encode):
     counts = np.arange(13 * 20_000, dtype=np.float32).reshape(-1, 13)
     values, _ = encode(counts, np.zeros((len(counts), 26), np.int64))
     logged = np.log(counts.astype(np.longdouble) + 1).astype(np.float32)
@@ -126,7 +126,7 @@ def require_holds(table, keys, values):
 
 @settings(max_examples=50, deadline=None)
 @given(keys=st.sets(st.integers(0, 2**40), max_size=400), strangers=st.sets(st.integers(0, 2**40), max_size=50))
-def test_the_hash_table_finds_every_key_and_nothing_else(keys, strangers):
+def test_hash_table_finds_every_key_and_nothing_else(keys, strangers):
     array = np.array(sorted(keys, key=hash), np.int64)
     values = (np.arange(len(array)) * 7 - 1).astype(np.int32)
     table = build_table(array, values)
@@ -135,7 +135,7 @@ def test_the_hash_table_finds_every_key_and_nothing_else(keys, strangers):
 
 
 @pytest.mark.parametrize("step", [1, 2**33, 9973], ids="step {}".format)
-def test_regular_keys_find_their_places_in_the_hash_table_too(step):
+def test_regular_keys_find_their_places_in_hash_table_too(step):
     keys = np.unique((np.arange(26)[:, None] * 2**33 + np.arange(800) * step % 2**33).ravel())
     values = np.arange(len(keys), dtype=np.int32) + 1
     table = build_table(keys, values)
@@ -143,7 +143,7 @@ def test_regular_keys_find_their_places_in_the_hash_table_too(step):
     assert len(table.keys) < 3 * len(keys) + 30
 
 
-def test_the_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_keys_do_not_fit(monkeypatch):
+def test_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_keys_do_not_fit(monkeypatch):
     keys = np.unique(np.random.default_rng(0).integers(0, 2**40, 100_000))
     table = build_table(keys, np.arange(len(keys), dtype=np.int32))
     assert len(keys) / len(table.keys) == pytest.approx(encoding.LOAD, rel=0.01)
@@ -156,7 +156,7 @@ def test_the_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_k
         build_table(np.arange(10), np.arange(10, dtype=np.int32))
 
 
-def test_graph_is_valid_onnx_of_the_promised_versions_and_tensors(make_parts, written, tmp_path):
+def test_graph_is_valid_onnx_of_promised_versions_and_tensors(make_parts, written, tmp_path):
     workflow, toy = make_parts(1)
     path = written() / GRAPH_FILE
     onnx.checker.check_model(str(path), full_check=True)
@@ -181,7 +181,7 @@ def of_another_opset(network):
     ("spoil", "message"),
     [(renamed, "has tensors .*'logits'"), (of_another_opset, "has operator sets {'': 13}, expected version 17")],
 )
-def test_a_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil, message):
+def test_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil, message):
     network = make_parts(1)[1].network()
     spoil(network)
     onnx.save(network, tmp_path / "network.onnx")
@@ -192,7 +192,7 @@ def test_a_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoi
         read_network(tmp_path / "network.onnx")
 
 
-def test_a_damaged_weight_file_is_refused(make_candidate, tmp_path):
+def test_damaged_weight_file_is_refused(make_candidate, tmp_path):
     model, _, _ = make_candidate(tmp_path / "store", 1)
     file = tmp_path / "store" / "models" / "model-1" / "weights" / "weights.safetensors"
     content = bytearray(file.read_bytes())
@@ -202,7 +202,7 @@ def test_a_damaged_weight_file_is_refused(make_candidate, tmp_path):
         export(model, tmp_path / "graph")
 
 
-def test_graph_bytes_do_not_depend_on_the_process(make_candidate, exported, tmp_path):
+def test_graph_bytes_do_not_depend_on_process(make_candidate, exported, tmp_path):
     model, _, _ = make_candidate(tmp_path / "store", 1)
     code = (
         "import sys; from pathlib import Path; from evergreen.contracts.manifests import Model; "
@@ -225,7 +225,7 @@ def written(make_parts, tmp_path):
     return write
 
 
-def test_tables_lie_beside_the_message_and_start_at_a_page(written, make_parts):
+def test_tables_lie_beside_message_and_start_at_page(written, make_parts):
     folder = written()
     assert sorted(path.name for path in folder.iterdir()) == [DATA_FILE, GRAPH_FILE]
     message = onnx.load(folder / GRAPH_FILE, load_external_data=False)
@@ -238,7 +238,7 @@ def test_tables_lie_beside_the_message_and_start_at_a_page(written, make_parts):
 
 
 @pytest.mark.parametrize(("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)])
-def test_an_absent_or_truncated_file_is_refused_by_name(written, file, kept):
+def test_absent_or_truncated_file_is_refused_by_name(written, file, kept):
     path = written() / file
     content = path.read_bytes()
     path.unlink()
@@ -248,7 +248,7 @@ def test_an_absent_or_truncated_file_is_refused_by_name(written, file, kept):
         open_graph(path.with_name(GRAPH_FILE))
 
 
-def test_a_changed_byte_in_the_table_file_changes_the_graphs_hash(written):
+def test_changed_byte_in_table_file_changes_graphs_hash(written):
     folder = written()
     before, content = graph_sha256(folder), bytearray((folder / DATA_FILE).read_bytes())
     content[1000] ^= 1
@@ -256,7 +256,7 @@ def test_a_changed_byte_in_the_table_file_changes_the_graphs_hash(written):
     assert graph_sha256(folder) != before
 
 
-def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written, tmp_path, monkeypatch):
+def test_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written, tmp_path, monkeypatch):
     monkeypatch.setattr(graph_parts, "MAX_MESSAGE_BYTES", 1000)
     with pytest.raises(ContractError, match=r"message of \d+ bytes, expected at most 1000"):
         written()
@@ -264,7 +264,7 @@ def test_a_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written
 
 
 @pytest.mark.slow
-def test_a_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, raw_rows):
+def test_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, raw_rows):
     vocabularies = [np.arange(11_000, dtype=np.int64) for _ in range(26)]
     workflow, toy = make_parts(1, vocabularies, embedding_dim=2048, hidden=4)
     assert toy.table.nbytes > 2**31

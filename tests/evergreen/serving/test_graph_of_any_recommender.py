@@ -107,7 +107,7 @@ def test_graph_computes_numeric_columns_as_their_options_say(excluded, tmp_path)
     np.testing.assert_array_equal(encoded, workflow.encode_dense(dense))
 
 
-def test_graph_finds_the_bucket_of_every_float_beside_a_boundary(tmp_path):
+def test_graph_finds_bucket_of_every_float_beside_boundary(tmp_path):
     random, largest = np.random.default_rng(5), np.finfo(np.float32).max
     boundaries = {
         "price": np.array([-largest, -1e-45, 0, 1e-45, 0.1, 1 / 3, largest], np.float32),
@@ -163,7 +163,7 @@ EDGES = sorted(
 
 
 @pytest.mark.parametrize("excluded", [(), ("shop",)], ids=["learnt", "excluded"])
-def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_path):
+def test_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_path):
     options = {"shop": CategoricalOptions(served_as="5"), "item": CategoricalOptions(served_as=2**32 - 1)}
     workflow = shop_workflow(replace(SHOP, categorical_options=options), excluded)
     assert workflow.served_ids == {0: 4, 1: 1 if excluded else 5}
@@ -177,7 +177,7 @@ def test_a_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_
     np.testing.assert_allclose(scores[:, 0], by_hand(workflow, table, dense, categorical, weights), rtol=0, atol=1e-6)
 
 
-def test_a_column_that_is_served_as_a_value_without_a_category_is_refused():
+def test_column_that_is_served_as_value_without_category_is_refused():
     with pytest.raises(ContractError, match="shop is served as 6, which is none of its categories"):
         shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 

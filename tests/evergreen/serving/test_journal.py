@@ -47,7 +47,7 @@ def test_only_releases_rollbacks_and_promotions_change_who_is_live(store):
     assert current(store).version == 1
 
 
-def test_a_line_taken_back_right_after_it_was_written_never_was(tmp_path):
+def test_line_taken_back_right_after_it_was_written_never_was(tmp_path):
     for entry in (line("release", 1, at(1)), line("release", 2, at(2)), line("withdrawn", 2, at(2))):
         append_promotion(tmp_path, entry)
     assert current(tmp_path).version == 1
@@ -97,7 +97,7 @@ def test_live_at_prints_what_was_live_since_when_and_until_when(store, capsys, t
     assert ("live still" if until is None else f"until {until}") in text
 
 
-def test_live_at_a_time_before_everything_or_at_no_time_is_an_error(store, capsys):
+def test_live_at_time_before_everything_or_at_no_time_is_error(store, capsys):
     assert main(["live-at", "2026-03-01T00:59:59Z", "--store", str(store)]) == 2
     assert "error: nothing was live at 2026-03-01T00:59:59+00:00" in capsys.readouterr().err
     assert main(["live-at", "yesterday", "--store", str(store)]) == 2
@@ -112,7 +112,7 @@ def test_live_at_a_time_before_everything_or_at_no_time_is_an_error(store, capsy
     ],
     ids=str,
 )  # fmt: skip
-def test_a_damaged_line_is_named(store, change, capsys):
+def test_damaged_line_is_named(store, change, capsys):
     document = {**json.loads((store / "journal.jsonl").read_text().splitlines()[-1]), **change}
     document = {name: value for name, value in document.items() if value is not ... and name != "crc32"}
     with open(store / "journal.jsonl", "a") as journal:
@@ -124,7 +124,7 @@ def test_a_damaged_line_is_named(store, change, capsys):
 
 
 @pytest.mark.parametrize("ending", [b"", b'{"time": "2026-', b"\xff\x00", b'{"reason": "one line\r two lines'])
-def test_a_torn_last_line_does_not_count_and_is_cut_off(store, ending):
+def test_torn_last_line_does_not_count_and_is_cut_off(store, ending):
     with open(store / "journal.jsonl", "ab") as journal:
         journal.write(ending)
     assert current(store).version == 1
@@ -132,13 +132,13 @@ def test_a_torn_last_line_does_not_count_and_is_cut_off(store, ending):
     assert interrupted(store).version == 5
 
 
-def test_a_journal_that_is_no_file_is_named(tmp_path):
+def test_journal_that_is_no_file_is_named(tmp_path):
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(ContractError, match=r"journal\.jsonl cannot be read: Is a directory"):
         current(tmp_path)
 
 
-def test_every_flipped_bit_of_the_journal_is_named_with_its_line(store):
+def test_every_flipped_bit_of_journal_is_named_with_its_line(store):
     path = store / "journal.jsonl"
     content = path.read_bytes()
     starts = [0, *(at + 1 for at, byte in enumerate(content) if byte == 10)]
@@ -155,7 +155,7 @@ def test_every_flipped_bit_of_the_journal_is_named_with_its_line(store):
     assert current(store).version == 1
 
 
-def test_a_line_that_a_person_wrote_needs_no_checksum(store):
+def test_line_that_person_wrote_needs_no_checksum(store):
     *lines, last = (store / "journal.jsonl").read_text().splitlines()
     document = json.loads(last)
     del document["crc32"]

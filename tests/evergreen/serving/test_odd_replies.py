@@ -126,7 +126,7 @@ def controlled(world, tmp_path):
         yield odd, look
 
 
-def test_no_odd_reply_ends_the_controller_and_each_is_that_servers_fault(controlled):
+def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled):
     odd, look = controlled
     assert look() == WELL
     for name, reply in ODD_INFERENCES.items():
@@ -177,7 +177,7 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
 
 
 @pytest.mark.parametrize("name", ["no output", "strings", "no version", "no message", "another model"])
-def test_a_release_that_an_odd_server_answers_comes_to_nothing(world, name):
+def test_release_that_odd_server_answers_comes_to_nothing(world, name):
     world.release(1)
     with site_of(world) as (odd, site):
         world.settings = site
@@ -196,7 +196,7 @@ ARMS = {"live": Arm(model_name=MODEL_NAME, version=1), "other": Arm(model_name=C
 
 
 @pytest.mark.parametrize("count", ["NaN", "+Inf", "-Inf", "-1", "1e300", "9.3e18"])
-def test_a_counter_that_is_no_count_makes_the_servers_metrics_unreadable(count):
+def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
     text = f'{SUCCESS}{{model="{MODEL_NAME}",version="1"}} {count}\n'
     with pytest.raises(TemporaryError, match=rf"metrics of server cannot be read: {SUCCESS} is .*, expected a count"):
         counted(text, ARMS)
@@ -230,12 +230,12 @@ class Endless(BaseHTTPRequestHandler):
         pass
 
 
-def test_metrics_without_an_end_are_given_up(monkeypatch):
+def test_metrics_without_end_are_given_up(monkeypatch):
     monkeypatch.setattr(evidence, "MAX_TEXT_BYTES", 1 << 20)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(TemporaryError, match="go on after .* bytes, expected their end within 1,048,576 bytes"):
+        with pytest.raises(TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"):
             fetch(f"127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()

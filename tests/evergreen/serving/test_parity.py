@@ -24,7 +24,7 @@ def candidate(make_candidate, tmp_path):
     return make_candidate(tmp_path / "store", 1)
 
 
-def test_parity_holds_against_the_independent_scores(candidate, exported):
+def test_parity_holds_against_independent_scores(candidate, exported):
     model, verdict, raw = candidate
     rows = read_held_out(raw, verdict)
     assert len(rows) == raw.num_holdout_rows
@@ -34,7 +34,7 @@ def test_parity_holds_against_the_independent_scores(candidate, exported):
 
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
-def test_a_rounded_table_is_proven_by_scores_of_it(make_candidate, make_parts, exported, numbers, tmp_path):
+def test_rounded_table_is_proven_by_scores_of_it(make_candidate, make_parts, exported, numbers, tmp_path):
     workflow, toy = make_parts(1)
     model, verdict, raw = make_candidate(tmp_path / "store", 1, parts=(workflow, toy))
     rows, plain = read_held_out(raw, verdict), exported(model)
@@ -48,7 +48,7 @@ def test_a_rounded_table_is_proven_by_scores_of_it(make_candidate, make_parts, e
     assert graph.with_name(DATA_FILE).stat().st_size < plain.with_name(DATA_FILE).stat().st_size
 
 
-def test_open_graph_looks_nothing_up_and_leaves_nothing_in_the_home_folder(candidate, exported, tmp_path):
+def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(candidate, exported, tmp_path):
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     graph, trace = exported(candidate[0]), tmp_path / "trace"
@@ -67,7 +67,7 @@ def test_open_graph_looks_nothing_up_and_leaves_nothing_in_the_home_folder(candi
     assert list((tmp_path / "home").rglob("*")) == []
 
 
-def test_held_out_rows_keep_their_order_across_files_and_stop_at_the_limit(candidate, raw_rows):
+def test_held_out_rows_keep_their_order_across_files_and_stop_at_limit(candidate, raw_rows):
     _, verdict, raw = candidate
     dense, categorical = raw_rows(60, 1)
     rows = read_held_out(raw, verdict, max_rows=40)
@@ -76,7 +76,7 @@ def test_held_out_rows_keep_their_order_across_files_and_stop_at_the_limit(candi
 
 
 @pytest.mark.parametrize("off", [2e-5, -0.3, np.nan], ids=["just too much", "wrong", "not a number"])
-def test_a_score_that_differs_is_refused_with_its_row_and_values(candidate, with_scores, tmp_path, exported, off):
+def test_score_that_differs_is_refused_with_its_row_and_values(candidate, with_scores, tmp_path, exported, off):
     model, verdict, raw = candidate
 
     def change(scores):
@@ -91,10 +91,10 @@ def test_a_score_that_differs_is_refused_with_its_row_and_values(candidate, with
 
 
 @pytest.mark.parametrize("length", [0, 59, 61])
-def test_scores_of_other_rows_are_refused_and_an_empty_holdout_proves_nothing(candidate, with_scores, tmp_path, length):
+def test_scores_of_other_rows_are_refused_and_empty_holdout_proves_nothing(candidate, with_scores, tmp_path, length):
     _, verdict, raw = candidate
     other = with_scores(verdict, lambda s: np.resize(s, length), tmp_path)
-    with pytest.raises(ContractError, match=f"hold {length} rows, expected the 60"):
+    with pytest.raises(ContractError, match=f"hold {length} rows, expected 60"):
         read_held_out(raw, other)
     if length == 0:
         with pytest.raises(ContractError, match="at least 1"):
@@ -116,7 +116,7 @@ def test_lost_and_damaged_files_of_holdout_scores_and_golden_rows_are_named(cand
         read_held_out(raw, verdict)
 
 
-def test_golden_rows_survive_the_disk_and_are_spread_over_the_holdout(candidate, tmp_path):
+def test_golden_rows_survive_disk_and_are_spread_over_holdout(candidate, tmp_path):
     _, verdict, raw = candidate
     golden = read_held_out(raw, verdict).sample(10)
     assert len(golden) == 10

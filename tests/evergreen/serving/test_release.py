@@ -23,7 +23,7 @@ from tests.support.real_servers import Altered, live_version, under_load
 from tests.support.served_names import MODEL_NAME, NAMES
 
 
-def test_first_release_is_served_recorded_and_is_the_next_runs_champion(deploy, client, raw_rows, settings, triton):
+def test_first_release_is_served_recorded_and_is_next_runs_champion(deploy, client, raw_rows, settings, triton):
     done = deploy(1)
     assert (done.version, done.previous_version, done.parity_rows) == (1, None, 60)
     assert done.parity_max_abs_diff <= 1e-5
@@ -34,7 +34,7 @@ def test_first_release_is_served_recorded_and_is_the_next_runs_champion(deploy, 
     assert sorted(p.name for p in triton.repository.iterdir() if p.is_dir()) == [MODEL_NAME]
 
 
-def test_the_journal_names_who_why_and_every_hash_before_a_server_is_notified(world):
+def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
     told = []
 
     class Watched(FileTriton):
@@ -60,7 +60,7 @@ def test_the_journal_names_who_why_and_every_hash_before_a_server_is_notified(wo
     assert (line.who, line.decision, line.reason) == ("run-7", "pass", "auc is high enough")
 
 
-def test_graph_and_golden_rows_are_kept_in_the_store_apart_from_what_is_served(world):
+def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(world):
     done = world.release(1)
     kept, served = graph_folder(world.settings.store, 1), world.repository.objects.local("click_model/1")
     assert local_path(done.graph_uri) == kept / "model.onnx"
@@ -69,7 +69,7 @@ def test_graph_and_golden_rows_are_kept_in_the_store_apart_from_what_is_served(w
     assert (kept / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
 
 
-def test_local_server_that_holds_a_model_leaves_no_telemetry_in_its_home_folder(deploy, triton):
+def test_local_server_that_holds_model_leaves_no_telemetry_in_its_home_folder(deploy, triton):
     deploy(1)
     assert list(triton.log_path.with_name("home").rglob("*")) == []
 
@@ -89,7 +89,7 @@ def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, 
     assert f'"loading: {MODEL_NAME}:1"' not in loads, "the previous version was loaded anew"
 
 
-def test_old_versions_leave_the_repository_and_as_many_as_asked_for_stay(world, make_candidate):
+def test_old_versions_leave_repository_and_as_many_as_asked_for_stay(world, make_candidate):
     settings = dataclasses.replace(world.settings, num_kept=3)
     for seed in range(1, 5):
         release(*make_candidate(settings.store, seed), settings=settings)
@@ -98,12 +98,12 @@ def test_old_versions_leave_the_repository_and_as_many_as_asked_for_stay(world, 
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
 
 
-def test_a_retried_step_does_not_release_the_same_model_twice(world):
+def test_retried_step_does_not_release_same_model_twice(world):
     assert world.release(1) == world.release(1)
     assert [entry.action for entry in world.entries()] == ["intent", "release"]
 
 
-def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_path):
+def test_repository_written_for_another_server_is_refused(make_candidate, tmp_path):
     store, repository = tmp_path / "store", tmp_path / "repository"
     release(
         *make_candidate(store, 1),
@@ -113,7 +113,7 @@ def test_a_repository_written_for_another_server_is_refused(make_candidate, tmp_
         release(*make_candidate(store, 2), settings=ReleaseSettings(store=store, repository=str(repository)))
 
 
-def test_the_largest_request_is_answered_and_a_larger_one_refused(deploy, client, raw_rows):
+def test_largest_request_is_answered_and_larger_one_refused(deploy, client, raw_rows):
     deploy(1)
     dense, categorical = (np.repeat(rows, 64, axis=0) for rows in raw_rows(65))
     scores, _ = client.infer(MODEL_NAME, dense[:MAX_BATCH_ROWS], categorical[:MAX_BATCH_ROWS])
@@ -122,7 +122,7 @@ def test_the_largest_request_is_answered_and_a_larger_one_refused(deploy, client
         client.infer(MODEL_NAME, dense, categorical)
 
 
-def test_one_bad_request_does_not_fail_the_batch_it_is_in(deploy, client, raw_rows, triton):
+def test_one_bad_request_does_not_fail_batch_it_is_in(deploy, client, raw_rows, triton):
     deploy(1)
     dense, categorical = raw_rows(4)
     bad = dense.copy()

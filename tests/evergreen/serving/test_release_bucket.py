@@ -47,7 +47,7 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 
 
 @pytest.mark.parametrize("place", ["kept", "probed"])
-def test_a_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
+def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
     """It slept while its lease ended; another one went back, released, and has the last word."""
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
@@ -98,7 +98,7 @@ class Overtaken:
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 
 
-def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_the_new_holder(
+def test_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_new_holder(
     settings, repository, make_candidate
 ):
     release(*make_candidate(settings.store, 1), settings=settings)
@@ -110,7 +110,7 @@ def test_a_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_th
 
     server = Overtaken("triton:8001", settings.store, take_over)
     served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
-    with pytest.raises(TemporaryError, match="the load was too slow; another deployment took over"):
+    with pytest.raises(TemporaryError, match="the load was too slow; another deployment holds the lock now"):
         release(*make_candidate(settings.store, 2), settings=served)
     assert server.calls[-1] == "taken over", "what the new holder told this server stays its last word"
     assert versions_of(repository.read_config()) == [1]

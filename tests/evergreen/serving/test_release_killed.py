@@ -60,7 +60,7 @@ def kill():
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
-def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
+def test_retry_after_killed_release_releases_model(world, kill, place):
     world.release(1), world.release(2)
     assert kill(**world.job("release", place, 3)) == KILLED
     world.check_served_is_whole_and_known()
@@ -77,7 +77,7 @@ def test_a_retry_after_a_killed_release_releases_the_model(world, kill, place):
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
-def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, place):
+def test_rollback_after_killed_release_restores_what_was_live(world, kill, place):
     world.release(1), world.release(2)
     assert kill(**world.job("release", place, 3)) == KILLED
     world.rollback()
@@ -87,7 +87,7 @@ def test_rollback_after_a_killed_release_restores_what_was_live(world, kill, pla
 
 
 @pytest.mark.parametrize("place", mostly_slow(ROLLBACK_PLACES, ("probed", 1)), ids=named)
-def test_a_killed_rollback_is_finished_by_the_next(world, kill, place):
+def test_killed_rollback_is_finished_by_next(world, kill, place):
     world.release(1), world.release(2)
     assert kill(**world.job("rollback", place)) == KILLED
     world.check_served_is_whole_and_known()
@@ -132,7 +132,7 @@ def transitions(world):
     ],
     ids=["baked", "taken back", "taken back, each boundary"],
 )
-def test_a_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
+def test_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
     """At each fsync, rename, unlink and checkpoint before and after, or at some by name, until one lives to the end."""
     killed = []
     for place in places:
@@ -149,14 +149,14 @@ def test_a_controller_that_was_killed_makes_its_transition_once(baking_world, ki
 
 
 @pytest.mark.parametrize(("state", "action"), [(BAD, ROLLBACK), (WELL, BAKED)])
-def test_two_controllers_at_once_make_a_transition_once(baking_world, kill, state, action):
+def test_two_controllers_at_once_make_transition_once(baking_world, kill, state, action):
     for _ in range(3):
         world = baking_world(state)
         assert kill(**world.job("bake", (None, 1)), lives=2) == 0
         assert transitions(world) == [RELEASE, RELEASE, action]
 
 
-def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kill):
+def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
     world.release(1), world.release(2)
     assert kill(**world.job("release", ("loaded", 1), 3)) == KILLED
     world.servers[1].crash()
@@ -168,7 +168,7 @@ def test_a_recovery_that_a_server_prevents_is_tried_again_by_the_next(world, kil
     world.check_all_is_well(2)
 
 
-def test_a_first_release_that_was_killed_leaves_nothing_served(world, kill):
+def test_first_release_that_was_killed_leaves_nothing_served(world, kill):
     assert kill(**world.job("release", ("loaded", 2), 1)) == KILLED
     with pytest.raises(ContractError, match="has no release"):
         world.rollback()

@@ -23,7 +23,7 @@ def kept(world):
 
 
 @pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
-def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(world, name):
+def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     world.release(1)
     config = world.repository.read_config()
 
@@ -43,7 +43,7 @@ def test_a_wrong_answer_leaves_the_old_version_live_and_the_new_one_gone(world, 
     assert world.release(3).version == 3, "the way is free, and the number that the journal named is not given again"
 
 
-def test_a_failed_first_release_leaves_nothing_served(make_candidate, client, settings, raw_rows, repository):
+def test_failed_first_release_leaves_nothing_served(make_candidate, client, settings, raw_rows, repository):
     def refuse(real, name, version):
         return name == CANDIDATE_NAME and real.is_ready(name, version)
 
@@ -76,7 +76,7 @@ def failing_journal(monkeypatch, error, *, after):
     monkeypatch.setattr(site, "append_promotion", append)
 
 
-def test_a_journal_that_cannot_be_written_undoes_the_switch(world, monkeypatch):
+def test_journal_that_cannot_be_written_undoes_switch(world, monkeypatch):
     world.release(1)
     failing_journal(monkeypatch, OSError(28, "no space left on device"), after=False)
     with pytest.raises(OSError, match="no space"):
@@ -87,7 +87,7 @@ def test_a_journal_that_cannot_be_written_undoes_the_switch(world, monkeypatch):
     assert world.release(3).version == 3, "a number that the journal named is not given again"
 
 
-def test_a_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monkeypatch):
+def test_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monkeypatch):
     world.release(1)
     failing_journal(monkeypatch, OSError(5, "input/output error"), after=True)
     with pytest.raises(OSError, match="input/output"):
@@ -102,7 +102,7 @@ def wrong_as_2(server, name, *rows, version=None):
     return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
 
 
-def test_callers_who_name_no_version_must_be_answered_by_the_new_one(world):
+def test_callers_who_name_no_version_must_be_answered_by_new_one(world):
     world.release(1)
 
     def stuck(server, name, *rows, version=None):
@@ -125,7 +125,7 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candid
     assert list((settings.store / "graphs").iterdir()) == []
 
 
-def test_a_dead_python_stub_that_still_says_ready_stops_a_retried_step(settings, make_candidate, triton, client):
+def test_dead_python_stub_that_still_says_ready_stops_retried_step(settings, make_candidate, triton, client):
     candidate = make_candidate(settings.store, 1)
     release(*candidate, settings=settings)
     kill_stubs(triton)
@@ -135,7 +135,7 @@ def test_a_dead_python_stub_that_still_says_ready_stops_a_retried_step(settings,
     client.unload(MODEL_NAME)
 
 
-def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, unserved, tmp_path):
+def test_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, unserved, tmp_path):
     candidate = make_candidate(unserved.store, 1)
     (tmp_path / "file").write_text("not a folder")
     settings = dataclasses.replace(unserved, repository=str(tmp_path / "file" / "repository"))
@@ -143,7 +143,7 @@ def test_a_repository_that_cannot_be_written_is_named_before_any_work(make_candi
         release(*candidate, settings=settings)
 
 
-def test_without_an_answering_server_nothing_is_published(make_candidate, unserved, tmp_path):
+def test_without_answering_server_nothing_is_published(make_candidate, unserved, tmp_path):
     settings = dataclasses.replace(unserved, triton_urls=("127.0.0.1:9",))
     with pytest.raises(TemporaryError, match=r"triton 127.0.0.1:9: liveness failed"):
         release(*make_candidate(settings.store, 1), settings=settings)
@@ -160,33 +160,33 @@ def lock_taken(tmp_path):
     return lambda: os.close(descriptor)
 
 
-def test_a_second_deployment_at_the_same_time_is_refused(make_candidate, unserved, lock_taken):
+def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, lock_taken):
     now, waits = iter(range(1000)), []
     patience = Patience(lock_seconds=30, clock=lambda: next(now), sleep=waits.append)
     settings = dataclasses.replace(unserved, patience=patience)
     candidate = make_candidate(settings.store, 1)
-    with pytest.raises(TemporaryError, match="another deployment is at work"):
+    with pytest.raises(TemporaryError, match="another deployment is running"):
         release(*candidate, settings=settings)
     assert 25 <= len(waits) <= 30
     lock_taken()
     assert release(*candidate, settings=settings).version == 1, "without servers it is published and recorded"
 
 
-def test_a_deployment_waits_a_little_for_whoever_has_the_lock(make_candidate, unserved, lock_taken):
+def test_deployment_waits_little_for_whoever_has_lock(make_candidate, unserved, lock_taken):
     """A watchdog that heals a server, in the very minute in which a person wants to go back."""
     patience = Patience(sleep=lambda _: lock_taken())
     settings = dataclasses.replace(unserved, patience=patience)
     assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
 
 
-def test_a_verdict_about_another_model_is_refused(make_candidate, unserved):
+def test_verdict_about_another_model_is_refused(make_candidate, unserved):
     model, _, raw = make_candidate(unserved.store, 1)
     _, verdict, _ = make_candidate(unserved.store, 2)
     with pytest.raises(ContractError, match="verdict is about model model-2, expected model-1"):
         release(model, verdict, raw, settings=unserved)
 
 
-def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_journal(world):
+def test_server_that_could_not_be_restored_is_named_in_error_and_in_journal(world):
     world.release(1)
 
     def deaf(server, name):
@@ -196,16 +196,16 @@ def test_a_server_that_could_not_be_restored_is_named_in_the_error_and_in_the_jo
         server.load(name)
 
     with pytest.raises(
-        PermanentError, match=r"differs .*; triton triton-a:8001 did not return to what was live: triton has gone deaf"
+        PermanentError, match=r"differs .*; triton triton-a:8001 could not be restored: triton has gone deaf"
     ):
         world.release(2, load=deaf, infer=wrong_as_2)
-    assert "triton triton-a:8001 did not return to what was live: triton has gone deaf" in world.entries()[-1].reason
+    assert "triton triton-a:8001 could not be restored: triton has gone deaf" in world.entries()[-1].reason
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
     world.check_all_is_well(3)
 
 
-def test_a_configuration_that_cannot_be_put_back_is_left_to_the_next_deployment(world, monkeypatch):
+def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
     """The storage goes away between the two writes; without the intent nobody would ever go back."""
     world.release(1)
     written = ModelRepository.write_config

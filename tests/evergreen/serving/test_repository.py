@@ -22,7 +22,7 @@ def repository(open_objects):
     return ModelRepository(open_objects(), NAMES)
 
 
-def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_objects, make_version):
+def test_version_is_published_by_configuration_and_by_nothing_before(open_objects, make_version):
     repository, reader = ModelRepository(open_objects(), NAMES), ModelRepository(open_objects(), NAMES)
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
@@ -33,7 +33,7 @@ def test_a_version_is_published_by_the_configuration_and_by_nothing_before(open_
         assert (reader.versions(), named(reader)) == ([1], [1])
 
 
-def test_a_published_version_holds_what_was_staged_byte_for_byte(repository, make_version):
+def test_published_version_holds_what_was_staged_byte_for_byte(repository, make_version):
     graph = make_version(1, data=b"tables" * 50_000)
     golden = GoldenRows.load(graph / "golden.npz")
     with repository.locked():
@@ -58,7 +58,7 @@ def test_a_published_version_holds_what_was_staged_byte_for_byte(repository, mak
     ]
 
 
-def test_a_version_for_triton_itself_has_no_code(repository, make_version):
+def test_version_for_triton_itself_has_no_code(repository, make_version):
     with repository.locked():
         repository.stage(1, make_version(1), ServingOptions(server="onnxruntime"))
         repository.publish(1)
@@ -69,7 +69,7 @@ def test_a_version_for_triton_itself_has_no_code(repository, make_version):
 
 
 @pytest.mark.parametrize("where", ["click_model_candidate", "click_model", "click_model_canary"])
-def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(repository, make_version, put_live, where):
+def test_warm_up_rows_are_golden_ones_as_triton_reads_them(repository, make_version, put_live, where):
     golden = GoldenRows.load(make_version(1) / "golden.npz")
     with repository.locked():
         options = ServingOptions(warmup_rows=3)
@@ -86,7 +86,7 @@ def test_warm_up_rows_are_the_golden_ones_as_triton_reads_them(repository, make_
         assert np.array_equal(np.frombuffer(categorical, "<i8"), golden.categorical[at])
 
 
-def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_version):
+def test_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_version):
     repository, options = ModelRepository(open_objects(), NAMES), ServingOptions(response_cache=True, warmup_rows=0)
     with repository.locked():
         repository.stage(1, make_version(1), options)
@@ -96,7 +96,7 @@ def test_a_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_v
         assert read_options(repository.config_for(1, repository.published.record(1).options)) == options
 
 
-def test_only_rows_of_a_configuration_outlive_a_pruning(repository, put_live):
+def test_only_rows_of_configuration_outlive_pruning(repository, put_live):
     with repository.locked():
         for number in (1, 2, 3):
             put_live(repository, number)
@@ -105,7 +105,7 @@ def test_only_rows_of_a_configuration_outlive_a_pruning(repository, put_live):
     assert there == warmup_files_of(repository.read_config())
 
 
-def test_pruning_keeps_the_newest_the_asked_for_and_the_served(repository, put_live):
+def test_pruning_keeps_newest_asked_for_and_served(repository, put_live):
     with repository.locked():
         for number in range(7, 13):
             put_live(repository, number)
@@ -115,10 +115,10 @@ def test_pruning_keeps_the_newest_the_asked_for_and_the_served(repository, put_l
         assert repository.prune({9}, num_kept=1) == []
 
 
-def test_a_served_version_cannot_be_withdrawn(repository, put_live):
+def test_served_version_cannot_be_withdrawn(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
-        with pytest.raises(ContractError, match="version 1 is named by"):
+        with pytest.raises(ContractError, match="version 1 is served by"):
             repository.withdraw(1)
         repository.write_config(None)
         repository.withdraw(1)
@@ -126,7 +126,7 @@ def test_a_served_version_cannot_be_withdrawn(repository, put_live):
     assert (repository.versions(), repository.taken_numbers(), repository.read_config()) == ([], [], None)
 
 
-def test_a_rehearsals_leavings_are_not_published(repository, make_version):
+def test_rehearsals_leavings_are_not_published(repository, make_version):
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
         repository.objects.write("click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache")
@@ -134,7 +134,7 @@ def test_a_rehearsals_leavings_are_not_published(repository, make_version):
     assert not [name for name in everything(repository.objects) if "pycache" in name or "candidate" in name]
 
 
-def test_a_canary_is_the_published_version_under_its_own_name(repository, put_live):
+def test_canary_is_published_version_under_its_own_name(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         put_live(repository, 2, beside=[1])
@@ -176,7 +176,7 @@ def test_traffic_plans_follow_one_another_by_number(open_objects):
     assert ModelRepository(open_objects(), NAMES).read_plan() == plan(2)
 
 
-def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
+def test_configuration_is_not_written_over_anothers(open_objects, put_live):
     repository = ModelRepository(open_objects(), NAMES)
     with repository.locked():
         put_live(repository, 1)
@@ -188,7 +188,7 @@ def test_the_configuration_is_not_written_over_anothers(open_objects, put_live):
     assert repository.read_config() == "by another"
 
 
-def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
+def test_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
     clock = Clock()
     settings = {"clock": clock, "monotonic": clock}
     with ModelRepository(open_bucket(), NAMES).locked():
@@ -216,7 +216,7 @@ def test_an_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, 
     assert ModelRepository(open_bucket(), NAMES).versions() == [1, 2]
 
 
-def test_an_expired_holder_that_passed_its_check_just_before_is_stopped_by_the_generation(open_bucket, put_live):
+def test_expired_holder_that_passed_its_check_just_before_is_stopped_by_generation(open_bucket, put_live):
     late = ModelRepository(open_bucket(), NAMES, holder="late")
     with late.locked():
         put_live(late, 1)

@@ -22,7 +22,7 @@ def repository(open_objects):
 
 
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
-def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
+def test_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
     repository, make_version, put_live, lost
 ):
     with repository.locked():
@@ -37,7 +37,7 @@ def test_a_half_copied_version_is_no_version_its_number_is_taken_and_it_is_clear
         assert named(repository) == [1]
 
 
-def test_a_truncated_file_makes_a_version_none(repository, put_live):
+def test_truncated_file_makes_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         graph = repository.objects.read("click_model/1/model.onnx").content
@@ -53,7 +53,7 @@ def test_a_truncated_file_makes_a_version_none(repository, put_live):
     [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
     ids=["graph", "head", "rows", "directory"],
 )
-def test_a_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
+def test_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
     with repository.locked():
         put_live(repository, 1)
         content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
@@ -64,7 +64,7 @@ def test_a_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live
             (repository.published.check if file == "model.onnx" else repository.published.golden_rows)(1)
 
 
-def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(repository, make_version):
+def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository, make_version):
     real = repository.objects
 
     class Bitrot:
@@ -81,12 +81,12 @@ def test_what_the_storage_gives_back_changed_is_found_while_it_is_staged(reposit
 
     with repository.locked():
         repository.objects = Bitrot()
-        with pytest.raises(PermanentError, match=r"did not stay as it was written: .*2/model.onnx has sha256"):
+        with pytest.raises(PermanentError, match=r"changed after they were written: .*2/model.onnx has sha256"):
             repository.stage(2, make_version(2), OPTIONS)
     assert (repository.versions(), repository.read_config()) == ([], None)
 
 
-def test_a_damaged_record_makes_a_version_none(repository, put_live):
+def test_damaged_record_makes_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         record = repository.objects.read("click_model/1/version.json").content
@@ -113,7 +113,7 @@ def test_what_is_no_version_folder_is_passed_over(open_objects, name):
     assert ModelRepository(objects, NAMES).taken_numbers() == []
 
 
-def test_a_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_live, make_version):
+def test_disk_that_fills_up_while_staging_leaves_what_is_served(tmp_path, put_live, make_version):
     root = tmp_path / "model repository"
     repository = ModelRepository(FolderObjects(root), NAMES)
     with repository.locked():
@@ -163,7 +163,7 @@ def check_the_next_release(repository, make_version):
         repository.published.check(version)
 
 
-def test_a_release_killed_at_any_change_of_the_folder_leaves_whole_versions(tmp_path, make_version, monkeypatch):
+def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, make_version, monkeypatch):
     names = ("replace", "rename", "link", "unlink", "rmdir")
     real = {name: getattr(os, name) for name in names}
     left = [10**9]
@@ -227,7 +227,7 @@ def break_off(server, make_version, step):
 @pytest.mark.parametrize(
     "steps", [(9, 25, 37, 200), pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_a_release_cut_off_from_its_bucket_at_any_request_leaves_whole_versions(
+def test_release_cut_off_from_its_bucket_at_any_request_leaves_whole_versions(
     cloud_storage, cloud_storage_server, make_version, steps
 ):
     assert next(step for step in steps if break_off(cloud_storage_server, make_version, step)) > 40

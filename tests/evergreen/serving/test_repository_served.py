@@ -86,7 +86,7 @@ def num_requests(server, version):
     return int(re.search(rf'nv_inference_request_success{{model="click_model",version="{version}"}} (\d+)', text)[1])
 
 
-def test_the_server_serves_what_the_configuration_names_and_nothing_that_only_lies_there(site, make_version):
+def test_server_serves_what_configuration_names_and_nothing_that_only_lies_there(site, make_version):
     repository, start = site
     first, second = make_version(1), make_version(2)
     rows = [GoldenRows.load(folder / "golden.npz") for folder in (first, second)]

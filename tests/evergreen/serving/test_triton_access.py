@@ -67,7 +67,7 @@ def live(url, **access):
         triton.close()
 
 
-def test_a_server_with_tls_is_reached_by_its_ca_and_by_no_other_way(secured, pki):
+def test_server_with_tls_is_reached_by_its_ca_and_by_no_other_way(secured, pki):
     url = secured()
     assert live(url, ca=pki / "ca.pem", name="triton")
     for access in ({}, {"ca": pki / "other.pem", "name": "triton"}, {"ca": pki / "ca.pem", "name": "another"}):
@@ -75,7 +75,7 @@ def test_a_server_with_tls_is_reached_by_its_ca_and_by_no_other_way(secured, pki
             live(url, **access)
 
 
-def test_a_server_that_asks_for_a_certificate_is_shown_one(secured, pki):
+def test_server_that_asks_for_certificate_is_shown_one(secured, pki):
     url = secured(mutual=True)
     own = {"certificate": pki / "client.pem", "key": pki / "client.key"}
     assert live(url, ca=pki / "ca.pem", name="triton", **own)
@@ -83,7 +83,7 @@ def test_a_server_that_asks_for_a_certificate_is_shown_one(secured, pki):
         live(url, ca=pki / "ca.pem", name="triton")
 
 
-def test_a_token_is_shown_at_each_call_as_its_file_is_then(secured, pki, tmp_path):
+def test_token_is_shown_at_each_call_as_its_file_is_then(secured, pki, tmp_path):
     url = secured(token="Bearer first")  # noqa: S106
     file = tmp_path / "token"
     file.write_text("first\n")
@@ -101,7 +101,7 @@ def test_a_token_is_shown_at_each_call_as_its_file_is_then(secured, pki, tmp_pat
 
 
 @pytest.mark.parametrize("by", ["flags", "variables"])
-def test_commands_take_it_from_flags_and_from_the_environment(secured, pki, world, monkeypatch, by):
+def test_commands_take_it_from_flags_and_from_environment(secured, pki, world, monkeypatch, by):
     url = secured()
     said = {"ca": str(pki / "ca.pem"), "name": "triton"}
     for name, value in said.items() if by == "variables" else ():

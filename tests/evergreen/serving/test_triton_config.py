@@ -34,7 +34,7 @@ def parsed(text):
 
 
 @pytest.mark.parametrize("server", ["python", "onnxruntime"])
-def test_configuration_says_what_the_contracts_say(server):
+def test_configuration_says_what_contracts_say(server):
     text = triton_config("click_model", ServingOptions(server=server), [4, 3], features=CRITEO)
     config = parsed(text)
     assert (config.name, config.backend, config.max_batch_size) == ("click_model", server, MAX_BATCH_ROWS)
@@ -54,7 +54,7 @@ def test_configuration_says_what_the_contracts_say(server):
     assert not config.model_warmup
 
 
-def test_a_recommender_without_numeric_features_is_asked_for_categories_alone():
+def test_recommender_without_numeric_features_is_asked_for_categories_alone():
     features = Features(numeric=(), categorical=("item", "shop"))
     text = triton_config("shop", ServingOptions(), [1], features=features, warmup=[{"categorical": "categorical-1"}])
     config = parsed(text)
@@ -86,7 +86,7 @@ def test_options_become_what_triton_calls_them():
     }
 
 
-def test_a_warm_up_is_every_row_and_one_batch():
+def test_warm_up_is_every_row_and_one_batch():
     config = parsed(triton_config("click_model", ServingOptions(), [1], warmup=ROWS, features=CRITEO))
     told = [
         (sample.batch_size, {name: (i.input_data_file, list(i.dims)) for name, i in sample.inputs.items()})
@@ -121,7 +121,7 @@ def test_options_are_read_back_from_what_was_written(options):
 @pytest.mark.parametrize(
     "text", ["", 'name: "click_model"', 'name: "a"\nversion_policy { latest { num_versions: 2 } }']
 )
-def test_a_configuration_that_names_no_versions_is_refused(text):
+def test_configuration_that_names_no_versions_is_refused(text):
     with pytest.raises(ContractError, match="names no versions"):
         versions_of(text)
 
@@ -129,7 +129,7 @@ def test_a_configuration_that_names_no_versions_is_refused(text):
 @pytest.mark.parametrize(
     "text", ["", "no such field: 1", 'name: "a"', 'backend: "tensorrt" instance_group { count: 1 }']
 )
-def test_a_configuration_that_is_not_ours_is_refused(text):
+def test_configuration_that_is_not_ours_is_refused(text):
     with pytest.raises(ContractError):
         read_options(text)
 

@@ -60,9 +60,7 @@ def places(settings, make_candidate, client):
         client.unload(name)
 
 
-def test_releases_a_canary_and_a_rollback_of_one_leave_the_other_as_it_is_and_fail_no_request(
-    places, triton, client, raw_rows
-):
+def test_releases_canary_and_rollback_of_one_leave_other_as_it_is_and_fail_no_request(places, triton, client, raw_rows):
     click, shop = places
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
@@ -90,20 +88,20 @@ def test_releases_a_canary_and_a_rollback_of_one_leave_the_other_as_it_is_and_fa
     assert client.infer(CANARY_NAME, *rows)[1] == 2
 
 
-def test_each_has_a_lock_and_a_watchdog_of_its_own(places, triton, client):
+def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     click, shop = places
     click.release(1), shop.release(11)
     watchdogs = [Watchdog(site=place.settings) for place in places]
     client.unload(SHOP)
     with click.settings.open_repository().locked():
-        with pytest.raises(TemporaryError, match=f"at work in model repository .*/{MODEL_NAME}"):
+        with pytest.raises(TemporaryError, match=f"is running in model repository .*/{MODEL_NAME}"):
             click.release(2)
         found = [[watchdog.look() for watchdog in watchdogs] for _ in range(2)]
         assert shop.release(12).version == 2
     assert found[1] == [{f"{triton.grpc_url} {MODEL_NAME}": WELL}, {f"{triton.grpc_url} {SHOP}": HEALED}]
 
 
-def test_a_store_refuses_the_model_of_a_recommender_of_another_name(places):
+def test_store_refuses_model_of_recommender_of_another_name(places):
     _, shop = places
     shop.release(11)
     before = shop.settings.open_repository().versions()
@@ -112,7 +110,7 @@ def test_a_store_refuses_the_model_of_a_recommender_of_another_name(places):
     assert shop.settings.open_repository().versions() == before
 
 
-def test_a_watchdog_waits_for_the_first_release_of_a_store_that_knows_no_recommender_yet(places):
+def test_watchdog_waits_for_first_release_of_store_that_knows_no_recommender_yet(places):
     _, shop = places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(site=shop.settings)

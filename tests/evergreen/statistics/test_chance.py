@@ -14,14 +14,14 @@ def scipys(now, before):
     return min(1.0, 2 * min(pearson, one * len(now)))
 
 
-def test_the_homogeneity_test_equals_scipys_where_no_cell_is_rare():
+def test_homogeneity_test_equals_scipys_where_no_cell_is_rare():
     random = np.random.default_rng(0)
     for _ in range(20):
         now, before = random.integers(20, 200, 12), random.integers(20, 900, 12)
         assert homogeneity(now, before, 1.0) == pytest.approx(scipys(now, before), rel=1e-9)
 
 
-def test_one_cell_of_many_is_seen_where_the_chi_square_alone_does_not():
+def test_one_cell_of_many_is_seen_where_chi_square_alone_does_not():
     before = np.full(400, 2000)
     noise = np.random.default_rng(3).poisson(20, 400)
     now = noise.copy()
@@ -31,7 +31,7 @@ def test_one_cell_of_many_is_seen_where_the_chi_square_alone_does_not():
     assert homogeneity(noise, before, 1.0) > 0.05
 
 
-def test_the_proportion_test_equals_scipys_and_takes_shares_of_none():
+def test_proportion_test_equals_scipys_and_takes_shares_of_none():
     for a, n, b, m in ((3, 100, 20, 900), (50, 60, 10, 400), (0, 100, 5, 300)):
         table = [[a, n - a], [b, m - b]]
         expected = stats.chi2_contingency(table, correction=True, lambda_="log-likelihood").pvalue
@@ -42,7 +42,7 @@ def test_the_proportion_test_equals_scipys_and_takes_shares_of_none():
 
 
 @pytest.mark.parametrize("ratio", [1, 4])
-def test_the_tail_of_few_rows_is_not_thinner_than_the_exact_one(ratio):
+def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
     """By Fisher's exact test: of `now` rare rows the p-value may be a third too small, not a tenth of it."""
     rows = 10_000
     for now, before in ((10, 0), (16, 2), (25, 5), (40, 12)):
@@ -74,7 +74,7 @@ def test_rare_cells_are_taken_together_until_each_expects_enough():
     assert homogeneity(now, before, 1.0) == pytest.approx(scipys(*table))
 
 
-def test_a_sample_that_is_empty_or_has_one_value_only_is_no_test():
+def test_sample_that_is_empty_or_has_one_value_only_is_no_test():
     assert homogeneity(np.array([0, 0]), np.array([5, 5]), 1.0) is None
     assert homogeneity(np.array([50, 0]), np.array([70, 0]), 1.0) == 1.0
 

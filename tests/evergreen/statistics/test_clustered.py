@@ -42,7 +42,7 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 
 
 @pytest.mark.parametrize("share_alike", [0.0, 0.5, 1.0])
-def test_the_correlation_is_that_of_the_rows_that_were_drawn(share_alike):
+def test_correlation_is_that_of_rows_that_were_drawn(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
     # Two rows have the request's value with probability share_alike squared, and are independent otherwise.
@@ -51,7 +51,7 @@ def test_the_correlation_is_that_of_the_rows_that_were_drawn(share_alike):
     assert (each >= overall).all()
 
 
-def test_the_design_effect_is_the_variance_over_that_of_independent_rows():
+def test_design_effect_is_variance_over_that_of_independent_rows():
     random = np.random.default_rng(1)
     shares, effects = [], []
     for _ in range(400):
@@ -71,14 +71,14 @@ def test_requests_of_two_sizes_have_each_sample_s_own_design():
     np.testing.assert_allclose(comparison_design(correlation, now, before), (64 + 2) / 2, rtol=1e-9)
 
 
-def test_a_difference_of_the_samples_is_no_likeness_within_them():
+def test_difference_of_samples_is_no_likeness_within_them():
     random = np.random.default_rng(3)
     now = sample(*drawn(random, 500, 32, 0.0, FIVE[::-1]), 5)
     before = sample(*drawn(random, 500, 32, 0.0, FIVE), 5)
     assert correlations((now, before))[1] == pytest.approx(0.0, abs=0.005)
 
 
-def test_a_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
+def test_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
     random = np.random.default_rng(5)
     now = sample(*drawn(random, 100, 32, 1.0, FIVE), 5)
     before = sample(*drawn(random, 10_000, 32, 0.0, FIVE), 5)
@@ -89,7 +89,7 @@ def test_a_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
     np.testing.assert_allclose(own[1], 1 + overall * 31, rtol=0.5)
 
 
-def test_a_sample_whose_requests_are_not_known_takes_the_other_s_likeness():
+def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
     random = np.random.default_rng(4)
     now = sample(*drawn(random, 300, 32, 1.0, FIVE), 5)
     before = Clustered(counts=now.counts, squares=np.zeros(5), products=np.zeros(5), rows=now.rows, sizes=0, requests=0)
@@ -97,7 +97,7 @@ def test_a_sample_whose_requests_are_not_known_takes_the_other_s_likeness():
     np.testing.assert_allclose(comparison_design(correlation, now, before), 32)
 
 
-def test_single_rows_have_no_design_effect_and_an_unknown_cell_has_that_of_all():
+def test_single_rows_have_no_design_effect_and_unknown_cell_has_that_of_all():
     values = np.array([0, 0, 1, 1, 2, 2] * 50)
     single = sample(values, np.arange(300), 3)
     np.testing.assert_allclose(comparison_design(correlations((single, single))[0], single, single), 1)
@@ -123,7 +123,7 @@ def test_cells_of_different_likeness_are_corrected_together():
     assert alarms <= stats.binom.isf(1e-4, runs, 0.05)
 
 
-def test_a_variance_from_few_requests_gives_student_s_p_values():
+def test_variance_from_few_requests_gives_student_s_p_values():
     for freedom in (5, 30, 200):
         for t in (0.5, 2.0, 3.5, 5.0):
             known = 2 * stats.norm.sf(t)

@@ -9,7 +9,7 @@ from evergreen.statistics import two_sample
 from evergreen.statistics.two_sample import proportion
 
 
-def test_the_divergence_is_scipys_where_chance_adds_next_to_nothing():
+def test_divergence_is_scipys_where_chance_adds_next_to_nothing():
     random = np.random.default_rng(0)
     for _ in range(10):
         a, b = random.integers(1, 50, (2, 12)) * 1_000_000
@@ -18,7 +18,7 @@ def test_the_divergence_is_scipys_where_chance_adds_next_to_nothing():
         assert found.low <= found.value <= found.high
 
 
-def test_what_chance_adds_is_taken_off_and_the_interval_holds_the_truth():
+def test_what_chance_adds_is_taken_off_and_interval_holds_truth():
     random = np.random.default_rng(1)
     p = stats.norm.pdf(np.arange(-2, 2, 0.25))
     q = stats.norm.pdf(np.arange(-2, 2, 0.25) - 0.3)
@@ -34,7 +34,7 @@ def test_what_chance_adds_is_taken_off_and_the_interval_holds_the_truth():
         assert np.mean([each.value for each in found]) == pytest.approx(truth, abs=0.0005)
 
 
-def test_the_interval_of_a_share_s_change_holds_the_truth():
+def test_interval_of_share_s_change_holds_truth():
     random = np.random.default_rng(2)
     for p, q in ((0.3, 0.3), (0.02, 0.05), (0.0, 0.004)):
         found = [
@@ -45,13 +45,13 @@ def test_the_interval_of_a_share_s_change_holds_the_truth():
         assert all(each.low <= each.value <= each.high for each in found)
 
 
-def test_the_change_of_a_share_is_undefined_without_rows():
+def test_change_of_share_is_undefined_without_rows():
     assert two_sample.share_change(0, 0, b=3, m=5, design=1.0) is None
     assert two_sample.divergence(np.zeros(3, np.int64), np.ones(3, np.int64), 1.0) is None
 
 
 @pytest.mark.parametrize("design", [1.0, 8.0])
-def test_a_detectable_change_is_found_as_often_as_promised(design):
+def test_detectable_change_is_found_as_often_as_promised(design):
     """Rows in requests of `design` rows that are all alike; the test at 1 % finds the change in 80 % of the windows."""
     random = np.random.default_rng(3)
     n, m, share, level = 4000, 8000, 0.2, 0.01
@@ -64,7 +64,7 @@ def test_a_detectable_change_is_found_as_often_as_promised(design):
     assert found / 1000 == pytest.approx(two_sample.POWER, abs=0.05)
 
 
-def test_a_detectable_shift_of_a_mean_is_found_as_often_as_promised():
+def test_detectable_shift_of_mean_is_found_as_often_as_promised():
     random = np.random.default_rng(4)
     n, m, level = 500, 900, 0.02
     shift = two_sample.detectable_mean(n, m, design=1.0, level=level)

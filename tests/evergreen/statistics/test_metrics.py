@@ -134,7 +134,7 @@ def test_groups_may_have_any_names_in_any_order():
         metrics.auc_estimate(labels, scores, groups=[1, 2, 3])
 
 
-def test_clicks_of_three_requests_are_too_few_for_an_interval_however_many_rows():
+def test_clicks_of_three_requests_are_too_few_for_interval_however_many_rows():
     labels, scores = np.r_[np.ones(300), np.zeros(300)], np.random.default_rng(0).random(600)
     groups = np.r_[np.arange(300) % 3, np.arange(300)]
     assert metrics.auc_estimate(labels, scores, groups=groups) is None
@@ -167,7 +167,7 @@ def test_log_loss_equals_scikit_learn_and_survives_certainty():
     assert metrics.log_loss([], []) is None
 
 
-def test_normalized_entropy_is_one_for_the_base_rate_and_less_for_knowledge():
+def test_normalized_entropy_is_one_for_base_rate_and_less_for_knowledge():
     labels = np.array([1, 0, 0, 0] * 50)
     assert metrics.normalized_entropy(labels, np.full(200, 0.25)) == pytest.approx(1.0)
     assert metrics.normalized_entropy(labels, np.where(labels == 1, 0.6, 0.1)) < 0.6
@@ -180,7 +180,7 @@ def test_calibration_is_expected_over_observed_clicks():
     assert metrics.calibration([], []) is None
 
 
-def test_rows_with_weights_count_as_so_many_copies_of_the_same_group():
+def test_rows_with_weights_count_as_so_many_copies_of_same_group():
     random = np.random.default_rng(2)
     weights, labels, scores = random.integers(0, 4, 900), random.integers(0, 2, 900), random.random(900)
     copies = np.repeat(np.arange(900), weights)
@@ -195,7 +195,7 @@ def test_rows_with_weights_count_as_so_many_copies_of_the_same_group():
     assert mine.standard_error == pytest.approx(its.standard_error, rel=1e-3)
 
 
-def test_user_quality_is_the_mean_over_users_who_have_both_labels():
+def test_user_quality_is_mean_over_users_who_have_both_labels():
     random = np.random.default_rng(5)
     users, labels = random.integers(0, 40, 300), random.integers(0, 2, 300)
     scores = random.integers(0, 6, 300) / 8  # many ties

@@ -35,7 +35,7 @@ def reference(*, excluded=("age",)):
     return counter.reference()
 
 
-def test_what_is_written_is_read_back_and_the_bytes_depend_on_the_numbers_alone(tmp_path):
+def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path):
     written, scores = reference(), ScoreHistogram.of(np.linspace(0, 1, 777))
     written.write(tmp_path / "a.npz")
     reference().write(tmp_path / "b.npz")
@@ -53,13 +53,13 @@ def test_what_is_written_is_read_back_and_the_bytes_depend_on_the_numbers_alone(
     np.testing.assert_array_equal(found.scores.edges, SCORE_EDGES)
 
 
-def test_a_feature_that_the_model_does_not_use_has_no_profile_and_is_a_feature_of_the_rows():
+def test_feature_that_model_does_not_use_has_no_profile_and_is_feature_of_rows():
     found = reference(excluded=("age", "tags"))
     assert list(found.profile.columns) == ["price", "item", "shop"]
     assert (found.features.names, found.compared.names) == (FEATURES.names, ("price", "item", "shop"))
 
 
-def test_a_model_without_kept_scores_has_a_profile_all_the_same(tmp_path):
+def test_model_without_kept_scores_has_profile_all_same(tmp_path):
     reference().write(tmp_path / "a.npz")
     assert read_reference(tmp_path / "a.npz").scores is None
     assert read_reference(tmp_path / "a.npz", scores=tmp_path / "absent.json").scores is None
@@ -86,7 +86,7 @@ def rewritten(path, change):
         (lambda head, _: head["windows"].append(head["windows"][0]), "holds no TrainingReference"),
     ],
 )
-def test_a_file_whose_parts_do_not_fit_is_refused_by_name(tmp_path, change, message):
+def test_file_whose_parts_do_not_fit_is_refused_by_name(tmp_path, change, message):
     path = tmp_path / "reference.npz"
     reference().write(path)
     rewritten(path, change)
@@ -95,7 +95,7 @@ def test_a_file_whose_parts_do_not_fit_is_refused_by_name(tmp_path, change, mess
     assert str(path) in str(caught.value)
 
 
-def test_an_absent_file_a_cut_one_and_a_flipped_bit_are_refused(tmp_path):
+def test_absent_file_cut_one_and_flipped_bit_are_refused(tmp_path):
     path = tmp_path / "reference.npz"
     with pytest.raises(ContractError, match="cannot be read"):
         read_reference(path)
@@ -118,7 +118,7 @@ def test_scores_of_another_form_are_refused(tmp_path):
         read_reference(tmp_path / "a.npz", scores=tmp_path / "scores.json")
 
 
-def test_outliers_are_at_most_a_thousandth_of_the_values_at_either_end():
+def test_outliers_are_at_most_thousandth_of_values_at_either_end():
     values = np.floor(np.random.default_rng(1).lognormal(4, 2, 100_000))
     counts = count_between(DENSE_EDGES, values)
     first, end = inner_buckets(counts)
@@ -131,7 +131,7 @@ def test_outliers_are_at_most_a_thousandth_of_the_values_at_either_end():
     assert DENSE_EDGES[end] > np.quantile(values, 0.99)
 
 
-def test_a_column_without_values_has_an_empty_inner_range():
+def test_column_without_values_has_empty_inner_range():
     assert inner_buckets(np.zeros(len(DENSE_EDGES) - 1, np.int64)) == (0, 0)
 
 

@@ -74,7 +74,7 @@ def test_every_call_survives_what_passes(cloud_storage, open_bucket, tmp_path, d
     assert (tmp_path / "copy").read_bytes() == objects.read("c/big").content == BIG
 
 
-def test_what_does_not_pass_in_time_is_temporary_and_names_the_object(cloud_storage, open_bucket):
+def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage, open_bucket):
     objects = open_bucket(retry_seconds=0.05)
     cloud_storage.fail(is_any, "status", status=503, message="backend is tired", times=10**6)
     with pytest.raises(TemporaryError, match=r"gs://models/a prefix/config: .*503 backend is tired"):
@@ -83,7 +83,7 @@ def test_what_does_not_pass_in_time_is_temporary_and_names_the_object(cloud_stor
         objects.read("config")
 
 
-def test_a_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
+def test_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
     objects = open_bucket(call_seconds=0.3)
     faults = [cloud_storage.fail(on, "hang") for on in (is_upload, is_download)]
     generation = objects.write("config", b"1", if_generation=ABSENT)
@@ -96,7 +96,7 @@ def test_a_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
 
 @pytest.mark.parametrize("content", [b"small", BIG], ids=["one request", "in parts"])
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_a_conditional_write_whose_answer_was_lost_is_known_as_done(cloud_storage, open_bucket, content, is_new):
+def test_conditional_write_whose_answer_was_lost_is_known_as_done(cloud_storage, open_bucket, content, is_new):
     objects = open_bucket()
     seen = ABSENT if is_new else objects.write("config", b"before")
     parts = []
@@ -110,7 +110,7 @@ def test_a_conditional_write_whose_answer_was_lost_is_known_as_done(cloud_storag
     objects.write("config", b"next", if_generation=generation)
 
 
-def test_a_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_storage, open_bucket):
+def test_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_storage, open_bucket):
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "cut")
@@ -119,7 +119,7 @@ def test_a_lost_answer_does_not_make_another_writers_equal_bytes_ours(cloud_stor
         mine.write("config", b"same bytes", if_generation=seen)
 
 
-def test_a_lost_answer_after_which_another_wrote_is_a_change(cloud_storage, open_bucket):
+def test_lost_answer_after_which_another_wrote_is_change(cloud_storage, open_bucket):
     mine, other = open_bucket(), open_bucket()
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "lose")
@@ -131,7 +131,7 @@ def test_a_lost_answer_after_which_another_wrote_is_a_change(cloud_storage, open
     assert other.read("config").content == b"theirs"
 
 
-def test_a_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
+def test_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("a", b"1")
     fault = cloud_storage.fail(is_rewrite, "lose")
@@ -140,7 +140,7 @@ def test_a_copy_whose_answer_was_lost_is_done(cloud_storage, open_bucket):
     assert objects.read("b") == (b"1", generation)
 
 
-def test_an_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket, tmp_path):
+def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket, tmp_path):
     objects, message = open_bucket(), "quota exceeded"
     (tmp_path / "big").write_bytes(BIG)
     generation = objects.write("old", b"before")
@@ -155,7 +155,7 @@ def test_an_upload_refused_midway_leaves_what_was_there(cloud_storage, open_buck
     assert [each.name for each in objects.list()] == ["old"]
 
 
-def test_content_damaged_on_the_way_up_is_refused_by_the_service(cloud_storage, open_bucket, tmp_path):
+def test_content_damaged_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
     # The file changes between the checksum and the last part, as a disk that errs would have it.
     (tmp_path / "big").write_bytes(BIG)
 
@@ -169,7 +169,7 @@ def test_content_damaged_on_the_way_up_is_refused_by_the_service(cloud_storage, 
     assert open_bucket().read("big") is None
 
 
-def test_a_read_cut_midway_is_finished(cloud_storage, open_bucket):
+def test_read_cut_midway_is_finished(cloud_storage, open_bucket):
     objects = open_bucket()
     generation = objects.write("object", b"x" * 1000)
     fault = cloud_storage.fail(is_download, "half", times=2)
@@ -177,7 +177,7 @@ def test_a_read_cut_midway_is_finished(cloud_storage, open_bucket):
     assert fault.met == 2
 
 
-def test_content_damaged_on_the_way_down_is_read_again_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket):
+def test_content_damaged_on_way_down_is_read_again_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("object", b"content")
     fault = cloud_storage.fail(is_download, "damage", times=2)
@@ -188,7 +188,7 @@ def test_content_damaged_on_the_way_down_is_read_again_and_if_it_stays_so_not_ha
         objects.read("object")
 
 
-def test_an_object_replaced_during_a_download_in_parts_is_read_anew(cloud_storage, open_bucket):
+def test_object_replaced_during_download_in_parts_is_read_anew(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("object", b"1" * 100_000)
     cloud_storage.fail(is_download, "half")
@@ -208,7 +208,7 @@ def first_bytes(requests):
     return [int(r.range.removeprefix("bytes=").split("-")[0] or 0) for r in requests if r.is_download and r.range]
 
 
-def test_a_fetch_cut_midway_goes_on_at_the_byte_reached(cloud_storage, open_bucket, tmp_path):
+def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "half", times=2)
@@ -222,14 +222,14 @@ def test_a_fetch_cut_midway_goes_on_at_the_byte_reached(cloud_storage, open_buck
 
 
 @pytest.mark.parametrize("here", [b"x" * 1000, BIG + b"and more"], ids=["other bytes", "too many"])
-def test_bytes_that_are_not_the_objects_are_discarded_and_fetched_anew(open_bucket, tmp_path, here):
+def test_bytes_that_are_not_objects_are_discarded_and_fetched_anew(open_bucket, tmp_path, here):
     objects = open_bucket()
     (tmp_path / "part").write_bytes(here)
     objects.fetch(put(objects, "big", BIG), tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_patience_with_a_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
+def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
     # No patience at all: every cut ends a call, and every call brings half of what is missing.
     objects = open_bucket(retry_seconds=0.0)
     wanted = put(objects, "big", BIG)
@@ -239,9 +239,7 @@ def test_patience_with_a_large_object_counts_from_its_last_byte(cloud_storage, o
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_a_fetch_that_is_given_up_keeps_what_came_and_the_next_one_asks_for_the_rest(
-    cloud_storage, open_bucket, tmp_path
-):
+def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket(retry_seconds=0.05)
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")
@@ -271,7 +269,7 @@ def test_what_is_fetched_damaged_is_begun_anew_and_if_it_stays_so_not_handed_out
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1, 0])
-def test_answers_without_a_byte_are_not_asked_for_without_end(cloud_storage, open_bucket, tmp_path, size):
+def test_answers_without_byte_are_not_asked_for_without_end(cloud_storage, open_bucket, tmp_path, size):
     objects = open_bucket()
     wanted = put(objects, "object", b"content")
     (tmp_path / "part").write_bytes(b"content"[:size])
@@ -281,9 +279,7 @@ def test_answers_without_a_byte_are_not_asked_for_without_end(cloud_storage, ope
     assert (tmp_path / "part").read_bytes() == b"content"[:size]
 
 
-def test_an_object_replaced_in_the_middle_of_a_fetch_is_not_mixed_with_its_successor(
-    cloud_storage, open_bucket, tmp_path
-):
+def test_object_replaced_in_middle_of_fetch_is_not_mixed_with_its_successor(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")
@@ -292,7 +288,7 @@ def test_an_object_replaced_in_the_middle_of_a_fetch_is_not_mixed_with_its_succe
         objects.fetch(wanted, tmp_path / "part")
 
 
-def test_a_disk_without_room_ends_a_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
+def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.seen.clear()
@@ -307,7 +303,7 @@ def test_a_disk_without_room_ends_a_fetch_for_good_and_says_why(cloud_storage, o
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refusal_names_the_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp_path, status):
+def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp_path, status):
     objects = open_bucket()
     asked = []
     cloud_storage.fail(lambda r: asked.append(r) or True, "status", status=status, message="no access", times=10**6)
@@ -326,7 +322,7 @@ def test_a_refusal_names_the_bucket_and_what_is_needed(cloud_storage, open_bucke
         assert len(asked) == 1
 
 
-def test_a_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
+def test_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
     objects = open_bucket("gs://elsewhere/x")
     for call in (
         lambda: objects.read("x"),
@@ -339,14 +335,14 @@ def test_a_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
             call()
 
 
-def test_a_machine_without_credentials_says_so(monkeypatch, tmp_path):
+def test_machine_without_credentials_says_so(monkeypatch, tmp_path):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no such file"))
     with pytest.raises(PermanentError, match=r"gs://models: no credentials for bucket models .*no such file"):
         open_objects("gs://models")
 
 
-def test_a_proxy_in_the_environment_is_not_asked_for_the_emulator(cloud_storage, open_bucket, monkeypatch):
+def test_proxy_in_environment_is_not_asked_for_emulator(cloud_storage, open_bucket, monkeypatch):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
@@ -359,14 +355,14 @@ def test_a_proxy_in_the_environment_is_not_asked_for_the_emulator(cloud_storage,
 
 
 @pytest.mark.parametrize("uri", ["gs://", "gs:///x", "gs:models"])
-def test_a_uri_that_names_no_bucket_is_refused(uri):
+def test_uri_that_names_no_bucket_is_refused(uri):
     from evergreen.storage.bucket import BucketObjects
 
     with pytest.raises(ContractError, match="expected gs://bucket"):
         BucketObjects(uri)
 
 
-def test_two_prefixes_of_a_bucket_do_not_see_each_other(open_bucket):
+def test_two_prefixes_of_bucket_do_not_see_each_other(open_bucket):
     one, two, all_of_it = open_bucket("gs://models/a"), open_bucket("gs://models/ab/"), open_bucket("gs://models")
     one.write("x", b"1")
     two.write("x", b"2")

@@ -14,7 +14,7 @@ from evergreen.storage.objects import ABSENT, Changed
 from tests.support.full_disk import files_of_at_most
 
 
-def test_generations_differ_though_the_clock_stands_still_or_steps_back(tmp_path, monkeypatch):
+def test_generations_differ_though_clock_stands_still_or_steps_back(tmp_path, monkeypatch):
     objects, other = FolderObjects(tmp_path), FolderObjects(tmp_path)
     generations = set()
     for at, now in enumerate([10**18, 10**18, 10**18 - 10**9, 0, 10**18 + 5] * 4):
@@ -25,7 +25,7 @@ def test_generations_differ_though_the_clock_stands_still_or_steps_back(tmp_path
     assert len(generations) == 20
 
 
-def test_an_object_written_by_anybody_else_has_a_generation_too(tmp_path):
+def test_object_written_by_anybody_else_has_generation_too(tmp_path):
     (tmp_path / "config").write_text("by hand")
     objects = FolderObjects(tmp_path)
     stored = objects.read("config")
@@ -35,7 +35,7 @@ def test_an_object_written_by_anybody_else_has_a_generation_too(tmp_path):
     objects.write("config", b"new", if_generation=stored.generation)
 
 
-def test_what_a_killed_writer_left_is_no_object_and_goes_at_the_next_change(tmp_path):
+def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
     left = tmp_path / "click_model_candidate" / "4"
     with whole_file(left / "model.onnx") as file:
         # Its name while it is unfinished is kept beside, as a kill here would.
@@ -53,7 +53,7 @@ def test_what_a_killed_writer_left_is_no_object_and_goes_at_the_next_change(tmp_
     ]  # fmt: skip
 
 
-def test_folders_that_a_removal_empties_go_with_it(tmp_path):
+def test_folders_that_removal_empties_go_with_it(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b/c/1", b"1")
     objects.write("a/2", b"2")
@@ -76,7 +76,7 @@ def refuse_links(monkeypatch, code):
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)])
-def test_what_the_system_refuses_is_an_error_that_says_whether_to_try_again(tmp_path, monkeypatch, code, kind):
+def test_what_system_refuses_is_error_that_says_whether_to_try_again(tmp_path, monkeypatch, code, kind):
     objects = FolderObjects(tmp_path)
     objects.write("a", b"content")
     refuse_links(monkeypatch, code)
@@ -85,13 +85,13 @@ def test_what_the_system_refuses_is_an_error_that_says_whether_to_try_again(tmp_
     assert [each.name for each in objects.list()] == ["a"]
 
 
-def test_a_root_that_cannot_be_made_is_named(tmp_path):
+def test_root_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(PermanentError, match="file.*: Not a directory"):
         FolderObjects(tmp_path / "file" / "root").write("a", b"1")
 
 
-def test_a_fetch_that_the_disk_refuses_or_falsifies_is_an_error(tmp_path, monkeypatch):
+def test_fetch_that_disk_refuses_or_falsifies_is_error(tmp_path, monkeypatch):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a", b"content")
     (listed,) = objects.list()
@@ -103,7 +103,7 @@ def test_a_fetch_that_the_disk_refuses_or_falsifies_is_an_error(tmp_path, monkey
 
 
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EMLINK])
-def test_a_copy_costs_no_room_but_where_the_file_system_has_no_links(tmp_path, monkeypatch, code):
+def test_copy_costs_no_room_but_where_file_system_has_no_links(tmp_path, monkeypatch, code):
     if code is not None:
         refuse_links(monkeypatch, code)
     objects = FolderObjects(tmp_path)
@@ -113,7 +113,7 @@ def test_a_copy_costs_no_room_but_where_the_file_system_has_no_links(tmp_path, m
     assert ((tmp_path / "a").stat().st_ino == (tmp_path / "b" / "c").stat().st_ino) == (code is None)
 
 
-def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
+def test_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     generation = objects.write("model.onnx", b"before")
     for name in ("model.onnx", "new"):
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     assert sorted(p.name for p in (tmp_path / "root").iterdir()) == [".objects.lock", "model.onnx"]
 
 
-def test_a_folder_where_an_object_should_be_is_told(tmp_path):
+def test_folder_where_object_should_be_is_told(tmp_path):
     objects = FolderObjects(tmp_path)
     objects.write("a/b", b"1")
     with pytest.raises(PermanentError, match=str(tmp_path)):
@@ -134,7 +134,7 @@ def test_a_folder_where_an_object_should_be_is_told(tmp_path):
     assert [each.name for each in objects.list()] == ["a/b"]
 
 
-def test_a_file_that_cannot_be_looked_at_is_an_error_and_not_absent(tmp_path):
+def test_file_that_cannot_be_looked_at_is_error_and_not_absent(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     objects.write("a/b", b"1")
     os.symlink("turns", tmp_path / "root" / "a" / "turns")
@@ -143,6 +143,6 @@ def test_a_file_that_cannot_be_looked_at_is_an_error_and_not_absent(tmp_path):
             call()
 
 
-def test_a_source_file_that_is_absent_is_named(tmp_path):
+def test_source_file_that_is_absent_is_named(tmp_path):
     with pytest.raises(PermanentError, match=r"no such file: No such file"):
         FolderObjects(tmp_path / "root").write("a", tmp_path / "no such file")

@@ -45,21 +45,21 @@ def taken(lease):
     return lease
 
 
-def test_a_second_taker_is_told_who_holds_it_and_until_when(make_lease, clocks):
+def test_second_taker_is_told_who_holds_it_and_until_when(make_lease, clocks):
     make_lease("pod a", clocks).acquire()
     clocks.pass_(59.9)
     with pytest.raises(TemporaryError, match=r"held by pod a until 2025-10-09T08:54:20\+00:00"):
         make_lease("pod b", clocks).acquire()
 
 
-def test_a_lease_that_was_given_back_can_be_taken_at_once(make_lease, clocks, objects):
+def test_lease_that_was_given_back_can_be_taken_at_once(make_lease, clocks, objects):
     lease = taken(make_lease("pod a", clocks))
     lease.release()
     assert objects.list() == []
     make_lease("pod b", clocks).acquire()
 
 
-def test_a_lease_is_taken_over_only_after_its_end(make_lease, clocks):
+def test_lease_is_taken_over_only_after_its_end(make_lease, clocks):
     killed = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
     heir = taken(make_lease("pod b", clocks))
@@ -69,7 +69,7 @@ def test_a_lease_is_taken_over_only_after_its_end(make_lease, clocks):
             call()
 
 
-def test_a_renewed_lease_lasts(make_lease, clocks):
+def test_renewed_lease_lasts(make_lease, clocks):
     lease = taken(make_lease("pod a", clocks))
     for _ in range(10):
         clocks.pass_(40.0)
@@ -79,14 +79,14 @@ def test_a_renewed_lease_lasts(make_lease, clocks):
             make_lease("pod b", clocks).acquire()
 
 
-def test_a_holder_that_slept_past_the_end_notices_though_nobody_took_over(make_lease, clocks):
+def test_holder_that_slept_past_end_notices_though_nobody_took_over(make_lease, clocks):
     lease = taken(make_lease("pod a", clocks))
     clocks.pass_(60.0)
     with pytest.raises(TemporaryError, match="no longer holds"):
         lease.check()
 
 
-def test_giving_back_what_another_took_over_leaves_it_to_the_other(make_lease, clocks):
+def test_giving_back_what_another_took_over_leaves_it_to_other(make_lease, clocks):
     late, heir = make_lease("pod a", clocks), make_lease("pod b", clocks)
     late.acquire()
     clocks.pass_(61.0)
@@ -96,7 +96,7 @@ def test_giving_back_what_another_took_over_leaves_it_to_the_other(make_lease, c
 
 
 @pytest.mark.parametrize("step", [-7200.0, 7200.0], ids=["back", "forth"])
-def test_a_holders_clock_that_steps_neither_shortens_nor_lengthens_the_lease(make_lease, step):
+def test_holders_clock_that_steps_neither_shortens_nor_lengthens_lease(make_lease, step):
     mine, others = Clocks(), Clocks()
     lease = taken(make_lease("pod a", mine))
     mine.wall += step
@@ -132,7 +132,7 @@ def test_of_many_takers_at_once_one_holds_it(make_lease, clocks, is_ended):
     won[0].check()
 
 
-def test_a_kept_lease_is_renewed_while_the_work_lasts_and_then_given_back(objects):
+def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
     lease = Lease(objects, "deployment.lease", holder="pod a", seconds=0.3)
     lease.acquire()
     with lease.kept():
@@ -144,13 +144,13 @@ def test_a_kept_lease_is_renewed_while_the_work_lasts_and_then_given_back(object
     assert objects.read("deployment.lease") is None
 
 
-def test_an_object_that_is_no_lease_is_named(make_lease, objects):
+def test_object_that_is_no_lease_is_named(make_lease, objects):
     objects.write("deployment.lease", b"{}")
     with pytest.raises(PermanentError, match=r"deployment.lease is no lease .*remove it if no deployment is at work"):
         make_lease("pod a", Clocks()).acquire()
 
 
-def test_a_lease_in_a_bucket_survives_a_lost_answer(open_bucket, cloud_storage, make_lease, clocks):
+def test_lease_in_bucket_survives_lost_answer(open_bucket, cloud_storage, make_lease, clocks):
     lease = make_lease("pod a", clocks, objects=open_bucket())
     for call in (lease.acquire, lease.renew):
         fault = cloud_storage.fail(lambda request: request.is_upload, "lose")

@@ -22,7 +22,7 @@ def refused(call):
     return False
 
 
-def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path):
+def test_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path):
     objects = open_again()
     assert objects.read("nothing") is None
     with pytest.raises(ContractError, match=r"nothing is absent, expected an object"):
@@ -33,7 +33,7 @@ def test_an_absent_object_is_none_and_cannot_be_downloaded(open_again, tmp_path)
     objects.delete("nothing", if_generation=7)
 
 
-def test_a_name_of_a_folder_is_no_object(open_again):
+def test_name_of_folder_is_no_object(open_again):
     objects = open_again()
     objects.write("a/b/c", b"1")
     assert objects.read("a/b") is None
@@ -41,7 +41,7 @@ def test_a_name_of_a_folder_is_no_object(open_again):
     assert objects.read("a/b/c").content == b"1"
 
 
-def test_an_empty_object_is_there(open_again, tmp_path):
+def test_empty_object_is_there(open_again, tmp_path):
     objects = open_again()
     generation = objects.write("empty", b"")
     assert objects.read("empty") == (b"", generation)
@@ -51,13 +51,13 @@ def test_an_empty_object_is_there(open_again, tmp_path):
     assert abs(objects.list()[0].written_at - time.time()) < 60
 
 
-def test_every_write_changes_the_generation_even_of_the_same_bytes(open_again):
+def test_every_write_changes_generation_even_of_same_bytes(open_again):
     objects = open_again()
     generations = [objects.write("config", b"same") for _ in range(20)]
     assert len(set(generations)) == 20
 
 
-def test_a_write_that_expects_absence_happens_once(open_again):
+def test_write_that_expects_absence_happens_once(open_again):
     objects = open_again()
     first = objects.write("lease", b"first", if_generation=ABSENT)
     with pytest.raises(Changed, match=r"lease.*another writer came first"):
@@ -65,7 +65,7 @@ def test_a_write_that_expects_absence_happens_once(open_again):
     assert objects.read("lease") == (b"first", first)
 
 
-def test_a_write_over_a_seen_generation_is_refused_once_it_changed(open_again):
+def test_write_over_seen_generation_is_refused_once_it_changed(open_again):
     mine, other = open_again(), open_again()
     seen = mine.write("config", b"1")
     latest = other.write("config", b"2", if_generation=seen)
@@ -76,7 +76,7 @@ def test_a_write_over_a_seen_generation_is_refused_once_it_changed(open_again):
     assert other.read("config").content == b"3"
 
 
-def test_a_write_over_a_removed_object_is_refused(open_again):
+def test_write_over_removed_object_is_refused(open_again):
     objects = open_again()
     seen = objects.write("config", b"1")
     objects.delete("config")
@@ -85,7 +85,7 @@ def test_a_write_over_a_removed_object_is_refused(open_again):
     assert objects.read("config") is None
 
 
-def test_a_removal_of_a_seen_generation_is_refused_once_it_changed(open_again):
+def test_removal_of_seen_generation_is_refused_once_it_changed(open_again):
     objects = open_again()
     seen = objects.write("config", b"1")
     objects.write("config", b"2")
@@ -97,7 +97,7 @@ def test_a_removal_of_a_seen_generation_is_refused_once_it_changed(open_again):
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_of_many_writers_that_saw_the_same_one_wins(open_again, is_new):
+def test_of_many_writers_that_saw_same_one_wins(open_again, is_new):
     num_writers, handle = 4, open_again()
     for turn in range(5):
         name = f"turn {turn}"
@@ -113,7 +113,7 @@ def test_of_many_writers_that_saw_the_same_one_wins(open_again, is_new):
         assert handle.read(name).content == b"writer %d" % won[0]
 
 
-def test_readers_see_the_whole_object_before_a_write_or_after_it(open_again):
+def test_readers_see_whole_object_before_write_or_after_it(open_again):
     contents = {bytes([65 + at]) * (100_000 + 31 * at) for at in range(2)}
     hashes = {hashlib.sha256(content).hexdigest() for content in contents}
     first, second = contents
@@ -140,7 +140,7 @@ def test_readers_see_the_whole_object_before_a_write_or_after_it(open_again):
     assert seen
 
 
-def test_a_big_file_arrives_byte_for_byte(open_again, tmp_path):
+def test_big_file_arrives_byte_for_byte(open_again, tmp_path):
     (tmp_path / "model.data").write_bytes(BIG)
     objects = open_again()
     generation = objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
@@ -153,7 +153,7 @@ def test_a_big_file_arrives_byte_for_byte(open_again, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"rows", BIG], ids=["empty", "small", "in parts"])
-def test_an_uploaded_file_is_stored_byte_for_byte_and_uploading_it_again_is_done(open_again, tmp_path, content):
+def test_uploaded_file_is_stored_byte_for_byte_and_uploading_it_again_is_done(open_again, tmp_path, content):
     (tmp_path / "part").write_bytes(content)
     assert open_again().upload("day=2026-01-01/part", tmp_path / "part")
     (stored,) = open_again().list()
@@ -164,7 +164,7 @@ def test_an_uploaded_file_is_stored_byte_for_byte_and_uploading_it_again_is_done
 
 
 @pytest.mark.parametrize("other", [b"rowz", b"row", b"rows and more", b""])
-def test_an_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path, other):
+def test_upload_over_other_bytes_is_refused_and_leaves_them(open_again, tmp_path, other):
     (tmp_path / "part").write_bytes(b"rows")
     generation = open_again().write("part", other)
     with pytest.raises(Differs, match="part is there with other bytes"):
@@ -181,7 +181,7 @@ def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again
         assert open_again().read(f"turn {turn}").content == b"rows" * 10_000
 
 
-def test_a_listing_is_by_prefix_and_in_name_order(open_again):
+def test_listing_is_by_prefix_and_in_name_order(open_again):
     objects = open_again()
     names = ["b", "click_model/10/x", "click_model/2/x", "click_model/config.pbtxt", "click_model_canary/2/x", "z/z/z"]
     for name in reversed(names):
@@ -194,7 +194,7 @@ def test_a_listing_is_by_prefix_and_in_name_order(open_again):
     assert {each.size for each in objects.list("z")} == {5}
 
 
-def test_a_copy_has_the_content_and_neither_follows_the_other(open_again):
+def test_copy_has_content_and_neither_follows_other(open_again):
     objects = open_again()
     objects.write("a/1", b"one")
     generation = objects.copy("a/1", "b/1")
@@ -205,7 +205,7 @@ def test_a_copy_has_the_content_and_neither_follows_the_other(open_again):
     assert objects.read("b/1").content == b"one"
 
 
-def test_a_copy_over_something_or_of_nothing_is_refused(open_again):
+def test_copy_over_something_or_of_nothing_is_refused(open_again):
     objects = open_again()
     objects.write("a", b"a")
     objects.write("b", b"b")
@@ -216,7 +216,7 @@ def test_a_copy_over_something_or_of_nothing_is_refused(open_again):
     assert [(each.name, objects.read(each.name).content) for each in objects.list()] == [("a", b"a"), ("b", b"b")]
 
 
-def test_a_move_takes_every_object_and_leaves_nothing(open_again):
+def test_move_takes_every_object_and_leaves_nothing(open_again):
     objects = open_again()
     for name in ("candidate/3/model.onnx", "candidate/3/sub/deep", "candidate/30/model.onnx"):
         objects.write(name, name.encode())
@@ -229,7 +229,7 @@ def test_a_move_takes_every_object_and_leaves_nothing(open_again):
     assert objects.read("click_model/3/sub/deep").content == b"candidate/3/sub/deep"
 
 
-def test_a_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_again):
+def test_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open_again):
     objects = open_again()
     objects.write("a/x", b"a")
     objects.write("b/y", b"b")
@@ -240,7 +240,7 @@ def test_a_move_of_nothing_or_over_something_is_refused_and_changes_nothing(open
     assert [each.name for each in objects.list()] == ["a/x", "b/y"]
 
 
-def test_a_place_that_was_emptied_can_be_moved_to(open_again):
+def test_place_that_was_emptied_can_be_moved_to(open_again):
     objects = open_again()
     objects.write("a/x", b"new")
     objects.write("b/x", b"old")
@@ -253,7 +253,7 @@ def test_a_place_that_was_emptied_can_be_moved_to(open_again):
     "name",
     ["", "/etc/passwd", "../up", "a//b", "a/", "a/.b/c", "a\nb", "x" * 201, "/".join(["x" * 100] * 10), "\udcff"],
 )  # fmt: skip
-def test_names_that_leave_the_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
+def test_names_that_leave_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
     objects = open_again()
     objects.write("a", b"a")
     for call in (
@@ -287,7 +287,7 @@ def test_odd_names_are_names(open_again, tmp_path, name):
 
 
 @pytest.mark.parametrize("content", [b"", b"rows", BIG], ids=["empty", "small", "big"])
-def test_a_listed_object_is_fetched_byte_for_byte(open_again, tmp_path, content):
+def test_listed_object_is_fetched_byte_for_byte(open_again, tmp_path, content):
     objects = open_again()
     objects.write("day=2026-01-01/part", content)
     (listed,) = objects.list()
@@ -295,7 +295,7 @@ def test_a_listed_object_is_fetched_byte_for_byte(open_again, tmp_path, content)
     assert (tmp_path / "far" / "part").read_bytes() == content
 
 
-def test_an_object_that_was_replaced_or_removed_after_the_listing_is_not_fetched(open_again, tmp_path):
+def test_object_that_was_replaced_or_removed_after_listing_is_not_fetched(open_again, tmp_path):
     objects = open_again()
     objects.write("replaced", b"before")
     objects.write("removed", b"before")

@@ -18,13 +18,13 @@ def kept(tmp_path):
     return raw, keep(raw, file), file
 
 
-def test_a_reference_leads_to_the_manifest_that_was_kept(kept):
+def test_reference_leads_to_manifest_that_was_kept(kept):
     raw, reference, file = kept
     assert reference.uri == file.as_uri()
     assert read_reference(reference, RawDataset, source="the training set") == raw
 
 
-def test_a_reference_survives_the_manifest_that_carries_it(kept, tmp_path):
+def test_reference_survives_manifest_that_carries_it(kept, tmp_path):
     raw, reference, _ = kept
     (carrier := tmp_path / "carrier").write_bytes(raw.dumps())
     carrying = RawDataset(**{**vars(RawDataset.read(carrier)), "validation_report": reference})
@@ -32,7 +32,7 @@ def test_a_reference_survives_the_manifest_that_carries_it(kept, tmp_path):
     assert RawDataset.read(carrier).validation_report == Reference(uri=reference.uri, sha256=reference.sha256)
 
 
-def test_a_file_that_was_changed_is_refused_with_both_hashes(kept):
+def test_file_that_was_changed_is_refused_with_both_hashes(kept):
     _, reference, file = kept
     file.write_bytes(file.read_bytes() + b"\n")
     expected = f"{re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected {reference.sha256} as the set"

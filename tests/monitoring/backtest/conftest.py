@@ -12,8 +12,8 @@ from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.judging import judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
 from monitoring.released_models import ReleasedModels
+from monitoring.state.judging_file import write_judging
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import release
 

@@ -99,7 +99,7 @@ def test_any_rate_any_gap_any_turn_and_any_kill_is_replayed_as_it_was_judged(
 
 
 @pytest.mark.parametrize("pull_messages", [500, 10])
-def test_catching_up_over_a_hundred_buckets_equals_the_replay(tmp_path, requests, reference, pull_messages):
+def test_catching_up_over_hundred_buckets_equals_replay(tmp_path, requests, reference, pull_messages):
     """A monitor that stood still for four days, at one request an hour and more."""
     times = (START + 1.0 + 2500.0 * np.arange(REQUESTS)).tolist()
     lines, replayed = play(

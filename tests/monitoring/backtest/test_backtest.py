@@ -11,9 +11,9 @@ from evergreen.config.reader import make_settings
 from evergreen.storage.uris import open_objects
 from monitoring.backtest.__main__ import main
 from monitoring.backtest.judging import backtest, judge_requests, read_requests
-from monitoring.backtest.judging_file import write_judging
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision, DecisionPoint
+from monitoring.state.judging_file import write_judging
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
 from tests.support.monitors import WINDOW
 
@@ -42,14 +42,14 @@ def judged(actions: str) -> list[DecisionPoint]:
     return made
 
 
-def test_fires_are_what_the_live_restraint_lets_through():
+def test_fires_are_what_live_restraint_lets_through():
     """Fires at 60 s; running to 90 s and resting to 190 s; fires at 210 s; the budget of two is spent then."""
     found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]
     assert found.held == 7
 
 
-def test_delay_and_false_alarms_need_the_time_of_the_change():
+def test_delay_and_false_alarms_need_time_of_change():
     unknown = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0)
     assert (unknown.false_alarms, unknown.delay_seconds) == (None, None)
     known = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0, drift_at=100.0)
@@ -62,7 +62,7 @@ FLAGS = [
 ]
 
 
-def test_the_command_compares_policies_on_one_archive(ran, capsys):
+def test_command_compares_policies_on_one_archive(ran, capsys):
     command = [str(ran.archive), *FLAGS, "--policy", "threshold", f"--drift-at={CHANGED_AT}"]
     assert main([*command, "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
@@ -76,7 +76,7 @@ def test_the_command_compares_policies_on_one_archive(ran, capsys):
     assert "threshold" in capsys.readouterr().out
 
 
-def test_it_judges_by_a_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+def test_it_judges_by_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
     write_judging(tmp_path, ran.settings)
     told = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
@@ -103,20 +103,20 @@ def test_misuse_is_told_by_name(ran, capsys, arguments, expected):
     assert expected in told.err + told.out
 
 
-def test_an_archive_in_a_bucket_is_read_alike(ran, cloud_storage):
+def test_archive_in_bucket_is_read_alike(ran, cloud_storage):
     bucket = open_objects("gs://models/archive")
     for path in ran.archive.glob("day=*/*.parquet"):
         bucket.write(path.relative_to(ran.archive).as_posix(), path)
     assert [point.line() for point in judge_requests(read_requests(bucket), ran.settings)] == ran.lines
 
 
-def test_a_folder_without_records_is_refused(tmp_path, capsys):
+def test_folder_without_records_is_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "expected a monitor's archive or a lake" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str)
-def test_a_file_that_is_no_archives_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
+def test_file_that_is_no_archives_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
     path = tmp_path / "day=2025-11-13" / "part-1.parquet"
     path.parent.mkdir()
     if isinstance(content, bytes):

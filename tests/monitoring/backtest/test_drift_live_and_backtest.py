@@ -65,7 +65,7 @@ def ran(tmp_path_factory, stream):
     return run_monitor(tmp_path_factory.mktemp("drifted"), stream, every=3)
 
 
-def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ran):
+def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     lines = [json.loads(line) for line in ran.lines]
     drifts = [each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"]
     assert {each["action"] for each in drifts} == {"ok", "breach", "retrain", "undecidable"}
@@ -79,14 +79,14 @@ def test_the_monitors_lines_are_the_backtests_and_say_that_the_column_drifted(ra
     assert backtested(ran.bench.settings) == ran.lines
 
 
-def test_predictions_that_reach_the_log_within_the_grace_count_in_their_own_bucket(ran, tmp_path, stream):
+def test_predictions_that_reach_log_within_grace_count_in_their_own_bucket(ran, tmp_path, stream):
     late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
     assert late.lines == ran.lines
     assert backtested(late.bench.settings) == ran.lines
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"])
-def test_an_incident_carries_the_statistics_and_replays_without_the_store(ran, tmp_path, start, end):
+def test_incident_carries_statistics_and_replays_without_store(ran, tmp_path, start, end):
     store = ran.bench.settings.store
     flags = {"state": ran.state, "archive": ran.archive, "store": store, "out": tmp_path / "incident"}
     flags |= {"start": start, "end": end}

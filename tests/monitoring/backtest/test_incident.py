@@ -34,7 +34,7 @@ def incident(ran, tmp_path):
     return tmp_path / "incident"
 
 
-def test_an_incident_from_the_middle_replays_to_the_monitors_own_lines(ran, incident):
+def test_incident_from_middle_replays_to_monitors_own_lines(ran, incident):
     times = [json.loads(line)["time"] for line in ran.lines]
     expected = [line for time, line in zip(times, ran.lines) if SPAN[0] < time <= SPAN[1]]
     replayed = replay(incident)
@@ -43,14 +43,14 @@ def test_an_incident_from_the_middle_replays_to_the_monitors_own_lines(ran, inci
     assert replayed.first_difference is None
 
 
-def test_an_incident_without_start_and_end_holds_every_decision_that_was_written(ran, tmp_path):
+def test_incident_without_start_and_end_holds_every_decision_that_was_written(ran, tmp_path):
     assert record(ran, tmp_path / "all", None, None) == 0
     replayed = replay(tmp_path / "all")
     assert list(replayed.lines) == ran.lines
     assert replayed.first_difference is None
 
 
-def test_where_the_first_decisions_have_rolled_away_an_incident_begins_with_what_is_left(ran, tmp_path):
+def test_where_first_decisions_have_rolled_away_incident_begins_with_what_is_left(ran, tmp_path):
     """Two full files are kept: the first line left gives its memory, the lines after it are replayed."""
     shutil.copytree(ran.state, tmp_path / "state")
     left = ran.lines[len(ran.lines) // 3 :]
@@ -74,7 +74,7 @@ def test_two_replays_in_two_places_give_one_digest(incident, tmp_path, capsys):
     assert digests[0] == digests[1]
 
 
-def test_other_settings_decide_otherwise_and_the_first_difference_is_shown(incident, capsys):
+def test_other_settings_decide_otherwise_and_first_difference_is_shown(incident, capsys):
     known = json.loads((incident / MANIFEST).read_text())
     known["settings"]["auc_threshold"] = 0.6
     (incident / MANIFEST).write_text(json.dumps(known))
@@ -83,7 +83,7 @@ def test_other_settings_decide_otherwise_and_the_first_difference_is_shown(incid
 
 
 @pytest.mark.parametrize("harm", ["changed", "gone"])
-def test_a_file_that_is_not_the_recorded_one_is_named(incident, capsys, harm):
+def test_file_that_is_not_recorded_one_is_named(incident, capsys, harm):
     (records,) = incident.glob("records/day=*/part.parquet")
     if harm == "gone":
         records.unlink()
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_the_recorded_one_is_named(incident, capsys, harm):
     assert f"{records} is missing or is not the file that was recorded" in capsys.readouterr().err
 
 
-def test_an_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path, capsys):
+def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path, capsys):
     assert record(ran, incident) == 2
     assert "exists, expected the name of a folder to make" in capsys.readouterr().err
     assert record(ran, tmp_path / "none", START - 900.0, START - 800.0) == 2

@@ -54,7 +54,7 @@ def drift_events(bench):
     return [event for event in bench.events if event["kind"] == "drift"]
 
 
-def test_a_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
+def test_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
     watched.tick(*predictions(world, seed=1, prefix="a", drifted=True))
     assert drift_events(watched) == []
     pass_bucket(watched)
@@ -70,7 +70,7 @@ def test_a_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
     assert noted["shown"][0]["bucket_end"] == FIRST + 600
 
 
-def test_a_bucket_without_drift_is_shown_and_no_event(watched, world):
+def test_bucket_without_drift_is_shown_and_no_event(watched, world):
     publish(watched.log, *predictions(world, seed=2, prefix="a"))
     pass_bucket(watched)
     assert drift_events(watched) == []
@@ -80,7 +80,7 @@ def test_a_bucket_without_drift_is_shown_and_no_event(watched, world):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
+def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     records = predictions(world, seed=3, prefix="a", drifted=True)
     watched.tick(*records[:20])
     if kept:
@@ -118,7 +118,7 @@ def test_reports_that_another_revision_kept_are_not_shown_and_watching_goes_on(w
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
+def test_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
     records = [replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")]
     publish(watched.log, *records)
     pass_bucket(watched)
@@ -128,7 +128,7 @@ def test_a_version_without_statistics_is_archived_as_ever_and_counted(watched, w
     assert watched.store.counters["predicted"] == 3000
 
 
-def test_a_store_answers_by_version_and_a_damaged_file_is_no_statistics(tmp_path, reference, caplog):
+def test_store_answers_by_version_and_damaged_file_is_no_statistics(tmp_path, reference, caplog):
     find = ReleasedModels(tmp_path).reference
     assert find(1) is None
     release(tmp_path, 1)

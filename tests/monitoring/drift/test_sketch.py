@@ -25,7 +25,7 @@ def layout(training_rows):
     return Layout(reference_of(training_rows))
 
 
-def test_every_row_is_counted_in_the_cell_that_numpy_says(layout, world):
+def test_every_row_is_counted_in_cell_that_numpy_says(layout, world):
     rows = world.draw(9000, np.random.default_rng(2))
     cells = sketch_of(layout, requests_of(rows)).cells
     reference = layout.reference
@@ -42,7 +42,7 @@ def test_every_row_is_counted_in_the_cell_that_numpy_says(layout, world):
     np.testing.assert_array_equal(cells[layout.slice_of(SCORE)], expected)
 
 
-def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
+def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
     dense = np.full((4, 13), 3.0, np.float32)
     dense[:, 0] = [3.4e38, -3.4e38, 3e38, np.nan]
     batch = PredictionBatch(
@@ -61,7 +61,7 @@ def test_extreme_values_fall_into_the_outer_buckets_and_nan_is_missing(layout):
     assert (scores[0], scores[-1]) == (1, 1)
 
 
-def test_sums_over_requests_are_those_of_a_table_of_requests(layout, world):
+def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
     """Requests of unequal sizes, in which half of the rows have the first row's values."""
     random, rows = np.random.default_rng(8), world.draw(6000, np.random.default_rng(8))
     requests = [each for size in (1, 7, 40) for each in requests_of(rows, size=size, prefix=f"s{size}-")]
@@ -90,7 +90,7 @@ def test_sums_over_requests_are_those_of_a_table_of_requests(layout, world):
         np.testing.assert_array_equal(found.sums, np.transpose(expected))
 
 
-def test_parts_merged_and_restored_are_the_profile_of_all(layout, world):
+def test_parts_merged_and_restored_are_profile_of_all(layout, world):
     requests = requests_of(world.draw(5000, np.random.default_rng(9)), size=23)
     whole, first, second = (sketch_of(layout, each) for each in (requests, requests[:90], requests[90:]))
     first.merge(Sketch.restore(layout, json.loads(json.dumps(second.memory()))))

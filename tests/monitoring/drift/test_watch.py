@@ -58,7 +58,7 @@ def replace_arrays(drawn, **arrays):
     return drawn._replace(**{"dense": drawn.dense.copy(), "categorical": drawn.categorical.copy(), **arrays})
 
 
-def test_an_unchanged_world_has_no_drift_and_every_column_is_judged(reference, rows):
+def test_unchanged_world_has_no_drift_and_every_column_is_judged(reference, rows):
     report = report_on(reference, rows)
     assert (report.drifted, report.outlying) == ((), ())
     assert [each.feature for each in report.columns] == [*criteo.FEATURES, "score"]
@@ -67,7 +67,7 @@ def test_an_unchanged_world_has_no_drift_and_every_column_is_judged(reference, r
     assert "no drift" in report.text()
 
 
-def test_a_category_that_doubles_is_found(reference, rows):
+def test_category_that_doubles_is_found(reference, rows):
     place = criteo.CATEGORICAL.index("C14")
     values = rows.categorical[:, place]
     ranked = reference.profile.columns["C14"].values
@@ -95,7 +95,7 @@ def test_ten_points_more_of_missing_values_are_found_in_both_kinds_of_columns(re
     assert column(report, "I2").missing_before == 0.0
 
 
-def test_a_unit_change_is_an_alarm_of_outliers(reference, rows):
+def test_unit_change_is_alarm_of_outliers(reference, rows):
     rows.dense[:, criteo.DENSE.index("I5")] *= 1000
     report = report_on(reference, rows)
     assert names(report.outlying) == {"I5"}
@@ -123,7 +123,7 @@ def test_new_categories_are_found_though_none_is_frequent(reference, rows, name,
     assert names(report_on(reference, rows).drifted) == {name}
 
 
-def test_other_scores_are_drift_of_the_score_alone(reference, rows):
+def test_other_scores_are_drift_of_score_alone(reference, rows):
     report = report_on(reference, rows, scores=np.clip(rows.probability * 1.3, 0, 1))
     assert names(report.drifted) == {"score"}
     assert report.evidence().drifted == ("score",)
@@ -131,7 +131,7 @@ def test_other_scores_are_drift_of_the_score_alone(reference, rows):
     assert "score" not in names(without.columns)
 
 
-def test_a_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
+def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
     """Everything counts with the least sizes at 0, and nothing with them at 1."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
@@ -151,7 +151,7 @@ def alike_in_requests(world, n, random, size=40):
 
 @pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alike", [False, True])
-def test_stationary_buckets_raise_alarms_at_most_at_the_stated_rate(world, alike, pairs):
+def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
     """Pairs of a reference and a bucket; any change counts, however small. Seeded: the count is always the same."""
     settings = DriftSettings(false_discovery_rate=0.02, **ANY_SIZE)
     alarms = 0
@@ -169,7 +169,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_the_stated_rate(world, alike
     print(f"{alarms} alarms in {pairs} stationary buckets, rows of a request {'alike' if alike else 'independent'}")
 
 
-def test_rows_alike_within_requests_would_be_alarms_without_the_design_effect(reference, world):
+def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, world):
     rows = alike_in_requests(world, 8000, np.random.default_rng(8))
     assert report_on(reference, rows, size=40).drifted == (), "also where training rows are not alike"
     alike = reference_of(alike_in_requests(world, 40_000, np.random.default_rng(7)), size=40)
@@ -180,7 +180,7 @@ def test_rows_alike_within_requests_would_be_alarms_without_the_design_effect(re
     assert len(report_on(reference, rows, size=1).drifted) > 5
 
 
-def test_the_same_records_in_any_order_give_the_same_report(reference, world):
+def test_same_records_in_any_order_give_same_report(reference, world):
     random = np.random.default_rng(9)
     requests = []
     for part in range(4):
@@ -208,7 +208,7 @@ def test_the_same_records_in_any_order_give_the_same_report(reference, world):
         assert reports(random.permutation(len(requests)), (100, 300), at_once) == expected
 
 
-def test_a_bucket_too_small_joins_the_next_of_its_version(reference, world):
+def test_bucket_too_small_joins_next_of_its_version(reference, world):
     random = np.random.default_rng(10)
     watch = watching(reference, requests_of(world.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
@@ -218,7 +218,7 @@ def test_a_bucket_too_small_joins_the_next_of_its_version(reference, world):
     assert watch.close(1400.0) == []
 
 
-def test_a_record_of_a_closed_bucket_is_passed_over_and_counted(reference, rows):
+def test_record_of_closed_bucket_is_passed_over_and_counted(reference, rows):
     *requests, last = requests_of(rows)
     watch = watching(reference, requests)
     (report,) = watch.close(1100.0)
@@ -260,14 +260,14 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
     assert dict(watch.passed_over) == {"too_many_versions": 50 * 18}
 
 
-def test_clocks_ahead_do_not_crowd_out_the_present(reference, rows):
+def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
     first, *requests = requests_of(rows)
     ahead = [replace(first, time=1000.0 + 100 * number) for number in range(1, 60)]
     (report,) = watching(reference, [*ahead, *requests]).close(1100.0)
     assert report.rows == 7950
 
 
-def test_a_record_lies_in_the_bucket_of_its_time_in_whole_microseconds(reference, rows):
+def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
     """As the archive keeps it: a backtest must not count it elsewhere."""
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
@@ -275,7 +275,7 @@ def test_a_record_lies_in_the_bucket_of_its_time_in_whole_microseconds(reference
     assert report.bucket_start == 1100.0
 
 
-def test_a_restart_with_other_statistics_of_a_version_forgets_its_bucket(reference, world, rows):
+def test_restart_with_other_statistics_of_version_forgets_its_bucket(reference, world, rows):
     other = reference_of(world.draw(3000, np.random.default_rng(12)))
     after = watching(other, memory=watching(reference, requests_of(rows)).memory())
     assert after.close(1100.0) == []

@@ -39,7 +39,7 @@ def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, le
 
 @given(st.integers(1, 25), st.integers(1, 12), st.integers(0, 2**32 - 1))
 @settings(max_examples=100, deadline=None)
-def test_ndcg_of_a_ranked_list_equals_scikit_learn(n, k, seed):
+def test_ndcg_of_ranked_list_equals_scikit_learn(n, k, seed):
     random = np.random.default_rng(seed)
     positions, labels = random.permutation(n) + 1, (random.random(n) < 0.3).astype(int)
     found = metrics.ndcg_at_k(positions[labels == 1], k=k)
@@ -53,7 +53,7 @@ def test_ndcg_of_a_ranked_list_equals_scikit_learn(n, k, seed):
     assert metrics.hit_at_k(positions[labels == 1], k=k) == bool(top.any())
 
 
-def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_a_click():
+def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
     windows, n = VersionWindows(100), RANKING_K + 2
     for place_of_click in (1, None, n, 3):
         labels = (np.arange(1, n + 1) == place_of_click).astype(np.uint8)
@@ -76,7 +76,7 @@ def test_without_lists_there_are_no_such_numbers():
         measure_version(2, windows)
 
 
-def test_lists_of_a_forgotten_version_are_forgotten_too():
+def test_lists_of_forgotten_version_are_forgotten_too():
     windows = VersionWindows(10)
     for version in range(MAX_VERSIONS + 1):
         windows.update(matured("list", 0.0, version, [1], [1.0], positions=[1]))
@@ -85,7 +85,7 @@ def test_lists_of_a_forgotten_version_are_forgotten_too():
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 64, 150])
-def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
+def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
     random = np.random.default_rng(batch_rows)
     windows, labels, scores = VersionWindows(100), [], []
     for _ in range(40):
@@ -105,7 +105,7 @@ def test_auc_equals_scikit_learn_on_the_tail_after_every_update(batch_rows):
             assert kpis.auc is None
 
 
-def test_the_interval_holds_for_users_who_come_back_and_not_for_their_requests_alone():
+def test_interval_holds_for_users_who_come_back_and_not_for_their_requests_alone():
     """50 users with 20 requests each, of 100 populations; the truth is the AUC over users who come once."""
     random, held = np.random.default_rng(6), {"users": 0, "requests": 0}
     everybody, _ = draw_returning(random, users=250_000, requests=250_000)
@@ -124,7 +124,7 @@ def test_the_interval_holds_for_users_who_come_back_and_not_for_their_requests_a
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_a_one_class_window_has_no_auc(label):
+def test_one_class_window_has_no_auc(label):
     window = RowWindow(50)
     window.update(matured("r", 0.0, 1, np.full(50, label), np.linspace(0, 1, 50)))
     kpis = measure(3, window)
@@ -132,13 +132,13 @@ def test_a_one_class_window_has_no_auc(label):
     assert kpis.ctr == label
 
 
-def test_an_empty_window_has_no_number():
+def test_empty_window_has_no_number():
     kpis = measure(1, RowWindow(10))
     assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (0, None, None, None, None)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_interval_counts_the_rows_of_a_request_as_alike_also_where_the_window_cuts_it(size):
+def test_interval_counts_rows_of_request_as_alike_also_where_window_cuts_it(size):
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):
@@ -149,7 +149,7 @@ def test_interval_counts_the_rows_of_a_request_as_alike_also_where_the_window_cu
     assert (kpis.auc, kpis.auc_low, kpis.auc_high) == (expected.auc, expected.low, expected.high)
 
 
-def test_ranked_requests_reach_the_kpis(started):
+def test_ranked_requests_reach_kpis(started):
     b = started()
     positions = np.array([3, 1, 2, 4, 6, 5, 12, 7], np.int32)
     lists = [

@@ -36,7 +36,7 @@ def open_rows(draw):
 
 @given(open_rows())
 @settings(max_examples=80, deadline=None)
-def test_bounds_are_the_extremes_over_every_labeling(rows):
+def test_bounds_are_extremes_over_every_labeling(rows):
     scores, states = rows
     still_open, clicked = states == "open", states == "clicked"
     values = []
@@ -79,7 +79,7 @@ class World:
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
 @pytest.mark.parametrize("name", DELAYS)
-def test_at_every_moment_the_bounds_contain_the_matured_value(name, is_changed):
+def test_at_every_moment_bounds_contain_matured_value(name, is_changed):
     world = World(DELAYS[name], seed=3, is_changed=is_changed)
     for now in np.linspace(1, 900 + WINDOW, 40):
         rows = (world.times <= now) & (world.times > now - WINDOW)
@@ -96,7 +96,7 @@ def test_at_every_moment_the_bounds_contain_the_matured_value(name, is_changed):
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
 @pytest.mark.parametrize("name", ["exponential", "uniform over the window", "heavy tail", "two humps"])
-def test_bounds_close_and_the_error_of_the_estimate_shrinks_to_nothing(name, is_changed):
+def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed):
     moments = [300.0, 400.0, 600.0, 899.0]
     errors, widths = np.zeros(len(moments)), np.zeros(len(moments))
     for seed in range(8):
@@ -165,7 +165,7 @@ def test_rows_that_make_no_sense_are_refused(scores, ages, said):
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_expected_auc_is_the_ratio_over_all_pairs_and_that_of_known_labels(seed, levels):
+def test_expected_auc_is_ratio_over_all_pairs_and_that_of_known_labels(seed, levels):
     random = np.random.default_rng(seed)
     scores, p = random.integers(0, levels, 30) / levels, random.random(30)
     wins = (scores[:, None] > scores) + 0.5 * (scores[:, None] == scores)
@@ -177,5 +177,5 @@ def test_expected_auc_is_the_ratio_over_all_pairs_and_that_of_known_labels(seed,
 
 
 @pytest.mark.parametrize("p", [[], [0.5], [0.0, 0.0], [1.0, 1.0, 1.0]])
-def test_without_a_possible_pair_there_is_no_expected_auc(p):
+def test_without_possible_pair_there_is_no_expected_auc(p):
     assert expected_auc(np.array(p), np.arange(len(p)) / 10) is None

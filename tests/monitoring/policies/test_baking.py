@@ -61,7 +61,7 @@ def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
     ],
     ids=["twice the clicks", "half of them", "0.05 less AUC"],
 )
-def test_a_version_that_is_bad_on_live_traffic_is_asked_back_within_stated_rows(planted, within, reason):
+def test_version_that_is_bad_on_live_traffic_is_asked_back_within_stated_rows(planted, within, reason):
     good = traffic(0, rows=80_000)
     auc = roc_auc(good.labels, good.scores)
     gate = Baseline(auc=auc, low=auc - 0.01, high=auc + 0.01, previous_version=1)
@@ -93,14 +93,14 @@ def _share_taken_back(planted, runs, *, rows=20_000):
     ],
     ids=str,
 )
-def test_a_version_at_the_very_limit_is_asked_back_with_a_probability_of_at_most_alpha(planted):
+def test_version_at_very_limit_is_asked_back_with_probability_of_at_most_alpha(planted):
     """At the limit itself, and by one test of five: a twentieth of the runs by an alpha of a quarter."""
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_of_a_thousand_equal_versions_at_most_alpha_are_taken_back():
+def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
     """By the defaults over all their rows; the gate's and the predecessor's numbers are of 20,000 other rows each."""
     taken = 0
     for seed in range(1_000):
@@ -116,7 +116,7 @@ def test_of_a_thousand_equal_versions_at_most_alpha_are_taken_back():
     assert taken <= LIMITS.bake_alpha * 1_000
 
 
-def test_a_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
+def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
     settings = BakingSettings(bake_seconds=200.0, bake_rows=6_400)
     low = replace(GATE, low=0.5)
     for rows, state in ((6_400, BAKES), (12_160, BAKES), (12_800, WELL)):
@@ -125,19 +125,19 @@ def test_a_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
 
 
 @pytest.mark.parametrize("seed", [7, 10])
-def test_a_version_under_suspicion_goes_on_baking_until_the_evidence_is_enough(seed):
+def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
     states = [state_of(taken_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1]) for n in (1_920, 6_400)]
     assert states == [BAKES, BAD]
 
 
-def test_after_a_change_of_the_world_a_version_is_held_to_what_its_predecessor_reaches():
+def test_after_change_of_world_version_is_held_to_what_its_predecessor_reaches():
     """Both are below what the gate promised; going back would help nobody."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert taken_back(rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5))[0] is None
 
 
-def test_a_version_whose_predecessor_left_no_rows_is_held_to_the_gate_alone():
+def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
     rows, decision = taken_back(traffic(1, rows=6_400, calibration=3.0), before=None)
     assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
 
@@ -158,7 +158,7 @@ def test_version_is_judged_by_its_own_rows_alone_and_not_before_one_has_matured(
     assert found.action is Action.ROLLBACK
 
 
-def test_a_version_that_gives_every_row_one_score_is_asked_back_without_a_test():
+def test_version_that_gives_every_row_one_score_is_asked_back_without_test():
     rows = traffic(1, rows=1_280)
     stuck = MaturedRows(labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups)
     back, decision = taken_back(stuck, gate=None)
@@ -168,13 +168,13 @@ def test_a_version_that_gives_every_row_one_score_is_asked_back_without_a_test()
 @pytest.mark.parametrize(
     ("settings", "before"), [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)], ids=["first", "off"]
 )
-def test_a_version_without_anything_to_go_back_to_is_not_judged(settings, before):
+def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
     first = replace(GATE, previous_version=None)
     back, decision = taken_back(traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first)
     assert (back, decision.action) == (None, Action.OK)
 
 
-def test_the_evidence_has_a_mean_of_one_under_terms_without_a_mean():
+def test_evidence_has_mean_of_one_under_terms_without_mean():
     """By quadrature over half-normal bets: 1 for no data, and growing with the sum alone."""
     from scipy import integrate, stats
 

@@ -103,7 +103,7 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
-def test_bites_orders_and_restarts_give_the_same_lines(world_seed, seed, bites, restarts):
+def test_bites_orders_and_restarts_give_same_lines(world_seed, seed, bites, restarts):
     made = world(world_seed)
     expected = judge_in_bites(made, 0, bites=0, restarts=False)
     assert len(expected) > 5
@@ -124,7 +124,7 @@ def fed(judge, *groups, canary=()):
     return judge
 
 
-def test_points_are_multiples_of_the_span_at_which_rows_matured():
+def test_points_are_multiples_of_span_at_which_rows_matured():
     judge = fed(make_judge(), requests(0.0, 0.1, 4.0, 30.0))
     points = [(each.time - START, each.decision.numbers["rows"]) for each in judge.decide_up_to(START + 31.9)]
     assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
@@ -132,7 +132,7 @@ def test_points_are_multiples_of_the_span_at_which_rows_matured():
     assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
 
 
-def test_the_version_that_serves_one_attribution_window_less_the_grace_period_ahead_is_judged():
+def test_version_that_serves_one_attribution_window_less_grace_period_ahead_is_judged():
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
     assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and version 1's rows mature"
@@ -141,7 +141,7 @@ def test_the_version_that_serves_one_attribution_window_less_the_grace_period_ah
     assert judged == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], "predictions of the last two seconds may be under way"
 
 
-def test_a_rollback_is_judged_on_the_older_version_again():
+def test_rollback_is_judged_on_older_version_again():
     judge = fed(make_judge(), requests(0.0), requests(20.0, 21.0, version=2), requests(40.0))
     assert judge.judged_until is None
     points = judge.decide_up_to(START + 60.0)
@@ -171,7 +171,7 @@ def reasons(points, policy):
     return {point.time - START: each for point in points for each in point.decisions if each.policy == policy}
 
 
-def test_ages_are_never_negative_after_a_rollback_and_the_way_back_within_one_window():
+def test_ages_are_never_negative_after_rollback_and_way_back_within_one_window():
     """Version 2 serves since 23 then, though its rows from 20 on mature: "14720 matured rows ..., -1254 s"."""
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Judge(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
@@ -189,7 +189,7 @@ def test_ages_are_never_negative_after_a_rollback_and_the_way_back_within_one_wi
     assert all(each.numbers["serving_seconds"] >= 0.0 for each in reasons(points, "schedule").values())
 
 
-def test_age_of_a_version_is_not_negative_after_a_clock_was_ahead_for_a_while():
+def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
     judge = fed(make_judge(), requests(0.0))
     judge.decide_up_to(START)
     (ahead,) = requests(100_000.0, version=2)
@@ -200,7 +200,7 @@ def test_age_of_a_version_is_not_negative_after_a_clock_was_ahead_for_a_while():
     assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, "since it was set right"
 
 
-def test_rows_of_earlier_versions_are_evidence_about_the_serving_one_and_of_later_ones_are_not():
+def test_rows_of_earlier_versions_are_evidence_about_serving_one_and_of_later_ones_are_not():
     seen = []
 
     def look(evidence):
@@ -225,14 +225,14 @@ def test_rows_of_earlier_versions_are_evidence_about_the_serving_one_and_of_late
     assert seen[1:] == [(4.0, 1, (1,), {1: 4}, 1), (8.0, 1, (1,), {1: 4}, 1), (12.0, 1, (1,), {1: 4}, 1)]
 
 
-def test_version_that_served_between_two_decision_points_is_in_the_line():
+def test_version_that_served_between_two_decision_points_is_in_line():
     judge = fed(make_judge(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3))
     points = judge.decide_up_to(START + 40.0)
     assert [each for each, _ in judge.memory()["line"]] == [1, 2, 3]
     assert points[-1].memory["matured_total"] == 12
 
 
-def test_predecessor_is_measured_when_the_first_own_row_matures_and_not_before():
+def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
     """Its last rows may be from after a change of the world, which then speaks for neither version."""
     seen = {}
 
@@ -247,7 +247,7 @@ def test_predecessor_is_measured_when_the_first_own_row_matures_and_not_before()
     assert seen[12.0].click_rate == pytest.approx(8 / 12)
 
 
-def test_many_versions_in_a_log_make_the_memory_of_a_judge_no_larger_than_so_many():
+def test_many_versions_in_log_make_memory_of_judge_no_larger_than_so_many():
     judge = make_judge()
     for version in range(1, 1_001):
         note(judge, *requests(0.04 * version, version=version))
@@ -256,13 +256,13 @@ def test_many_versions_in_a_log_make_the_memory_of_a_judge_no_larger_than_so_man
     assert len(judge.memory()["line"]) <= MAX_LINE
 
 
-def test_a_canary_is_not_judged_and_its_rows_are_in_no_others_window():
+def test_canary_is_not_judged_and_its_rows_are_in_no_others_window():
     judge = fed(make_judge(), requests(0.0, 8.0), requests(1.0, 9.0, version=2), canary={2})
     judged = judge.decide_up_to(START + 60.0)
     assert [(each.version, each.decision.numbers["rows"]) for each in judged] == [(1, 4), (1, 8)]
 
 
-def test_a_request_that_comes_after_its_point_is_passed_over_also_after_a_restart():
+def test_request_that_comes_after_its_point_is_passed_over_also_after_restart():
     judge = fed(make_judge(), requests(0.0, 8.0))
     judge.decide_up_to(START + 12.0)
     (late,) = requests(3.0)
@@ -279,7 +279,7 @@ def test_a_request_that_comes_after_its_point_is_passed_over_also_after_a_restar
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
+def test_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
     """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)
@@ -295,7 +295,7 @@ def test_a_prediction_that_arrives_after_its_point_changes_neither_who_serves_no
     assert judge.serving_version == 2
 
 
-def test_a_prediction_newer_than_all_known_counts_at_the_next_point_though_its_own_has_passed():
+def test_prediction_newer_than_all_known_counts_at_next_point_though_its_own_has_passed():
     judge = fed(make_judge(), requests(0.0, 40.0 + AHEAD - 2))
     judge.decide_up_to(START + 40.0)
     note(judge, *requests(40.0 + AHEAD - 1, version=2))
@@ -303,7 +303,7 @@ def test_a_prediction_newer_than_all_known_counts_at_the_next_point_though_its_o
     assert judge.serving_version == 2
 
 
-def test_a_baseline_is_read_once_per_version_and_remembered_over_a_restart():
+def test_baseline_is_read_once_per_version_and_remembered_over_restart():
     asked = []
 
     def ask(version):
@@ -318,7 +318,7 @@ def test_a_baseline_is_read_once_per_version_and_remembered_over_a_restart():
     assert asked == [1]
 
 
-def test_a_version_that_returns_finds_its_window_and_its_baseline_while_few_others_served():
+def test_version_that_returns_finds_its_window_and_its_baseline_while_few_others_served():
     read = []
     smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
     judge = Judge(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)
@@ -331,7 +331,7 @@ def test_a_version_that_returns_finds_its_window_and_its_baseline_while_few_othe
     assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
 
 
-def test_buckets_that_closed_by_one_window_after_a_point_count_at_it():
+def test_buckets_that_closed_by_one_window_after_point_count_at_it():
     judge = fed(make_judge(), requests(3.0))
     judge.note_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
     (point,) = judge.decide_up_to(START + 4.0)

@@ -46,7 +46,7 @@ class Line:
         return decision
 
 
-def test_rows_of_earlier_versions_raise_the_alarm_of_one_that_has_no_matured_row():
+def test_rows_of_earlier_versions_raise_alarm_of_one_that_has_no_matured_row():
     seen = Line({1: -50.0, 2: -30.0, 3: 5.0})
     assert seen.see([1, 2, 3], {1: 0.85}, points=10).action is Action.OK
     decision = seen.see([1, 2, 3], {2: FALLEN}, points=10)
@@ -55,7 +55,7 @@ def test_rows_of_earlier_versions_raise_the_alarm_of_one_that_has_no_matured_row
     assert decision.numbers["evidence"] >= decision.numbers["evidence_needed"] == 100.0
 
 
-def test_bets_continue_over_a_release():
+def test_bets_continue_over_release():
     """Neither half of the rows suffices alone."""
     apart = [Line({1: -50.0, 2: -40.0}), Line({1: -50.0, 2: -40.0})]
     halves = [each.see([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)]
@@ -67,7 +67,7 @@ def test_bets_continue_over_a_release():
     )
 
 
-def test_rows_of_a_version_that_was_rolled_back_say_nothing_about_the_one_that_is_live_again():
+def test_rows_of_version_that_was_rolled_back_say_nothing_about_one_that_is_live_again():
     seen = Line({1: -50.0, 2: -40.0, 3: -30.0})
     seen.see([1], {1: AUC}, points=5)
     assert seen.see([1, 2], {2: FALLEN}, points=10).action is Action.RETRAIN
@@ -77,7 +77,7 @@ def test_rows_of_a_version_that_was_rolled_back_say_nothing_about_the_one_that_i
     assert seen.see([1, 2], {1: AUC}).action is Action.RETRAIN, "its own evidence stays its own"
 
 
-def test_way_back_counts_the_rows_of_both_versions():
+def test_way_back_counts_rows_of_both_versions():
     seen = Line({4: -50.0, 5: -40.0})
     seen.see([4], {4: AUC}, points=3)
     seen.see([4, 5], {5: AUC}, points=3)
@@ -90,7 +90,7 @@ def test_way_back_counts_the_rows_of_both_versions():
 
 
 @pytest.mark.parametrize(("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)])
-def test_release_ends_an_alarm_only_if_its_model_has_learned_rows_that_show_the_change(learned, action):
+def test_release_ends_alarm_only_if_its_model_has_learned_rows_that_show_change(learned, action):
     seen = Line({1: -50.0, 2: learned})
     seen.see([1], {1: AUC}, points=10)
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
@@ -105,7 +105,7 @@ def test_release_ends_an_alarm_only_if_its_model_has_learned_rows_that_show_the_
         assert seen.see([1, 2], {2: AUC}).action is Action.RETRAIN, "it stays under the alarm"
 
 
-def test_alarm_stays_as_it_was_raised_until_a_version_has_learned_the_change():
+def test_alarm_stays_as_it_was_raised_until_version_has_learned_change():
     seen = Line({1: -50.0, 2: -40.0})
     raised = seen.see([1], {1: FALLEN}, points=15)
     for line, rows in (([1], {1: AUC}), ([1, 2], {2: AUC})):
@@ -115,7 +115,7 @@ def test_alarm_stays_as_it_was_raised_until_a_version_has_learned_the_change():
         assert later.numbers["rows_since_breach"] > raised.numbers["rows_since_breach"]
 
 
-def test_older_model_that_is_promoted_after_a_change_is_under_the_alarm_at_once():
+def test_older_model_that_is_promoted_after_change_is_under_alarm_at_once():
     seen = Line({1: -50.0, 2: 300.0, 3: -50.0})
     seen.see([1], {1: AUC}, points=10)
     seen.see([1], {1: FALLEN}, points=15)
@@ -147,14 +147,14 @@ def test_as_many_versions_as_one_window_of_releases_holds_are_enough_to_go_on():
     assert seen.see(list(range(1, 31)), {19: FALLEN}, points=12).action is Action.RETRAIN
 
 
-def test_what_is_dropped_of_versions_does_not_depend_on_the_order_of_keys():
+def test_what_is_dropped_of_versions_does_not_depend_on_order_of_keys():
     known = {str(version): version for version in (10, 9, 2, 1, 30, 4, 5, 6, 7, 8)}
     kept = without_oldest(known, needed=[2])
     assert sorted(kept.values()) == [2, 5, 6, 7, 8, 9, 10, 30]
     assert without_oldest(dict(sorted(known.items())), needed=[2]) == kept
 
 
-def test_decision_point_without_a_round_changes_no_evidence():
+def test_decision_point_without_round_changes_no_evidence():
     seen = Line({1: -50.0})
     seen.see([1], {1: AUC}, points=3)
     of_line = LineEvidence(seen.memory, enough=100.0)
@@ -180,7 +180,7 @@ def test_trail_starts_again_where_its_product_falls_to_one():
     )
 
 
-def test_factors_are_the_products_that_the_capital_is_multiplied_by():
+def test_factors_are_products_that_capital_is_multiplied_by():
     lambdas = [fraction / 0.2 for fraction in FRACTIONS]
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
@@ -192,7 +192,7 @@ def test_factors_are_the_products_that_the_capital_is_multiplied_by():
     assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))
 
 
-def test_estimated_time_of_a_change_lies_near_it():
+def test_estimated_time_of_change_lies_near_it():
     for seed in range(3):
         seen = Line({1: -50.0})
         seen.random = np.random.default_rng(seed)

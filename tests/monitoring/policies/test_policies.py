@@ -13,7 +13,7 @@ from tests.support.evidence import KPIS, evidence_of, rows_of
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_answers_bare_evidence_with_what_a_request_reports_and_a_memory_for_json(name):
+def test_every_policy_answers_bare_evidence_with_what_request_reports_and_memory_for_json(name):
     (policy,) = make_policies(PolicySettings(policies=name, auc_threshold=0.74))
     decision, memory = policy.decide(evidence_of(rows=rows_of([1, 0], [0.5, 0.4])), {})
     assert decision.policy == policy.name == name
@@ -60,7 +60,7 @@ def test_decision_names_action_and_reason(kpis, changes, action, reason):
     assert decision.numbers["rows"] == kpis.rows
 
 
-def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
+def test_confirmation_needs_breaches_in_row_and_rows_since_first():
     settings, memory, actions = replace(SETTINGS, consecutive_breaches=2, min_rows_since_breach=100), None, []
     for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
         decision, memory = judge(kpis, memory, settings, total=total)
@@ -69,14 +69,14 @@ def test_confirmation_needs_breaches_in_a_row_and_rows_since_the_first():
     assert decision.numbers["rows_since_breach"] == 100
 
 
-def test_an_undecidable_window_neither_confirms_nor_clears_a_breach():
+def test_undecidable_window_neither_confirms_nor_clears_breach():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     _, memory = judge(replace(LOW, auc_high=0.75), memory, settings)
     assert judge(LOW, memory, settings)[0].action is Action.RETRAIN
 
 
-def test_breaches_of_an_old_version_do_not_count_against_the_new_one():
+def test_breaches_of_old_version_do_not_count_against_new_one():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = judge(LOW, None, settings)
     assert judge(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
@@ -99,7 +99,7 @@ def drifts(*points, **changes):
     return actions, decision
 
 
-def test_drift_that_lasts_over_buckets_requests_a_run_and_keeps_requesting_it():
+def test_drift_that_lasts_over_buckets_requests_run_and_keeps_requesting_it():
     bad, good = (bucket("C1"),), (bucket(),)
     actions, decision = drifts((), bad, (), bad, good, bad, bad, bad, (), drift_buckets=3)
     assert actions == ["undecidable", "breach", "breach", "breach", "ok", "breach", "breach", "retrain", "retrain"]
@@ -116,12 +116,12 @@ def test_buckets_that_close_together_count_each():
     assert decision.numbers["rows_since_breach"] == 0
 
 
-def test_a_column_that_drifted_without_a_distance_is_named():
+def test_column_that_drifted_without_distance_is_named():
     lost = FeatureDrift(bucket_end=100.0, version=1, rows=1000, drifted=("C9",), distances={})
     assert "1 of 0 columns drifted over 1000 rows (C9), model" in drifts((lost,))[1].reason
 
 
-def test_a_bucket_counts_from_so_many_columns_on():
+def test_bucket_counts_from_so_many_columns_on():
     assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == ["ok", "retrain"]
 
 
@@ -133,7 +133,7 @@ def test_another_versions_drift_is_forgotten():
     assert decision.action is Action.BREACH
 
 
-def test_drift_goes_on_over_a_release_whose_model_learned_nothing_after_it_began():
+def test_drift_goes_on_over_release_whose_model_learned_nothing_after_it_began():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
     for learned_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
@@ -144,7 +144,7 @@ def test_drift_goes_on_over_a_release_whose_model_learned_nothing_after_it_began
         assert policy.decide(successor, memory)[0].action is action
 
 
-def test_breaches_go_on_over_a_release_whose_model_learned_nothing_after_the_first():
+def test_breaches_go_on_over_release_whose_model_learned_nothing_after_first():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
     for learned_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
@@ -154,7 +154,7 @@ def test_breaches_go_on_over_a_release_whose_model_learned_nothing_after_the_fir
         assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
 
 
-def test_window_of_an_earlier_version_speaks_for_one_that_has_not_learned_its_rows():
+def test_window_of_earlier_version_speaks_for_one_that_has_not_learned_its_rows():
     _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
     for learned_until, action, said in (
         (
@@ -174,7 +174,7 @@ def test_window_of_an_earlier_version_speaks_for_one_that_has_not_learned_its_ro
 # -- schedule
 
 
-def test_the_schedule_asks_once_a_version_has_served_for_long_enough():
+def test_schedule_asks_once_version_has_served_for_long_enough():
     policy = SchedulePolicy(PolicySettings(max_serving_seconds=3600.0))
     for time, action in ((4599.0, Action.OK), (4600.0, Action.RETRAIN), (9999.0, Action.RETRAIN)):
         decision, _ = policy.decide(evidence_of(time=time, serving_since=1000.0), {})
@@ -200,7 +200,7 @@ def said(policy, action):
         ((Action.OK, Action.UNDECIDABLE), 0),
     ],
 )
-def test_any_retrain_wins_and_the_first_gives_the_reason(actions, first):
+def test_any_retrain_wins_and_first_gives_reason(actions, first):
     decisions = tuple(said(f"p{i}", action) for i, action in enumerate(actions))
     assert combine(decisions) is decisions[first]
 

@@ -35,7 +35,7 @@ def test_fall_is_found_however_often_models_are_released(minutes):
     assert {point.version for point in points} >= set(range(2, int(releases.seconds // releases.every)))
 
 
-def test_decision_to_retrain_names_versions_whose_rows_are_the_evidence():
+def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
     releases = replace(FALL, every=1200.0, learns=False)
     (first, *_) = runs(decisions(np.random.default_rng(1), releases))
     scored_by = releases.version_at(CHANGED_AT)
@@ -60,7 +60,7 @@ def test_version_that_learned_rows_after_change_ends_evidence_and_no_other_does(
     assert after[-1].decision.action is Action.OK, "its own rows and its successors' are judged again"
 
 
-def test_second_change_is_found_on_rows_of_versions_that_know_the_first():
+def test_second_change_is_found_on_rows_of_versions_that_know_first():
     releases = replace(FALL, every=600.0, seconds=8 * 3600.0, changed_again_at=4.5 * 3600.0)
     found = runs(decisions(np.random.default_rng(3), releases))
     times = [point.time - START for point in found]
@@ -70,7 +70,7 @@ def test_second_change_is_found_on_rows_of_versions_that_know_the_first():
 
 
 @pytest.mark.parametrize("policies", ["threshold", "data_drift", "schedule"])
-def test_other_policies_decide_too_where_no_row_of_the_serving_version_has_matured(policies):
+def test_other_policies_decide_too_where_no_row_of_serving_version_has_matured(policies):
     settings = PolicySettings(policies=policies, auc_threshold=0.7, min_clicks=50, max_serving_seconds=900.0)
     releases = replace(FALL, every=1200.0, learns=False)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -82,7 +82,7 @@ def test_other_policies_decide_too_where_no_row_of_the_serving_version_has_matur
         assert (min(ages) >= 0.0, max(ages) <= 1200.0) == (True, True)
 
 
-def test_threshold_asks_for_no_run_once_a_version_has_learned_rows_after_first_breach():
+def test_threshold_asks_for_no_run_once_version_has_learned_rows_after_first_breach():
     settings = PolicySettings(policies="threshold", auc_threshold=0.7, min_clicks=50)
     releases = replace(FALL, every=600.0)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -92,7 +92,7 @@ def test_threshold_asks_for_no_run_once_a_version_has_learned_rows_after_first_b
     assert points[-1].decision.action is Action.OK
 
 
-def test_no_text_of_a_decision_has_a_negative_age_or_a_line_longer_than_a_page_shows():
+def test_no_text_of_decision_has_negative_age_or_line_longer_than_page_shows():
     settings = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.7, min_clicks=50)
     for every in (360.0, 1800.0, 5400.0):
         releases = replace(FALL, every=every)

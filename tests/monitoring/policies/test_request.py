@@ -16,12 +16,12 @@ from tests.support.monitors import DRIFT
         ({"full_after_refusals": 2}, {"refusals": 2}, "none", "2 incremental runs in a row were refused"),
     ],
 )
-def test_rule_names_the_parent_and_why(rules, memory, parent, reason):
+def test_rule_names_parent_and_why(rules, memory, parent, reason):
     found, why = choose_parent(RunMemory(**memory), RecipeSettings(**rules))
     assert (found, reason in why) == (parent, True), why
 
 
-def test_memory_counts_what_the_rules_need():
+def test_memory_counts_what_rules_need():
     def counts(memory, *runs):
         for outcome, parent in runs:
             memory = ended(memory, outcome, RestraintSettings(), now=10.0, parent=parent)
@@ -36,7 +36,7 @@ def test_memory_counts_what_the_rules_need():
     assert counts(memory, ("released", "none"))[1] == (0, 0)
 
 
-def test_two_refused_incremental_runs_are_followed_by_a_full_one_and_that_by_an_incremental_one(bench):
+def test_two_refused_incremental_runs_are_followed_by_full_one_and_that_by_incremental_one(bench):
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
     monitor, hour = b.start(), 3600.0
     for number in range(4):

@@ -17,13 +17,13 @@ def judge(memory, *, now):
 
 
 @pytest.mark.parametrize("action", [action for action in Action if action is not Action.RETRAIN])
-def test_only_a_confirmed_drift_can_be_held(action):
+def test_only_confirmed_drift_can_be_held(action):
     memory = ended(RunMemory(), "failed", SETTINGS, now=0.0)
     decision = replace(DRIFT, action=action)
     assert restrain(decision, memory, SETTINGS, now=1.0) == decision
 
 
-def test_a_release_rests_the_cool_down():
+def test_release_rests_cool_down():
     memory = ended(requested(RunMemory(), now=0.0), "released", SETTINGS, now=100.0)
     decision = judge(memory, now=100.0)
     assert decision.action is Action.HELD
@@ -31,7 +31,7 @@ def test_a_release_rests_the_cool_down():
     assert judge(memory, now=3700.0) == DRIFT
 
 
-def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
+def test_runs_without_release_back_off_longer_each_time_up_to_day():
     settings, memory, rests = replace(SETTINGS, cooldown_seconds=0.0), RunMemory(), []
     for outcome in ["failed", "refused", "failed"] + ["failed"] * 40:
         memory = ended(memory, outcome, settings, now=0.0)
@@ -41,7 +41,7 @@ def test_runs_without_a_release_back_off_longer_each_time_up_to_a_day():
     assert ended(memory, "released", settings, now=0.0).failures == 0
 
 
-def test_failed_runs_in_a_row_are_counted_apart_from_refused_ones():
+def test_failed_runs_in_row_are_counted_apart_from_refused_ones():
     memory, seen = RunMemory(), []
     for outcome in ("failed", "failed", "refused", "failed", "released", "failed", "notified"):
         memory = ended(memory, outcome, SETTINGS, now=0.0)
@@ -49,7 +49,7 @@ def test_failed_runs_in_a_row_are_counted_apart_from_refused_ones():
     assert seen == [(1, 1), (2, 2), (3, 0), (4, 1), (0, 0), (1, 1), (0, 0)]
 
 
-def test_the_daily_budget_holds_over_any_24_hours():
+def test_daily_budget_holds_over_any_24_hours():
     memory = RunMemory()
     for hour in range(4):
         memory = requested(memory, now=hour * 3600.0)
@@ -60,7 +60,7 @@ def test_the_daily_budget_holds_over_any_24_hours():
     assert len(requested(memory, now=2 * DAY_SECONDS).requested_at) == 1
 
 
-def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
+def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
     """The clock was a year ahead when a run was asked for and ended."""
     year = 365 * DAY_SECONDS
     memory = requested(RunMemory(), now=year)
@@ -71,7 +71,7 @@ def test_a_clock_set_back_does_not_hold_for_longer_than_the_longest_rest():
     assert judge(memory, now=100.0).action is Action.RETRAIN
 
 
-def test_a_canary_counts_as_a_release_and_is_named_as_what_it_is():
+def test_canary_counts_as_release_and_is_named_as_what_it_is():
     memory = RunMemory(failures=2, failed=1, refusals=1, releases_since_full=3)
     begun, released = (ended(memory, outcome, SETTINGS, now=100.0) for outcome in ("canary", "released"))
     assert begun == replace(released, blocked_by="cool-down after a canary's start")

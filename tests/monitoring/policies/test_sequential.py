@@ -30,7 +30,7 @@ def test_of_stationary_streams_at_most_alpha_alarm():
     assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
 
 
-def test_few_users_who_come_back_raise_no_more_alarms_where_the_gate_counted_theirs_as_alike():
+def test_few_users_who_come_back_raise_no_more_alarms_where_gate_counted_theirs_as_alike():
     """The gate sees 100 requests of 50 users, the monitor 5,000 of others; at the edge, where the bound is used up."""
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
@@ -44,7 +44,7 @@ def test_few_users_who_come_back_raise_no_more_alarms_where_the_gate_counted_the
     assert alarms["requests"] > alarms["users"]
 
 
-def test_the_requests_of_one_partition_in_four_alarm_as_rarely_as_all_and_show_the_fall():
+def test_requests_of_one_partition_in_four_alarm_as_rarely_as_all_and_show_fall():
     """`make benchmark-policies` counts 1,000 such streams."""
     alarms, falls = 0, 0
     for number in range(20):
@@ -65,7 +65,7 @@ def test_every_fall_is_detected():
         assert first_run(SequentialPolicy(EDGE), stream, step=250, windows=None, gate_auc=GOOD) is not None
 
 
-def test_long_service_before_the_fall_costs_little():
+def test_long_service_before_fall_costs_little():
     """A bet from the start alone would have lost its capital: it never detects the fall."""
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []
@@ -77,7 +77,7 @@ def test_long_service_before_the_fall_costs_little():
     assert 0 < delays[0] <= delays[1] <= 3 * delays[0] + 1_000
 
 
-def test_an_alarm_lasts_until_another_version_serves_and_waits_for_rows_to_learn_from():
+def test_alarm_lasts_until_another_version_serves_and_waits_for_rows_to_learn_from():
     policy, memory, actions = SequentialPolicy(replace(EDGE, min_rows_since_breach=50)), {}, []
     for i in range(8):
         decision, memory = policy.decide(evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), memory)
@@ -92,7 +92,7 @@ def test_an_alarm_lasts_until_another_version_serves_and_waits_for_rows_to_learn
     assert back.action is Action.RETRAIN, "versions that alternate keep their evidence"
 
 
-def test_a_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
+def test_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
     policy, memory, seen = SequentialPolicy(EDGE), {}, []
     good = rows_of([1, 0, 0, 0] * 25, [0.9, 0.1, 0.2, 0.3] * 25)
     for _ in range(2):
@@ -102,12 +102,12 @@ def test_a_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
     assert "clicks, model version 1" in decision.reason
 
 
-def test_the_claim_is_the_gates_lower_end_less_the_tolerance():
+def test_claim_is_gates_lower_end_less_tolerance():
     policy = SequentialPolicy(PolicySettings(sequential_tolerance=0.03))
     assert policy.decide(evidence_of(baseline=GATE), {})[0].numbers["threshold"] == pytest.approx(0.77)
 
 
-def test_a_version_without_a_verdict_is_undecidable_and_keeps_the_others_evidence():
+def test_version_without_verdict_is_undecidable_and_keeps_others_evidence():
     policy = SequentialPolicy(EDGE)
     _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
     decision, kept = policy.decide(evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory)

@@ -9,7 +9,7 @@ from tests.support.monitors import DRIFT
 
 
 @pytest.mark.parametrize("has_trigger", [True, False])
-def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(bench, has_trigger):
+def test_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(bench, has_trigger):
     b = bench(**DRIFT, notify_only="threshold" if has_trigger else "")
     b.trigger = b.trigger if has_trigger else None
     monitor = b.start()
@@ -22,7 +22,7 @@ def test_a_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(
     assert monitor.acting.retraining.memory.requested_at == ()
 
 
-def test_a_start_without_a_trigger_leaves_the_request_under_way_for_a_later_start(started):
+def test_start_without_trigger_leaves_request_under_way_for_later_start(started):
     b = started(**DRIFT)
     b.judge("bad", auc="bad")
     trigger, b.trigger = b.trigger, None

@@ -27,7 +27,7 @@ def start(kubeflow, tmp_path):
         each.close()
 
 
-def test_a_server_in_trouble_for_half_an_hour_costs_no_run_and_no_second_one(kubeflow, start):
+def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow, start):
     b = start()
     traffic(b, "bad", auc="bad")
     kubeflow.failure = 503
@@ -72,7 +72,7 @@ def test_run_created_after_its_request_timed_out_is_one_run_and_counts_once(
     assert len(b.monitor.acting.retraining.memory.requested_at) == 1
 
 
-def test_two_monitors_that_saw_the_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(kubeflow, start):
+def test_two_monitors_that_saw_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(kubeflow, start):
     """As where a second one is started before the first has ended."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ

@@ -19,7 +19,7 @@ def connect(kubeflow, tmp_path):
     return make
 
 
-def test_a_request_becomes_a_run_of_its_name_with_its_parameters(kubeflow, connect):
+def test_request_becomes_run_of_its_name_with_its_parameters(kubeflow, connect):
     assert connect().submit(request("drift-1")) == "started"
     (run,) = kubeflow.runs
     assert run["display_name"] == "drift-1"
@@ -28,7 +28,7 @@ def test_a_request_becomes_a_run_of_its_name_with_its_parameters(kubeflow, conne
     assert [each["display_name"] for each in kubeflow.experiments] == ["evergreen-retraining"]
 
 
-def test_a_run_has_a_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
+def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
     trigger = connect(pipeline_arguments='{"recommender": "3"}')
     for name, title in (
         ("drift-20261129T072200Z-v5", "drift 2026-11-29 07:22:00 v5"),
@@ -44,7 +44,7 @@ def test_a_run_has_a_readable_name_and_says_why_it_was_asked_for(kubeflow, conne
         assert trigger.state(name).state == "released"
 
 
-def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(kubeflow, connect):
+def test_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(kubeflow, connect):
     kubeflow.pipelines.append({"pipeline_id": "p0", "display_name": "another"})
     kubeflow.versions.append({"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"})
     trigger = connect()
@@ -56,7 +56,7 @@ def test_a_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_versio
     assert references == [{"pipeline_id": "p", "pipeline_version_id": version} for version in ("v1", "v2")]
 
 
-def test_of_versions_of_one_second_the_uploaded_one_runs_and_is_named(kubeflow, connect, caplog):
+def test_of_versions_of_one_second_uploaded_one_runs_and_is_named(kubeflow, connect, caplog):
     caplog.set_level("INFO")
     for number, name, description in (("v2", "3f2a9c1", "sha256:f7"), ("v3", "ours", None)):
         version = {"pipeline_id": "p", "pipeline_version_id": number, "display_name": name}
@@ -66,7 +66,7 @@ def test_of_versions_of_one_second_the_uploaded_one_runs_and_is_named(kubeflow, 
     assert "of pipeline version 3f2a9c1" in caplog.text
 
 
-def test_a_pipeline_that_is_not_there_or_twice_is_a_permanent_error(kubeflow, connect):
+def test_pipeline_that_is_not_there_or_twice_is_permanent_error(kubeflow, connect):
     trigger = connect()
     kubeflow.pipelines.clear()
     with pytest.raises(PermanentError, match="pipeline ours is not on the server"):
@@ -78,7 +78,7 @@ def test_a_pipeline_that_is_not_there_or_twice_is_a_permanent_error(kubeflow, co
 
 
 @pytest.mark.parametrize("account", ["evergreen-pipeline", ""])
-def test_a_run_acts_under_the_service_account_of_the_settings(kubeflow, connect, account):
+def test_run_acts_under_service_account_of_settings(kubeflow, connect, account):
     connect(kubeflow_service_account=account).submit(request("a"))
     assert kubeflow.runs[0]["body"].get("service_account", "") == account
 
@@ -91,9 +91,7 @@ def test_a_run_acts_under_the_service_account_of_the_settings(kubeflow, connect,
         *((state, "a", "started") for state in ("FAILED", "CANCELED")),
     ],
 )
-def test_an_active_run_is_the_only_one_and_a_name_is_used_again_only_for_a_dead_run(
-    kubeflow, connect, state, name, answer
-):
+def test_active_run_is_only_one_and_name_is_used_again_only_for_dead_run(kubeflow, connect, state, name, answer):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = state
@@ -107,7 +105,7 @@ def test_runs_of_other_experiments_do_not_make_it_busy(kubeflow, connect):
     assert connect().submit(request("a")) == "started"
 
 
-def test_a_run_beyond_the_first_page_is_seen(kubeflow, connect):
+def test_run_beyond_first_page_is_seen(kubeflow, connect):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "FAILED"
@@ -130,7 +128,7 @@ def test_run_states_are_translated(kubeflow, connect, state, expected):
     assert (found.state, found.reason) == (expected, said or found.reason)
 
 
-def test_a_successful_run_whose_gate_refused_is_reported_from_a_release(kubeflow, connect, tmp_path):
+def test_successful_run_whose_gate_refused_is_reported_from_release(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
@@ -141,7 +139,7 @@ def test_a_successful_run_whose_gate_refused_is_reported_from_a_release(kubeflow
     assert trigger.state("a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_a_run_of_a_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, connect, tmp_path):
+def test_run_of_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, connect, tmp_path):
     trigger = connect()
     for state, kfp_state in (("failed", "FAILED"), ("refused", "SUCCEEDED")):
         trigger.submit(request("a"))
@@ -152,7 +150,7 @@ def test_a_run_of_a_name_that_was_used_before_is_told_by_its_own_outcome(kubeflo
         assert trigger.state("a") == (state, f"evaluation: {state}", None)
 
 
-def test_a_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect, tmp_path):
+def test_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
@@ -162,7 +160,7 @@ def test_a_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, conne
     assert trigger.state("a") == ("released", "deployment: version 3 is live", 3)
 
 
-def test_a_run_that_a_person_terminated_is_called_that(kubeflow, connect, tmp_path):
+def test_run_that_person_terminated_is_called_that(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     run_id = kubeflow.runs[0]["run_id"]
@@ -175,7 +173,7 @@ def test_a_run_that_a_person_terminated_is_called_that(kubeflow, connect, tmp_pa
     assert trigger.state("a") == ("failed", expected, None)
 
 
-def test_a_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubeflow, connect):
+def test_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubeflow, connect):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.end(kubeflow.runs[0], "FAILED", root_driver="FAILED", root="FAILED")
@@ -191,13 +189,13 @@ def test_a_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubefl
         "Failed to convert a API run detail: Invalid input error: Run name cannot be empty",
     ],
 )
-def test_a_refusal_that_the_server_calls_an_internal_error_is_not_repeated(kubeflow, connect, body):
+def test_refusal_that_server_calls_internal_error_is_not_repeated(kubeflow, connect, body):
     kubeflow.failure, kubeflow.failure_text = 500, body
     with pytest.raises(PermanentError, match="answered 500"):
         connect().submit(request("a"))
 
 
-def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(kubeflow, connect, tmp_path):
+def test_outcome_that_cannot_be_read_is_error_of_ours(kubeflow, connect, tmp_path):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = "SUCCEEDED"
@@ -211,9 +209,7 @@ def test_an_outcome_that_cannot_be_read_is_an_error_of_ours(kubeflow, connect, t
 @pytest.mark.parametrize(
     ("status", "error"), [(400, PermanentError), *((each, TemporaryError) for each in (401, 403, 409, 429, 500, 503))]
 )
-def test_a_server_in_trouble_is_a_temporary_error_and_a_refused_request_a_permanent_one(
-    kubeflow, connect, status, error
-):
+def test_server_in_trouble_is_temporary_error_and_refused_request_permanent_one(kubeflow, connect, status, error):
     kubeflow.failure = status
     with pytest.raises(error, match=f"submitting a: KFP at .* answered {status}"):
         connect().submit(request("a"))
@@ -225,7 +221,7 @@ def test_arguments_that_are_no_object_are_refused(connect, text):
         connect(pipeline_arguments=text)
 
 
-def test_an_experiment_that_vanished_leaves_the_run_unknown_and_is_not_made_anew(kubeflow, connect):
+def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubeflow, connect):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.experiments.clear()
@@ -235,7 +231,7 @@ def test_an_experiment_that_vanished_leaves_the_run_unknown_and_is_not_made_anew
 
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
-def test_of_two_runs_created_at_the_same_time_only_the_first_stays(kubeflow, connect, other, answer):
+def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
     """A replica that was frozen after its checks wakes up and creates its run after its successor's."""
     stale, leader = connect(), connect()
 

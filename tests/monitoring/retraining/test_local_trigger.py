@@ -36,7 +36,7 @@ def ended(trigger, name):
     return wait_for(lambda: (s := trigger.state(name)).state not in ("running",) and s, "the end")
 
 
-def test_a_second_request_is_busy_and_the_same_one_already_there(make):
+def test_second_request_is_busy_and_same_one_already_there(make):
     first = make()
     assert first.submit(request("a")) == "started"
     for trigger in (first, make()):  # the second as after the monitor's restart
@@ -52,7 +52,7 @@ def test_a_second_request_is_busy_and_the_same_one_already_there(make):
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "released"), (1, "refused"), (2, "failed"), (9, "failed")])
-def test_exit_codes_say_how_the_run_ended(make, code, state):
+def test_exit_codes_say_how_run_ended(make, code, state):
     trigger = make(code)
     trigger.submit(request("a"))
     make.go.touch()
@@ -61,7 +61,7 @@ def test_exit_codes_say_how_the_run_ended(make, code, state):
     assert f"exit code {code}" in found.reason
 
 
-def test_the_runs_own_outcome_comes_before_its_exit_code(make):
+def test_runs_own_outcome_comes_before_its_exit_code(make):
     trigger = make(0)
     trigger.submit(request("a"))
     ended_so = {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None}
@@ -72,7 +72,7 @@ def test_the_runs_own_outcome_comes_before_its_exit_code(make):
     assert ended(trigger, "a") == ("refused", "evaluation: auc fell", None)
 
 
-def test_the_run_gets_the_request_file_and_its_output_is_kept(make):
+def test_run_gets_request_file_and_its_output_is_kept(make):
     echo = shlex.join([sys.executable, "-c", "import sys; print(sys.argv[1:]); print('loud', file=sys.stderr)"])
     trigger = LocalTrigger(make.folder / "state", make.folder / "store", echo)
     trigger.submit(request("a"))
@@ -84,19 +84,19 @@ def test_the_run_gets_the_request_file_and_its_output_is_kept(make):
     assert "loud" in output
 
 
-def test_a_killed_run_is_unknown(make):
+def test_killed_run_is_unknown(make):
     trigger = make()
     trigger.submit(request("a"))
     os.killpg(json.loads((make.folder / "state" / "runs" / "a.json").read_text())["process_group"], signal.SIGKILL)
     assert ended(trigger, "a").state == "unknown"
 
 
-def test_a_command_that_does_not_exist_fails(make):
+def test_command_that_does_not_exist_fails(make):
     trigger = LocalTrigger(make.folder / "state", make.folder / "store", "no-such-program --at all")
     trigger.submit(request("a"))
     assert ended(trigger, "a").state == "failed"
 
 
-def test_an_unfinished_quote_is_refused(make):
+def test_unfinished_quote_is_refused(make):
     with pytest.raises(PermanentError, match="No closing quotation"):
         LocalTrigger(make.folder / "state", make.folder / "store", "run 'it")

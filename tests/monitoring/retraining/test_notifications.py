@@ -56,7 +56,7 @@ def told(bench, server, webhook_file):
     return make
 
 
-def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_a_link(told, server):
+def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
@@ -77,7 +77,7 @@ def test_a_drift_is_reported_once_with_what_how_much_since_when_what_was_done_an
     assert b.store.counters["notification_delivered"] == 4
 
 
-def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incident():
+def test_run_that_ends_after_drift_is_over_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), KeptDocuments()
     notifier = Notifier(
         kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
@@ -93,7 +93,7 @@ def test_a_run_that_ends_after_the_drift_is_over_is_reported_and_opens_no_incide
     assert notifier.open == {}  # or "Still: run r released" would be told for ever
 
 
-def test_an_incident_that_nothing_would_end_is_not_recalled_forever(told):
+def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
     """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
@@ -105,7 +105,7 @@ def test_an_incident_that_nothing_would_end_is_not_recalled_forever(told):
     assert b.start().acting.notifier.open == {}
 
 
-def test_a_restart_neither_forgets_nor_repeats(told, server):
+def test_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
     monitor = b.start()
@@ -127,7 +127,7 @@ def test_a_restart_neither_forgets_nor_repeats(told, server):
     assert list(dict.fromkeys(titles)) == ["Drift confirmed", "Retraining requested"]
 
 
-def test_dead_log_is_reported_after_a_minute_and_so_is_its_return(told, server):
+def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
     b = told()
     monitor = b.start()
     for _ in range(10):
@@ -144,7 +144,7 @@ def test_dead_log_is_reported_after_a_minute_and_so_is_its_return(told, server):
     assert len(texts(server)) == 2
 
 
-def test_a_dead_log_is_reported_although_the_clock_was_set_back(told):
+def test_dead_log_is_reported_although_clock_was_set_back(told):
     b = told()
     acting = b.start().acting
     acting.step(b.clock.now, log_problem="away")
@@ -205,7 +205,7 @@ def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox
     assert kept.counts == {"notification_delivered": 3}
 
 
-def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(server, outbox):
+def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox):
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(404, {}), (302, {"Location": "http://127.0.0.1:1/"})]
     box = outbox(kept)
@@ -216,7 +216,7 @@ def test_a_message_that_the_server_refuses_is_dropped_and_the_next_goes_out(serv
     assert kept.counts == {"notification_delivered": 1, "notification_dropped": 2}
 
 
-def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox, monkeypatch):
+def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
     monkeypatch.setattr(notifications, "MAX_WAITING", 3)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
@@ -230,7 +230,7 @@ def test_room_is_bounded_the_newest_stay_and_the_drop_is_counted(server, outbox,
     assert [message["text"] for message in server.messages] == ["7", "8", "9"]
 
 
-def test_a_message_older_than_a_day_is_given_up(server, outbox):
+def test_message_older_than_day_is_given_up(server, outbox):
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(kept)
@@ -239,7 +239,7 @@ def test_a_message_older_than_a_day_is_given_up(server, outbox):
     assert kept.counts == {"notification_dropped": 1}
 
 
-def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
+def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, caplog):
     caplog.set_level(logging.DEBUG)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {}), (302, {"Location": server.url})]
@@ -257,13 +257,13 @@ def test_the_address_never_reaches_log_store_or_error(server, outbox, webhook_fi
     assert "a notification was not delivered: answered 503" in caplog.text
 
 
-def test_an_address_given_in_place_of_its_file_is_refused_without_being_repeated():
+def test_address_given_in_place_of_its_file_is_refused_without_being_repeated():
     with pytest.raises(ContractError, match="webhook_file is an address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
 
 
-def test_a_message_shows_what_exists_and_escapes_what_slack_reads():
+def test_message_shows_what_exists_and_escapes_what_slack_reads():
     numbers = {"auc": None, "rows": 20_000, "clicks": 0}
     message = compose("auc < 0.7 & falling", numbers=numbers, since=0.0, done="", link="")
     expected = "auc &lt; 0.7 &amp; falling\nHow much: rows 20000, clicks 0\nSince: 1970-01-01 00:00:00 UTC"

@@ -26,7 +26,7 @@ def drifted(bench):
     return make
 
 
-def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(started):
+def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
     b = started(**DRIFT)
     b.judge("good", auc="good")
     assert b.trigger.requests == []
@@ -54,7 +54,7 @@ def test_drift_requests_one_run_and_the_new_version_is_judged_afresh(started):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(drifted, restart):
+def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, restart):
     b = drifted(cooldown_seconds=0.0, drift_grace_seconds=WINDOW / 2)
     scores = np.linspace(0.0, 1.0, 400)
     publish(b.log, prediction("v1, label to come", 400, time=b.clock.now, scores=scores))
@@ -71,7 +71,7 @@ def test_rows_of_the_old_version_that_mature_after_a_release_never_retrigger(dri
     assert len(b.trigger.requests) == 1
 
 
-def test_files_sealed_after_the_flush_do_not_hold_the_run_up(drifted):
+def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.judge("next", auc="bad")
@@ -79,7 +79,7 @@ def test_files_sealed_after_the_flush_do_not_hold_the_run_up(drifted):
     assert len(b.trigger.requests) == 1
 
 
-def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(drifted):
+def test_archive_is_flushed_and_uploaded_before_run_is_requested(drifted):
     b = drifted(upload_wait_seconds=100.0)
     assert b.monitor.acting.retraining.progress.phase == "uploading"
     assert len(b.archived) == 400
@@ -90,7 +90,7 @@ def test_the_archive_is_flushed_and_uploaded_before_the_run_is_requested(drifted
     assert len(b.trigger.requests) == 1
 
 
-def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(drifted):
+def test_uploader_that_never_comes_ends_request_and_backs_off(drifted):
     b = drifted(upload_wait_seconds=100.0)
     b.tick(at=b.clock.now + 100.0)
     assert b.trigger.requests == []
@@ -102,7 +102,7 @@ def test_an_uploader_that_never_comes_ends_the_request_and_backs_off(drifted):
 
 
 @pytest.mark.parametrize("outcome", ["failed", "refused"])
-def test_a_run_without_a_release_is_not_repeated_in_a_loop(started, outcome):
+def test_run_without_release_is_not_repeated_in_loop(started, outcome):
     """Drift goes on for six hours, judged every ten minutes; every run ends the same way at once."""
     b = started(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
     begun = b.clock.now
@@ -116,7 +116,7 @@ def test_a_run_without_a_release_is_not_repeated_in_a_loop(started, outcome):
     assert len(b.trigger.requests) == 5
 
 
-def test_a_busy_trigger_is_retried_later_and_reported_once(bench):
+def test_busy_trigger_is_retried_later_and_reported_once(bench):
     b = bench(**DRIFT)
     b.trigger.runs["by hand"] = b.trigger.state("x")._replace(state="running")
     b.start()
@@ -133,7 +133,7 @@ POINTS = ["retraining.decided", "archive.sealed", "retraining.submitted", "retra
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
+def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     b = bench(**DRIFT)
     b.checkpoint = crash_at(point)
     monitor = b.start()
@@ -161,7 +161,7 @@ def test_a_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     assert b.kinds().count("run_ended") == 1
 
 
-def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(drifted):
+def test_run_that_its_trigger_never_heard_of_counts_as_failed_after_while(drifted):
     b = drifted()
     b.trigger.runs.clear()
     b.monitor.tick()
@@ -170,7 +170,7 @@ def test_a_run_that_its_trigger_never_heard_of_counts_as_failed_after_a_while(dr
     assert b.events[-1]["outcome"] == "failed"
 
 
-def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_monitor(drifted):
+def test_trigger_that_cannot_tell_runs_state_ends_request_and_not_monitor(drifted):
     b = drifted()
 
     def state(request_id):
@@ -185,7 +185,7 @@ def test_a_trigger_that_cannot_tell_the_runs_state_ends_the_request_and_not_the_
     assert len(b.trigger.requests) == 1
 
 
-def test_a_remote_trigger_is_not_queried_at_every_turn(bench):
+def test_remote_trigger_is_not_queried_at_every_turn(bench):
     b = bench(**DRIFT)
     b.trigger.poll_seconds = 15.0
     state, asked = b.trigger.state, []
@@ -197,7 +197,7 @@ def test_a_remote_trigger_is_not_queried_at_every_turn(bench):
 
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
-def test_every_row_that_was_judged_belongs_to_the_run(started, offset):
+def test_every_row_that_was_judged_belongs_to_run(started, offset):
     """The archive counts in microseconds and the window's end is exclusive: the newest judged row lies before it."""
     b = started(**DRIFT)
     b.clock.now = START + offset
@@ -208,7 +208,7 @@ def test_every_row_that_was_judged_belongs_to_the_run(started, offset):
     assert max(row["event_time"] for row in b.archived) < datetime.fromisoformat(window)
 
 
-def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
+def test_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
     b = drifted()
     for _ in range(20):
         b.tick(at=b.clock.now + 3600.0)
@@ -219,7 +219,7 @@ def test_a_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted)
     assert b.monitor.acting.retraining.progress.phase == "idle"
 
 
-def test_a_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
+def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
     journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
     for number in range(100):
         journal.append_point({"number": number})

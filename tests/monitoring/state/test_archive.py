@@ -25,7 +25,7 @@ from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 SCHEMA = arrow_schema(RAW_TYPES)
 
 
-def test_rows_are_archived_in_the_raw_schema_with_their_values(started):
+def test_rows_are_archived_in_raw_schema_with_their_values(started):
     b = started()
     batches = [prediction("a", 5, time=START + 0.25), prediction("b", 3, version=2)]
     b.tick(*batches, clicks("o", [("a", 4, START + 1)]), at=START + WINDOW + 1)
@@ -50,7 +50,7 @@ def test_rows_are_archived_in_the_raw_schema_with_their_values(started):
             ].tolist()
 
 
-def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_lets_the_rows_go(started, monkeypatch):
+def test_file_is_on_disk_before_its_name_and_its_name_before_store_lets_rows_go(started, monkeypatch):
     """No crash of a process shows this, only one of the machine: so the order of the calls is held."""
     calls = []
 
@@ -73,7 +73,7 @@ def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_store_let
     "error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
 )
 @pytest.mark.parametrize("where", ["write_parquet", "fsync_path"])
-def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(started, monkeypatch, error, where):
+def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(started, monkeypatch, error, where):
     b = started(archive_roll_rows=4)
     publish(b.log, prediction("a", 4), prediction("b", 5))
     b.clock.now = START + WINDOW
@@ -95,7 +95,7 @@ def test_an_archive_that_cannot_be_written_is_a_clear_error_and_loses_nothing(st
     assert b.store.counters["archived"] == 9
 
 
-def test_rows_that_no_file_takes_are_set_apart_and_the_others_are_archived(started, monkeypatch):
+def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, monkeypatch):
     b = started(archive_roll_rows=64)
     build = archive.build_row_table
 
@@ -146,7 +146,7 @@ def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_aft
     return set(store.newest_rows().ids)
 
 
-def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
+def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
     store = Store(tmp_path / "monitor.db")
     mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):
@@ -163,7 +163,7 @@ def test_rows_are_held_for_each_version_and_for_the_judge(tmp_path):
     store.close()
 
 
-def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
+def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     plain, ranked, canary = prediction("plain", 2), prediction("ranked", 3), prediction("canary", 1)
     places, odds = np.array([3, 1, 2], np.int32), np.array([0.9, 0.8, 0.9])
     ranked = dataclasses.replace(ranked, positions=places, propensities=odds)
@@ -185,7 +185,7 @@ def test_optional_columns_are_in_the_files_whose_rows_need_them(tmp_path):
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 
-def test_a_file_holds_rows_of_one_utc_day(started):
+def test_file_holds_rows_of_one_utc_day(started):
     midnight = 1_763_078_400.0  # 2025-11-14
     b = started()
     b.tick(prediction("before", 2, time=midnight - 0.001), prediction("after", 2, time=midnight), at=midnight + WINDOW)
@@ -207,7 +207,7 @@ def test_files_roll_by_rows_and_by_seconds(started):
     assert len(b.archived) == 32, "also where the clock was ahead and is set back"
 
 
-def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(started):
+def test_windows_are_rebuilt_after_restart_from_archived_and_waiting_rows(started):
     b = started(archive_roll_rows=8, window_rows=24, min_clicks=12)
     b.tick(
         *[prediction(f"r{i}", 4, time=START + i) for i in range(11)],
@@ -221,7 +221,7 @@ def test_windows_are_rebuilt_after_a_restart_from_archived_and_waiting_rows(star
     assert b.monitor.serving_version == 1
 
 
-def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
+def test_state_of_another_version_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "monitor.db"
     Store(path).close()
     for version in (99, 0):
@@ -232,7 +232,7 @@ def test_a_state_of_another_version_is_refused_and_left_alone(tmp_path):
             Store(path)
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path):
+def test_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "monitor.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(PermanentError, match="state .*: file is not a database"):
         Store(tmp_path / "monitor.db")

@@ -52,7 +52,7 @@ def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
     store.close()
 
 
-def test_the_rows_of_a_pull_are_let_go_once_all_of_them_are_archived(started):
+def test_rows_of_pull_are_let_go_once_all_of_them_are_archived(started):
     b = started(archive_roll_rows=2, window_rows=2, min_clicks=1)
 
     def left() -> tuple[set[str], int, int]:

@@ -35,7 +35,7 @@ def flip(b, table: str, *, seed: int) -> None:
     memory.close()
 
 
-def test_every_flipped_bit_of_a_block_is_found():
+def test_every_flipped_bit_of_block_is_found():
     requests = matured("a request", START, 3, [0, 1], [0.25, 0.5])
     packed = pack(requests)
     assert unpack(MaturedRequests, packed).ids.tolist() == ["a request"]
@@ -83,7 +83,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     assert all("does not match its checksum" in text for text in named)
 
 
-def test_what_maturing_reads_of_a_block_is_made_again_of_its_rows(bench):
+def test_what_maturing_reads_of_block_is_made_again_of_its_rows(bench):
     b = bench()
     b.start()
     b.tick(prediction("r", 5), clicks("o", [("r", 2, START + 1)]))
@@ -94,7 +94,7 @@ def test_what_maturing_reads_of_a_block_is_made_again_of_its_rows(bench):
     assert [row["label"] for row in b.archived] == [0, 0, 1, 0, 0]
 
 
-def test_a_block_of_which_nothing_is_left_is_given_up_and_the_others_mature(bench):
+def test_block_of_which_nothing_is_left_is_given_up_and_others_mature(bench):
     b = bench()
     b.start()
     b.tick(prediction("lost", 5))

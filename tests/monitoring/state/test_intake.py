@@ -96,7 +96,7 @@ def run_to_the_end(b: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["predictions", "outcomes"])
-def test_every_field_with_every_type_of_the_wire_passes_the_running_monitor(bench, kind):
+def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind):
     def record(name: str) -> Record:
         return full_prediction(name) if kind == "predictions" else clicks(name, [("good", 1, START + 1)])
 
@@ -179,7 +179,7 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_set_aside_and_the_others_of_its_pull_are_kept(started, monkeypatch, refuse):
+def test_message_that_cannot_be_stored_is_set_aside_and_others_of_its_pull_are_kept(started, monkeypatch, refuse):
     b = started()
     refuse(b, monkeypatch)
     names = [f"r{number}" for number in range(7)]
@@ -231,7 +231,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_record_beyond_a_bound_is_a_dead_letter_and_the_others_go_on(bench, record, said):
+def test_record_beyond_bound_is_dead_letter_and_others_go_on(bench, record, said):
     b = bench()
     publish(b.log, record, prediction("good", ROWS))
     run_to_the_end(b)
@@ -243,7 +243,7 @@ def test_a_record_beyond_a_bound_is_a_dead_letter_and_the_others_go_on(bench, re
     assert b.store.counters["dead_letter"] == 1
 
 
-def test_the_longest_id_and_the_most_rows_are_taken(bench):
+def test_longest_id_and_most_rows_are_taken(bench):
     b = bench()
     longest = "é" * 128
     publish(b.log, prediction(longest, MAX_ROWS_PER_RECORD))
@@ -252,7 +252,7 @@ def test_the_longest_id_and_the_most_rows_are_taken(bench):
     assert [row["request_id"] for row in b.archived] == [longest] * MAX_ROWS_PER_RECORD
 
 
-def test_versions_that_the_store_does_not_know_are_few_and_a_release_is_always_taken(bench):
+def test_versions_that_store_does_not_know_are_few_and_release_is_always_taken(bench):
     b = bench()
     b.start()
     forged = [prediction(f"forged {number}", 1, version=1000 + number) for number in range(3 * MAX_OTHERS)]
@@ -303,7 +303,7 @@ def test_full_disk_sets_nothing_aside(started, monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["acknowledge", "dead_letter"])
-def test_what_was_stored_is_known_although_the_log_failed_before_the_turn_was_over(bench, monkeypatch, step):
+def test_what_was_stored_is_known_although_log_failed_before_turn_was_over(bench, monkeypatch, step):
     b = bench()
     monitor, done = b.start(), getattr(b.log, step)
 

@@ -17,7 +17,7 @@ def micros(time: float) -> int:
     return round(time * 1e6)
 
 
-def test_a_window_ends_in_one_microsecond_wherever_floats_round():
+def test_window_ends_in_one_microsecond_wherever_floats_round():
     """At 1.7e9 s floats lie 0.24 microseconds apart: their sum may fall on either side of the same moment."""
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
@@ -29,7 +29,7 @@ def test_a_window_ends_in_one_microsecond_wherever_floats_round():
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_factory, data):
+def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, data):
     names = [f"r{i}" for i in range(4)]
     sizes = {name: data.draw(st.integers(1, 4)) for name in names}
     events = data.draw(
@@ -61,7 +61,7 @@ def test_any_order_with_any_repetition_gives_the_labels_of_the_oracle(tmp_path_f
     store.close()
 
 
-def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench, monkeypatch):
+def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
     """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
     monkeypatch.setattr(monitoring.monitor, "MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)
@@ -76,7 +76,7 @@ def test_windows_stay_open_while_their_clicks_wait_in_the_log(bench, monkeypatch
     assert "passed_over" not in b.store.counters
 
 
-def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(started):
+def test_clock_set_back_lets_windows_opened_after_it_stay_open(started):
     b = started()
     b.clock.now = START + 86_400.0  # wrong by a day, for one turn
     b.monitor.tick()
@@ -89,7 +89,7 @@ def test_a_clock_set_back_lets_windows_opened_after_it_stay_open(started):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hours(started, restart):
+def test_client_whose_clock_is_ahead_does_not_name_serving_version_for_hours(started, restart):
     b = started()
     b.tick(prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
     if restart:
@@ -99,7 +99,7 @@ def test_a_client_whose_clock_is_ahead_does_not_name_the_serving_version_for_hou
     assert b.monitor.serving_version == 2
 
 
-def test_a_stop_under_a_flood_ends_and_leaves_the_rest_to_the_next_start(started):
+def test_stop_under_flood_ends_and_leaves_rest_to_next_start(started):
     b = started(pull_messages=2)
     publish(b.log, *[prediction(f"r{i}", 1) for i in range(5)])
     coming = iter(range(1000))

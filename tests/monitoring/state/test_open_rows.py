@@ -16,7 +16,7 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, predicti
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factory, data):
+def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, data):
     store = Store(tmp_path_factory.mktemp("open") / "monitor.db")
     requests = [
         prediction(f"r{i}", data.draw(st.integers(1, 3)), time=100.0 + i, version=data.draw(st.integers(1, 2)))
@@ -46,7 +46,7 @@ def test_open_rows_are_those_of_the_records_whose_window_is_open(tmp_path_factor
     store.close()
 
 
-def test_beyond_the_limit_the_newest_requests_are_handed_out_whole(tmp_path):
+def test_beyond_limit_newest_requests_are_handed_out_whole(tmp_path):
     store = Store(tmp_path / "monitor.db")
     store.add(Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0)
     found = store.newest_waiting(11)
@@ -55,7 +55,7 @@ def test_beyond_the_limit_the_newest_requests_are_handed_out_whole(tmp_path):
     store.close()
 
 
-def test_estimates_of_open_labels_are_shown_and_follow_the_records(started):
+def test_estimates_of_open_labels_are_shown_and_follow_records(started):
     b = started(decide_seconds=1.0)
     b.tick(
         prediction("a", 8),

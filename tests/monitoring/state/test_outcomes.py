@@ -37,7 +37,7 @@ def test_clicks_after_their_window_are_archived_wherever_they_are_found_late(sta
     assert b.store.num_unarchived_rows == 0
 
 
-def test_an_outcome_file_has_the_contracts_schema_and_values(started):
+def test_outcome_file_has_contracts_schema_and_values(started):
     b = started()
     b.tick(prediction("a", 2, time=START + 0.25), at=START + WINDOW + 2)
     publish(b.log, clicks("late", [("a", 1, START + 3.5)]))
@@ -66,7 +66,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 
 @pytest.mark.parametrize("archived_between", [False, True])
-def test_a_click_in_time_is_kept_though_one_after_the_window_was_stored_before_it(started, archived_between):
+def test_click_in_time_is_kept_though_one_after_window_was_stored_before_it(started, archived_between):
     """Of a row's late clicks the earliest is what says whether it was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
@@ -85,7 +85,7 @@ def test_a_click_in_time_is_kept_though_one_after_the_window_was_stored_before_i
     assert b.store.counters["archived_outcome"] == len(times)
 
 
-def test_the_day_is_the_predictions_and_where_it_is_unknown_the_outcomes(started):
+def test_day_is_predictions_and_where_it_is_unknown_outcomes(started):
     b = started()
     b.tick(
         prediction("before", 1, time=MIDNIGHT - 1),
@@ -145,7 +145,7 @@ def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_t
     assert b.store.files("uploaded") == [path.relative_to(b.settings.archive).as_posix()]
 
 
-def test_the_conversion_rate_follows_the_window_of_conversions_and_survives_a_restart(started):
+def test_conversion_rate_follows_window_of_conversions_and_survives_restart(started):
     b = started(conversion_window_seconds=3 * WINDOW, keep_ids_seconds=0.0)
     in_time = [("a", 0, START + 5), ("a", 0, START + 6), ("a", 1, START + 2 * WINDOW)]
     publish(b.log, prediction("a", 4), clicks("o", [("a", 2, START + 1)]))
@@ -164,7 +164,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS, st.data())
-def test_the_rate_is_that_of_the_records_in_any_order(tmp_path_factory, events, data):
+def test_rate_is_that_of_records_in_any_order(tmp_path_factory, events, data):
     store = Store(tmp_path_factory.mktemp("conversions") / "monitor.db")
     sizes = {name: data.draw(st.integers(1, 3)) for name in "ab"}  # c stays unknown
     made = [prediction(name, size, time=100.0, version=ord(name)) for name, size in sizes.items()]

@@ -69,7 +69,7 @@ def test_request_that_differs_in_one_value_is_another_one(started, name, when):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_equal_request_is_a_duplicate_before_and_after_it_is_archived(started, restart):
+def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, restart):
     b = started(archive_roll_rows=1)
     b.tick(FIRST, prediction("s", 2), prediction("t", 3, version=2))
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_of_many_requests_in_many_blocks_those_that_differ_are_told_apart(starte
     assert counts(b) == (sum(map(len, made)), 20, 5, 5)
 
 
-def test_outcomes_of_a_publisher_that_counts_its_batches_anew_all_count(started):
+def test_outcomes_of_publisher_that_counts_its_batches_anew_all_count(started):
     b = started()
     b.tick(prediction("r", ROWS), clicks("batch 1", [("r", 0, START + 1)]))
     b.tick(clicks("batch 1", [("r", 2, START + 1)]), clicks("batch 1", [("r", 3, START + 1)], event="conversion"))
@@ -111,7 +111,7 @@ def test_outcomes_of_a_publisher_that_counts_its_batches_anew_all_count(started)
     assert [row["label"] for row in b.archived] == [1, 0, 1, 0]
 
 
-def test_crash_before_a_reused_id_is_counted_loses_and_doubles_nothing(started):
+def test_crash_before_reused_id_is_counted_loses_and_doubles_nothing(started):
     b = started()
     b.tick(FIRST)
     for number, at in enumerate(("intake.stored", "intake.acknowledged", "intake.dead_letter"), start=1):

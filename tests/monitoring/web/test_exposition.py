@@ -16,7 +16,7 @@ def exposition(clock):
     return Exposition(stall_seconds=10.0, clock=clock)
 
 
-def test_a_stalled_or_ended_loop_is_unhealthy(exposition, clock):
+def test_stalled_or_ended_loop_is_unhealthy(exposition, clock):
     clock.now += 10
     assert exposition.unhealthy() is None
     clock.now += 1
@@ -34,7 +34,7 @@ def test_it_is_ready_from_its_first_whole_turn_on(exposition):
     assert exposition.unready() is None
 
 
-def test_an_idle_log_is_ready_and_a_dead_subscriber_is_not(exposition):
+def test_idle_log_is_ready_and_dead_subscriber_is_not(exposition):
     exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_read_up_to=1e9))
     assert exposition.unready() is None
     exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound"))
@@ -42,7 +42,7 @@ def test_an_idle_log_is_ready_and_a_dead_subscriber_is_not(exposition):
     assert exposition.unhealthy() is None, "a restart brings no broker back"
 
 
-def test_a_turn_cut_short_is_alive_and_not_ready_until_a_whole_one(exposition, clock):
+def test_turn_cut_short_is_alive_and_not_ready_until_whole_one(exposition, clock):
     exposition.show(Snapshot(time=1.0))
     clock.now += 9
     exposition.note_failed_turn("log is busy")

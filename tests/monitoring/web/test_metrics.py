@@ -46,7 +46,7 @@ def test_outcomes_are_frozen():
     assert PROMOTIONS == ("release", "rollback", "promote", "withdrawn", "canary", "canary_ended", "baked")
 
 
-def test_an_undefined_auc_is_absent_and_a_defined_one_labelled():
+def test_undefined_auc_is_absent_and_defined_one_labelled():
     found = samples(Snapshot(time=1.0, windows=(KPIS, EMPTY)))
     assert found["ctr_monitor_rolling_auc", ("version", "3")] == 0.75
     assert ("ctr_monitor_rolling_auc", ("version", "4")) not in found
@@ -54,14 +54,14 @@ def test_an_undefined_auc_is_absent_and_a_defined_one_labelled():
     assert found["ctr_monitor_window_rows", ("version", "4")] == 9
 
 
-def test_what_the_log_cannot_tell_is_absent():
+def test_what_log_cannot_tell_is_absent():
     found = samples(Snapshot(time=1.0))
     assert not {("ctr_monitor_log_backlog",), ("ctr_monitor_last_record_timestamp_seconds",)} & set(found)
     assert found["ctr_monitor_log_connected",] == 1
     assert samples(replace(FULL, log_problem="the stream ended"))["ctr_monitor_log_connected",] == 0
 
 
-def test_before_its_first_turn_a_monitor_shows_no_number_but_its_versions():
+def test_before_its_first_turn_monitor_shows_no_number_but_its_versions():
     """A zero there is a counter that was reset, and when the true one comes back an alert sees it grow from nothing."""
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}
 
@@ -72,7 +72,7 @@ oldest_unuploaded_timestamp_seconds unuploaded_files retrain_budget_left notific
 """
 
 
-def test_what_is_not_known_of_runs_and_the_store_is_absent():
+def test_what_is_not_known_of_runs_and_store_is_absent():
     found = {name for name, *_ in samples(Snapshot(time=1.0, store_status=StoreStatus()))}
     assert "ctr_monitor_model_store_readable" in found
     assert not found & {f"ctr_monitor_{name}" for name in UNKNOWN.split()}
@@ -81,7 +81,7 @@ def test_what_is_not_known_of_runs_and_the_store_is_absent():
     assert not any(name == "ctr_monitor_promotions_total" for name, *_ in unreadable)
 
 
-def test_a_request_is_under_way_from_the_decision_to_the_end_of_its_run():
+def test_request_is_under_way_from_decision_to_end_of_its_run():
     for phase in ("idle", "decided", "uploading", "submitting"):
         found = samples(replace(FULL, acting=ActingStatus(phase=phase)))
         assert ("ctr_monitor_run_started_timestamp_seconds",) not in found

@@ -39,7 +39,7 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
     return Text(status_page(exposition, history or History([], []), now=NOW))
 
 
-def test_everything_that_the_on_call_asks_is_on_it():
+def test_everything_that_on_call_asks_is_on_it():
     shown = page(replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}), History(POINTS, EVENTS))
     for expected in (
         "A drift of version 3 is suspected. threshold: auc 0.6 < 0.7.",
@@ -56,7 +56,7 @@ def test_everything_that_the_on_call_asks_is_on_it():
         assert expected in shown.text, expected
 
 
-def test_the_page_is_whole_in_itself():
+def test_page_is_whole_in_itself():
     shown = page(FULL, History(POINTS, EVENTS))
     shown_versions = {FULL.store_status.promotions.live_version, *(kpis.version for kpis in FULL.windows)}
     cards = {f"/models/{version}" for version in shown_versions}
@@ -64,7 +64,7 @@ def test_the_page_is_whole_in_itself():
     assert not {"script", "img", "link", "iframe", "object"} & set(shown.tags)
 
 
-def test_a_number_that_does_not_exist_is_called_undefined():
+def test_number_that_does_not_exist_is_called_undefined():
     shown = page(Snapshot(windows=(EMPTY,), serving_version=4))
     assert "AUC, 95 % undefined" in shown.text
     assert "log lag unknown" in shown.text
@@ -78,7 +78,7 @@ def test_a_number_that_does_not_exist_is_called_undefined():
         pytest.param({"log_problem": "stream ended"}, "Not ready: the log cannot deliver: stream ended", id="dead"),
     ],
 )
-def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
+def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
     assert expected in page(Snapshot(**changes)).text
 
 
@@ -93,7 +93,7 @@ def test_an_idle_log_and_a_dead_one_are_reported_apart(changes, expected):
     ],
     ids=["well", "bad release", "drift", "suspicion", "failed run"],
 )
-def test_the_banner_says_the_worst_first_since_when_and_what_is_being_done(changes, expected):
+def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expected):
     names = ("one", "two", "three")
     said = [
         replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
@@ -119,7 +119,7 @@ def about(version, action="ok", *, policy="sequential", window=None):
     return Decision(policy=policy, action=Action(action), reason=f"why {policy}", numbers=numbers)
 
 
-def test_banner_is_green_only_where_rows_of_the_serving_version_or_of_its_predecessors_were_judged():
+def test_banner_is_green_only_where_rows_of_serving_version_or_of_its_predecessors_were_judged():
     state, text = banner(decisions=(about(5, window=5), about(5, "undecidable", policy="baking")))
     assert (state, "Version 5 was judged on rows up to 1970-01-01 02:16:40 UTC, 30 min ago." in text) == ("good", True)
     state, text = banner(decisions=(about(5, window=3),))
@@ -149,13 +149,13 @@ def test_banner_is_grey_where_nothing_was_judged(changes, expected):
     assert expected in text
 
 
-def test_tile_shows_the_predecessors_auc_by_its_name_while_the_serving_version_has_none():
+def test_tile_shows_predecessors_auc_by_its_name_while_serving_version_has_none():
     shown = page(replace(FULL, serving_version=5, decisions=(about(5, window=3),))).text
     assert "AUC, 95 % of version 3 0.750 (0.700 .. 0.800)" in shown
     assert "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
 
 
-def test_what_a_record_says_is_text_and_never_markup():
+def test_what_record_says_is_text_and_never_markup():
     evil = '<script>alert(1)</script><img src="http://x">'
     shown = page(
         Snapshot(windows=(KPIS,), decisions=(replace(DECISION, reason=evil),), log_problem=evil),
@@ -172,7 +172,7 @@ def promotion(**changes):
     return promotion_journal.Promotion(**{**fields, "reason": "passed", **changes})
 
 
-def test_history_joins_the_monitors_files_and_the_stores_promotions_in_order_of_time(tmp_path):
+def test_history_joins_monitors_files_and_stores_promotions_in_order_of_time(tmp_path):
     state, store = tmp_path / "state", tmp_path / "store"
     state.mkdir()
     store.mkdir()
@@ -187,7 +187,7 @@ def test_history_joins_the_monitors_files_and_the_stores_promotions_in_order_of_
     ]
 
 
-def test_a_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
+def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     lines = [json.dumps({"time": float(i), "version": i % 2, "auc": None}) for i in range(5000)]
     (tmp_path / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     points = read_history(tmp_path, tmp_path).points
@@ -195,7 +195,7 @@ def test_a_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     assert len(points) <= 2 * MAX_POINTS
 
 
-def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
+def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(100)))
     found = tail(path, num_bytes=25)
@@ -203,7 +203,7 @@ def test_only_the_end_of_a_large_file_is_read_from_a_whole_line_on(tmp_path):
     assert tail(tmp_path / "absent.jsonl") == []
 
 
-def test_a_series_of_one_kind_is_one_line_and_one_mark():
+def test_series_of_one_kind_is_one_line_and_one_mark():
     drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
     shown = page(FULL, History(POINTS, drifts))
     assert "02:45:38 20 × drift 02:45:38 62 s ago drift, 20 in a row bucket 19" in shown.text
@@ -237,7 +237,7 @@ def drawn(snapshot: Snapshot, events=()) -> str:
     return status_page(exposition, History([], list(events)), now=NOW)
 
 
-def test_decision_is_a_table_of_its_checks():
+def test_decision_is_table_of_its_checks():
     numbers = {**DECISION.numbers, "auc": 0.61234, "auc_low": 0.6, "auc_high": 0.625}
     columns = {"drifted_columns": 1, "judged_columns": 11, "threshold": None, "auc": 0.6}
     decisions = (

@@ -42,7 +42,7 @@ def address():
 
 
 @pytest.mark.parametrize(("name", "width", "height"), [("desk", 1100, 1700), ("phone", 412, 2600)])
-def test_the_page_is_drawn_and_a_screenshot_kept(address, tmp_path, name, width, height):
+def test_page_is_drawn_and_screenshot_kept(address, tmp_path, name, width, height):
     picture = REPOSITORY / "build" / "screenshots" / f"status_page_{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ LONG_NAMES = replace(
     SHOWN,
     recommender="a_recommender_with_a_very_long_name_indeed" * 2,
     decisions=tuple(replace(DECISION, policy=f"a_policy_with_a_long_name_{n}", reason=LONG) for n in range(6)),
-    drift={**SHOWN.drift, "columns": [{**each, "column": each["column"] * 40} for each in SHOWN.drift["columns"]]},
+    drift={**SHOWN.drift, "columns": [{**each, "feature": each["feature"] * 40} for each in SHOWN.drift["columns"]]},
 )
 
 

@@ -38,14 +38,14 @@ def get(store):
     server.close()
 
 
-def test_a_report_of_an_earlier_try_is_forgotten(store):
+def test_report_of_earlier_try_is_forgotten(store):
     assert reports_of(store, RUN) == {"validation": report_path(store, RUN, "validation").as_uri()}
     forget_report(store, RUN, "validation")
     assert reports_of(store, RUN) == {}
     assert not report_path(store, RUN, "validation", kind="json").exists()
 
 
-def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
+def test_page_leads_to_report_and_server_answers_it(store, get):
     found = RunCounter(store, KeptDocuments()).count(NOW)
     exposition = Exposition()
     exposition.show(Snapshot(time=NOW, store_status=StoreStatus(runs=found)))
@@ -81,7 +81,7 @@ def test_the_page_leads_to_the_report_and_the_server_answers_it(store, get):
         "/reports/" + 5000 * "x" + "/validation",
     ],
 )
-def test_no_path_leads_out_of_the_runs_reports(store, get, path):
+def test_no_path_leads_out_of_runs_reports(store, get, path):
     runs = store / "runs"
     (runs / "linked").symlink_to(store.parent / "secret")
     for name in ("pointing", "pipe"):

@@ -41,11 +41,11 @@ def test_pages_answer(served):
     assert served("/healthz") == served("/readyz") == (503, "the loop has ended: killed by the test\n")
 
 
-def test_the_status_page_may_load_nothing(served):
+def test_status_page_may_load_nothing(served):
     assert served("/") == (200, "<p>a page</p>")
     assert served.headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
-def test_a_taken_port_is_a_permanent_error(served, tmp_path):
+def test_taken_port_is_permanent_error(served, tmp_path):
     with pytest.raises(PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"):
         MonitorServer(Exposition(), HttpSettings(http_host="127.0.0.1", http_port=served.port))

@@ -62,7 +62,7 @@ def verdicts(found) -> dict[str, float]:
     }
 
 
-def test_runs_are_counted_by_verdict_once_and_over_a_restart(bench):
+def test_runs_are_counted_by_verdict_once_and_over_restart(bench):
     b = bench()
     for name, states, decision in (
         ("released", RELEASED, ""),
@@ -88,7 +88,7 @@ def test_runs_are_counted_by_verdict_once_and_over_a_restart(bench):
     assert verdicts(shown.after()) == {**expected, "released": 2}, "what is cleaned away stays counted"
 
 
-def test_a_run_that_is_repeated_under_its_name_counts_again(bench):
+def test_run_that_is_repeated_under_its_name_counts_again(bench):
     b = bench()
     run_pipeline(b.settings.store, "r", *DIED)
     shown = Shown(b)
@@ -98,7 +98,7 @@ def test_a_run_that_is_repeated_under_its_name_counts_again(bench):
     assert verdicts(shown.after()) == {"failed": 1, "released": 1}
 
 
-def test_gate_refusals_in_a_row_end_with_a_release_and_not_with_a_run_that_never_reached_the_gate(bench):
+def test_gate_refusals_in_row_end_with_release_and_not_with_run_that_never_reached_gate(bench):
     b, row = bench(), "ctr_monitor_gate_refusals_in_a_row"
     shown = Shown(b)
     assert (row,) not in shown.after(), "no run has reached the gate"
@@ -117,7 +117,7 @@ def promotion(store, action: str, version: int, time: str):
     promotion_journal.append_promotion(store, line)
 
 
-def test_the_journal_reports_what_is_live_by_what_since_when_and_how_often(bench):
+def test_journal_reports_what_is_live_by_what_since_when_and_how_often(bench):
     b = bench()
     b.settings.store.mkdir(parents=True)
     shown = Shown(b)
@@ -146,7 +146,7 @@ def test_the_journal_reports_what_is_live_by_what_since_when_and_how_often(bench
 
 
 @pytest.mark.parametrize("broken", ["journal", "outcome"])
-def test_a_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken):
+def test_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken):
     b = bench()
     run_pipeline(b.settings.store, "r", *RELEASED)
     promotion(b.settings.store, "release", 1, "2026-01-01T00:00:00+00:00")
@@ -167,7 +167,7 @@ def test_a_store_that_cannot_be_read_is_reported_and_stops_nothing(bench, broken
     assert found["ctr_monitor_live_version",] == 1
 
 
-def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldest(bench, tmp_path):
+def test_files_that_wait_for_uploader_are_reported_with_age_of_oldest(bench, tmp_path):
     b = bench(archive_roll_seconds=0.0, upload_wait_seconds=600.0)
     shown = Shown(b)
     assert shown.after()["ctr_monitor_unuploaded_files",] == 0
@@ -185,7 +185,7 @@ def test_files_that_wait_for_the_uploader_are_reported_with_the_age_of_the_oldes
     assert ("ctr_monitor_oldest_unuploaded_timestamp_seconds",) not in found
 
 
-def test_disks_of_the_folders_that_are_there_are_asked_each_minute(bench, monkeypatch):
+def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatch):
     b, free = bench(), [700]
     real, usage = shutil.disk_usage, shutil._ntuple_diskusage
     monkeypatch.setattr(store_status.shutil, "disk_usage", lambda path: (real(path), usage(1000, 300, free[0]))[1])
@@ -201,7 +201,7 @@ def test_disks_of_the_folders_that_are_there_are_asked_each_minute(bench, monkey
     assert shown.after(1)[key, ("folder", "lake")] == 600
 
 
-def test_budget_rows_of_failures_and_the_run_at_work_outlive_a_restart(bench):
+def test_budget_rows_of_failures_and_run_at_work_outlive_restart(bench):
     b = bench(**{**DRIFT, "failure_backoff_seconds": 1.0, "cooldown_seconds": 0.0, "daily_budget": 3})
     shown = Shown(b)
     found = shown.after(1.0)

@@ -41,7 +41,7 @@ def once(current: int, *, ready: int | None = None, of: Autoscaler | None = None
         (2, 2, None, 2),  # nothing is known: nothing is done
     ],
 )
-def test_a_value_gives_what_the_controllers_source_gives(current, ready, value, wanted):
+def test_value_gives_what_controllers_source_gives(current, ready, value, wanted):
     assert once(current, ready=ready, queue=value) == wanted
 
 
@@ -54,12 +54,12 @@ def test_a_value_gives_what_the_controllers_source_gives(current, ready, value, 
         (2, 22.1, 3),
     ],
 )
-def test_a_sum_is_divided_by_the_pods_that_exist_whether_ready_or_not(current, value, wanted):
+def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, wanted):
     average = spec(Metric(name="pending", target=10, is_average=True))
     assert once(current, ready=0, of=average, pending=value) == wanted
 
 
-def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_them():
+def test_values_are_compared_in_whole_thousandths_as_metrics_api_carries_them():
     # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
 
@@ -73,13 +73,13 @@ def test_values_are_compared_in_whole_thousandths_as_the_metrics_api_carries_the
         ({}, 2),
     ],
 )
-def test_of_several_metrics_the_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
+def test_of_several_metrics_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10, is_average=True))
     assert once(2, of=two, **readings) == wanted
 
 
 @pytest.mark.parametrize(("select", "wanted"), [("Max", 6), ("Min", 8), ("Disabled", 10)])
-def test_select_policy_takes_the_larger_the_smaller_or_no_change(select, wanted):
+def test_select_policy_takes_larger_smaller_or_no_change(select, wanted):
     down = Rules(
         stabilization_seconds=0,
         policies=(ScalingPolicy("Pods", 2, 60), ScalingPolicy("Percent", 40, 60)),
@@ -88,7 +88,7 @@ def test_select_policy_takes_the_larger_the_smaller_or_no_change(select, wanted)
     assert once(10, of=spec(down=down), queue=0.0) == wanted
 
 
-def test_scale_down_waits_until_no_recommendation_of_the_window_asked_for_more():
+def test_scale_down_waits_until_no_recommendation_of_window_asked_for_more():
     down = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
     controller, current, seen = Controller(spec(down=down)), 8, {}
     for turn in range(60):

@@ -65,7 +65,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("metric", [QUEUE_METRIC, PENDING_METRIC])
-def test_metrics_are_what_a_real_prometheus_answers_to_the_shipped_queries(prometheus, metric):
+def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus, metric):
     query = read_queries(KEDA)[metric]
     num_values = 0
     for seed in SEEDS:

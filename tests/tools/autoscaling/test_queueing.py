@@ -52,7 +52,7 @@ def queue(**settings) -> PodQueue:
     return PodQueue(PodSettings(**settings), lambda rows: 1.0 + rows)
 
 
-def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_the_largest_size():
+def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_largest_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
@@ -62,7 +62,7 @@ def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_the_largest_
     assert pod.counters.queue_seconds == pytest.approx(13.4)
 
 
-def test_request_that_finds_the_queue_full_is_refused_and_later_ones_are_taken():
+def test_request_that_finds_queue_full_is_refused_and_later_ones_are_taken():
     pod = queue(instances=1, max_queued=2, max_batch_rows=1)
     pod.offer([0.0, 0.1, 0.2, 0.3, 2.5], 1, [1.0] * 5)
     pod.advance(100.0)
@@ -106,7 +106,7 @@ def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_c
     assert outcomes[0] == pytest.approx(outcomes[1])
 
 
-def test_defaults_are_what_the_generated_configuration_says():
+def test_defaults_are_what_generated_configuration_says():
     options = read_options(triton_config("m", ServingOptions(), [1], features=CRITEO))
     settings = PodSettings()
     assert settings.instances == options.instances

@@ -37,7 +37,7 @@ def changed(tmp_path, change) -> Path:
     return tmp_path / "changed.yaml"
 
 
-def test_what_is_printed_of_a_run_is_the_same_again(tmp_path, capsys):
+def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
     (tmp_path / "trace.csv").write_text(
         "\ufeffseconds,requests_per_second,rows_per_request\n0,10,64\n600,40,64\n1200,0,64\n", encoding="utf-8"
     )
@@ -50,7 +50,7 @@ def test_what_is_printed_of_a_run_is_the_same_again(tmp_path, capsys):
     assert answered == pytest.approx(600 * 50, rel=0.03)
 
 
-def test_default_service_times_are_those_for_which_the_shipped_target_was_chosen(short, capsys):
+def test_default_service_times_are_those_for_which_shipped_target_was_chosen(short, capsys):
     assert main(["simulate", "--trace", short]) == 0
     printed = capsys.readouterr().out
     target = read_autoscaler(SHIPPED_AUTOSCALER).metrics[0].target
@@ -88,7 +88,7 @@ def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
         (b"\xff\xfe\x00", "is no text"),
     ],
 )
-def test_file_that_is_no_trace_is_refused_with_the_reason(tmp_path, capsys, content, named):
+def test_file_that_is_no_trace_is_refused_with_reason(tmp_path, capsys, content, named):
     (tmp_path / "trace.csv").write_bytes(content)
     assert re.search(named, refused(capsys, "--trace", tmp_path / "trace.csv"))
 
@@ -110,7 +110,7 @@ def test_flags_that_cannot_be_are_refused_by_name(capsys, flags, named):
     assert named in refused(capsys, *flags)
 
 
-def test_target_of_a_metric_that_the_manifest_lacks_is_refused(tmp_path, capsys, short):
+def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short):
     manifest = changed(tmp_path, lambda spec: spec["triggers"].pop(0))
     error = refused(capsys, "--trace", short, "--manifest", manifest, "--target-queue-microseconds", "3")
     assert "has no metric triton_queue_microseconds_per_request" in error
@@ -124,5 +124,5 @@ def test_target_of_a_metric_that_the_manifest_lacks_is_refused(tmp_path, capsys,
         (lambda spec: spec["triggers"][0].update(name="other"), "metric is other, expected one that is simulated"),
     ],
 )
-def test_manifest_that_cannot_be_simulated_is_refused_with_the_reason(tmp_path, capsys, short, change, named):
+def test_manifest_that_cannot_be_simulated_is_refused_with_reason(tmp_path, capsys, short, change, named):
     assert named in refused(capsys, "--trace", short, "--manifest", changed(tmp_path, change))

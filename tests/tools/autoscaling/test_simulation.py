@@ -29,7 +29,7 @@ def simulated(trace: Trace, *, target: float = 20_000, **of_settings):
     return Simulation(trace, spec, settings).run()
 
 
-def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_bounds():
+def test_overload_brings_replicas_and_quiet_takes_them_away_within_shipped_bounds():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5))
     wanted = [moment.wanted for moment in outcome.moments]
@@ -39,7 +39,7 @@ def test_overload_brings_replicas_and_quiet_takes_them_away_within_the_shipped_b
     assert wanted[-1] < max(wanted)
 
 
-def test_requests_are_all_accounted_for_and_the_same_seed_gives_the_same_run():
+def test_requests_are_all_accounted_for_and_same_seed_gives_same_run():
     trace = steps(30, 200, 10)
     first, second, other = (simulated(trace, seed=seed) for seed in (1, 1, 2))
     for outcome in (first, other):
@@ -52,7 +52,7 @@ def test_requests_are_all_accounted_for_and_the_same_seed_gives_the_same_run():
     assert first.counters != other.counters
 
 
-def test_hpas_metrics_are_the_simulated_pods_own_truth():
+def test_hpas_metrics_are_simulated_pods_own_truth():
     outcome = simulated(steps(60, seconds=900), target=10_000_000, initial_replicas=2)
     means = [moment.metrics[QUEUE] for moment in outcome.moments[10:]]
     truth = np.concatenate(outcome.waits[10:]).mean() * 1e6
@@ -60,7 +60,7 @@ def test_hpas_metrics_are_the_simulated_pods_own_truth():
     assert np.mean(means) == pytest.approx(truth, rel=0.1)
 
 
-def test_pod_on_a_new_node_answers_after_all_that_has_to_start():
+def test_pod_on_new_node_answers_after_all_that_has_to_start():
     cluster = Cluster(QUICK, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
     cluster.start_at_once(1)
     cluster.scale(100.0, 2)
@@ -85,7 +85,7 @@ def test_pod_on_a_new_node_answers_after_all_that_has_to_start():
 
 
 @pytest.mark.parametrize("name", ["sample-cpu.json", "demo-cpu.json"])
-def test_shipped_service_times_say_what_was_measured_and_grow_with_the_rows(name):
+def test_shipped_service_times_say_what_was_measured_and_grow_with_rows(name):
     times = read_service_times(SHIPPED / name)
     assert "tritonserver" in times.what
     assert times.medians == tuple(sorted(times.medians))
