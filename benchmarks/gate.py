@@ -18,7 +18,7 @@ from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
 from components.evaluation.gate import SLICE_ALPHA, decide, holm
 from evergreen.config.gate import GateSettings
-from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
+from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, check_pairs
 from tests.support.planted_models import (
     PlantedRows,
     draw,
@@ -168,7 +168,7 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
     """What the policy does first, and after how many pairs."""
     pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests)
     for size in policy.looks:
-        action = judge_pairs(pairs.first(size), policy).action
+        action = check_pairs(pairs.first(size), policy).action
         if action in (GROW, ABORT):
             return action, size
     raise AssertionError("the last look decides")

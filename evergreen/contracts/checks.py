@@ -12,7 +12,7 @@ from typing import Any
 
 PASS, FAIL, INCONCLUSIVE = RESULTS = ("pass", "fail", "inconclusive")
 """Results of a check, and of a list of checks."""
-AT_LEAST, AT_MOST, WITHIN_FACTOR = "at least", "at most", "within a factor of"
+AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
 """How a value is compared with its limit."""
 
 
@@ -36,7 +36,7 @@ class Check:
     result: str
     """One of `RESULTS`."""
     detail: str = ""
-    """What the numbers do not say, in one sentence without a full stop."""
+    """Words beside the numbers, in one sentence without a full stop."""
     advice: str = ""
     """How the check could pass, in one sentence without a full stop."""
 
@@ -143,6 +143,11 @@ def _estimate(check: Check, first: str) -> str:
 
 
 def _named(check: Check, shown: Sequence[Check]) -> str:
-    """Return the name and the limit, and the value unless the line has shown it."""
+    """Return the name and the limit, and the value unless the line has shown it.
+
+    A check without a value is explained by its detail.
+    """
+    if check.value is None and check.detail:
+        return f"{check.name} ({check.detail})"
     value = "" if check.value is None or check in shown else f" {number_text(check)}"
     return f"{check.name}{value}" + (f" ({check.limit_text})" if check.limit_text else "")

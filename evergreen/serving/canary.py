@@ -57,7 +57,7 @@ class Step:
     """Share of the traffic after the step."""
     wait_seconds: float | None = None
     """Seconds until the next step is useful, if known."""
-    judgement: CanaryDecision | None = None
+    decision: CanaryDecision | None = None
 
 
 NO_CANARY = Step(action=NONE, reason="there is no canary")
