@@ -277,7 +277,7 @@ class ValidationReport(Manifest):
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Each as `config.validation.Finding`; `rule` is its name in `RULES`."""
+    """Each as `components.validation.findings.Finding`; `rule` is its name in `RULES`."""
     drift: list[dict[str, Any]]
     """Per judged feature, as `evergreen.statistics.comparison.ColumnDrift`, against the windows of the parent's line;
     empty without a parent."""

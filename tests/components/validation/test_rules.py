@@ -5,8 +5,21 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
+from components.validation.findings import decide, find
 from components.validation.schema_versions import main
+from evergreen.config.validation import ACTIONS, ValidationSettings
 from evergreen.contracts.manifests import RawDataset
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_action_of_rule_decides_what_its_finding_does(action):
+    rule = "domain"  # a rule that every action may be given
+    rules = ValidationSettings(actions={rule: action})
+    findings = find(rules, rule, "I1", text="I1 is odd")
+    decisions = {"block": "block", "info": "pass", "off": "pass"}
+    assert decide(findings) == decisions.get(action, "warn")
+    assert [f.action for f in findings] == ([] if action == "off" else [action])
+    assert [f.action for f in find(rules, rule, "I1", text="", at_most="info")] == ["info"] * len(findings)
 
 
 def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(step, write_rows, judged, store, notes_of):
