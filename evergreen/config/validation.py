@@ -98,7 +98,7 @@ class Rule:
 RULES: dict[str, Rule] = {
     "no_rows": Rule(BLOCK, "there are no rows"),
     "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
-    "column_new": Rule(WARN, "a file of the lake holds a column that was not agreed on; it is not read"),
+    "column_new": Rule(WARN, "a file of the lake has a column that is not in the schema, and that is not read"),
     "files_quarantined": Rule(
         NOTIFY, "files of the lake, or of served rows, were left out because they cannot be read"
     ),

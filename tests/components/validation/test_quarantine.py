@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
@@ -50,10 +51,12 @@ class QuarantineWorld:
         return manifest
 
     def judge(self, manifest, run, action="quarantine", *, actions=(), **asked):
-        """Exit code, report and the dataset that is handed on; the rule `domain` has this action."""
+        """Return exit code, report and the dataset that is passed on, without its reference to the report."""
         code, report = self._step(manifest, run=run, actions={"domain": action, **dict(actions)}, **asked)
         valid = self.folder / "out" / f"{run}.valid.json"
-        return code, report, RawDataset.read(valid) if valid.exists() else None
+        if not valid.exists():
+            return code, report, None
+        return code, report, replace(RawDataset.read(valid), validation_report=None)
 
     def release(self):
         """The sound rows' model becomes the champion; its report."""

@@ -76,7 +76,7 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(step, wri
         (
             "column_new",
             "shop",
-            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it was not agreed on and is not read",
+            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it is not in the schema and is not read",
         ),
     ]
     assert judged("r2") == (1, "block", findings)
