@@ -1,1 +1,1 @@
-"""The `evergreen` command line: one module a command."""
+"""The `evergreen` command line, with one module for each command."""

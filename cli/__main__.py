@@ -1,7 +1,8 @@
-"""The `evergreen` command line: parses, and calls the room that does the work.
+"""Parse the `evergreen` command line and call the package that does the work.
 
-Commands of other rooms (monitor, traffic, ...) replace this process by `python -m <room>` with the rest of the line, so
-that each room's flags are defined once, there. What needs kfp is imported when its command runs: kfp takes seconds.
+Commands of other packages (monitor, traffic, ...) replace this process by `python -m <package>`
+with the rest of the command line. Each package therefore defines its own flags. Modules that need
+kfp are imported when their command runs, because importing kfp takes seconds.
 """
 
 import argparse
@@ -32,36 +33,36 @@ ROOMS = {
     "uploader": ("monitoring.uploader", (), "move archived records into the lake"),
     "log": ("evergreen.events", (), "check the record log; list or replay its dead letters"),
     "simulate": ("demo.simulation", ("simulate",), "write a lake of simulated clicks"),
-    "drift": ("demo.simulation", ("drift",), "write a drifted copy of a simulated world"),
+    "drift": ("demo.simulation", ("drift",), "write a drifted copy of a simulator"),
     "traffic": ("demo.simulation", ("traffic",), "send traffic to Triton and log predictions and clicks"),
-    "backtest": ("monitoring.backtest", (), "would these policies have fired over an archive's records?"),
-    "scale": ("tools.autoscaling", (), "try the autoscaler without a cluster: simulate it over a trace of requests"),
+    "backtest": ("monitoring.backtest", (), "show when policies would have fired over an archive's records"),
+    "scale": ("tools.autoscaling", (), "simulate the autoscaler over a trace of requests, without a cluster"),
     "incident": ("monitoring.backtest.incident", (), "record a span of the monitor's records and decisions"),
-    "replay": ("monitoring.backtest.incident", ("replay",), "decide a recorded incident again, and compare"),
+    "replay": ("monitoring.backtest.incident", ("replay",), "replay a recorded incident, and compare the decisions"),
     "score": ("cli.score", (), "score rows of a file"),
     "recommender": ("cli.recommender", (), "draft, check and accept the file that describes a recommender"),
     "schema": ("components.validation.schema_versions", (), "show, compare and accept schemas of the rows"),
     "quarantine": ("components.validation.quarantine_store", (), "list quarantined rows"),
     "ingest": ("cli.ingest", (), "convert click logs to a lake"),
     "backfill": ("cli.backfill", (), "replace a past day of the lake by a new version of it"),
-    "lineage": ("components.extraction.lineage", (), "which model saw which version of which day"),
-    "forget": ("cli.forget", (), "name, or remove, all that holds a user; name the models that learnt it"),
-    "collect": ("evergreen.registry.collect", (), "name, or remove, old work and models that nothing goes back to"),
+    "lineage": ("components.extraction.lineage", (), "show which model was trained on which version of which day"),
+    "forget": ("cli.forget", (), "list or remove everything that holds a user; list the models trained on it"),
+    "collect": ("evergreen.registry.collect", (), "list or remove old work files and models that no rollback needs"),
     "backup": ("cli.backup", ("backup",), "copy an installation while it runs"),
     "restore": ("cli.backup", ("restore",), "bring a backup back, with all programs stopped"),
-    "compare": ("cli.compare", (), "what differs between two models, on rows that neither learned"),
-    "search": ("cli.search", (), "try settings on the same held-out rows; say which are best"),
-    "reproduce": ("cli.reproduce", (), "train a model again from the lake and its parent; compare step by step"),
+    "compare": ("cli.compare", (), "compare two models on rows that are new to both"),
+    "search": ("cli.search", (), "try settings on the same held-out rows, and rank them"),
+    "reproduce": ("cli.reproduce", (), "train a stored model again, and compare each step"),
     "export": ("cli.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
-    "doctor": ("cli.doctor", (), "look at a live installation: what is right, wrong and how to mend it"),
-    "verify": ("controller.verify", (), "prove offline that a version answered as it was released"),
-    "canary": ("controller.canary", (), "give a new version a growing share of traffic, or take it back"),
-    "controller": ("controller", (), "probe servers, reload, take a bad release back"),
+    "doctor": ("cli.doctor", (), "check a running installation, and say how to mend what is wrong"),
+    "verify": ("controller.verify", (), "check offline that a version's logged scores match its released graph"),
+    "canary": ("controller.canary", (), "give a new version a growing share of traffic, or roll it back"),
+    "controller": ("controller", (), "probe servers, reload models, roll back a bad release"),
     "rollback": ("controller.rollback", (), "make an earlier version live again"),
     "promote": ("controller.promote", (), "make a model live although the gate refused it"),
 }
 ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training", "export": "export", "search": "search"}
-"""Rooms that need packages of another environment than this one's."""
+"""Commands that need the packages of another environment than this one."""
 
 
 _NO_PLACEMENT = ("command", "output", "placement")
@@ -69,55 +70,59 @@ _SERVERS = "Triton servers to release to, each host:grpc_port or dns:///name:grp
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
-    parser = CommandParser(prog="evergreen", description="Keeps a recommender's click model fresh.")
+    """Return the parser of all commands and their flags."""
+    parser = CommandParser(prog="evergreen", description="Keep a recommender's click model fresh.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_demo(commands)
     _add_compile(commands)
     run = commands.add_parser("run", help="run the compiled pipeline on this machine")
     run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
-    run.add_argument("--folder", type=Path, required=True, help="holds lake, store, work, repository, logs")
-    run.add_argument("--request", type=Path, help="retrain request (JSON) to run for")
+    run.add_argument("--folder", type=Path, required=True, help="folder with lake, store, work, repository, logs")
+    run.add_argument("--request", type=Path, help="file of the retrain request (JSON) that the run answers")
     run.add_argument("--lake", default="", help="click logs, folder or gs:// (default: lake in the folder)")
-    run.add_argument("--triton-urls", default="", help=f"{_SERVERS}; empty = only publish")
+    run.add_argument("--triton-urls", default="", help=f"{_SERVERS}; default: only publish the model")
     _add_parameters(run)
     _add_submit(commands)
     _add_journal(commands)
-    _add_model(commands.add_parser("model", help="look into one stored model"))
+    _add_model(commands.add_parser("model", help="show one stored model"))
     for name, (_, _, summary) in ROOMS.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
 
 
 def _add_demo(commands: Any) -> None:
-    demo = commands.add_parser("demo", help="turn the whole loop once on this machine")
+    demo = commands.add_parser("demo", help="run the complete loop once on this machine")
     demo.add_argument("--data", type=Path, help="your file of rows, or a folder of them, instead of simulated clicks")
     demo.add_argument(
         "--recommender",
         type=Path,
-        help="with --data: file that describes the rows (default: Criteo's where they are Criteo's, else a draft)",
+        help="with --data: file that describes the rows (default: Criteo's for Criteo's files, else a draft)",
     )
-    demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="where everything is written")
-    demo.add_argument("--rows", type=int, default=250_000, help="rows of the first lake, or most rows read of --data")
-    demo.add_argument("--seed", type=int, default=7, help="seed of the simulated world")
+    demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="folder to write to")
+    demo.add_argument(
+        "--rows", type=int, default=250_000, help="rows of the first lake, or maximum rows read from --data"
+    )
+    demo.add_argument("--seed", type=int, default=7, help="seed of the simulator")
     demo.add_argument(
         "--log",
         default="sqlite",
-        help="record log: sqlite, pubsub (Google's emulator, where installed) or kafka (librdkafka's mock cluster)",
+        help="record log: sqlite, pubsub (Google's emulator, if installed) or kafka (librdkafka's mock cluster)",
     )
     demo.add_argument(
         "--drift-columns",
         default="",
-        help="with --data: columns whose values change their meaning, comma-separated (default: the numeric ones and "
-        "those of few categories)",
+        help=(
+            "with --data: comma-separated columns whose values change their meaning (default: numeric columns and "
+            "columns with few categories)"
+        ),
     )
 
     opened = commands.add_parser("open", help="serve a finished demo again, with its status page, until Ctrl-C")
-    opened.add_argument("folder", type=Path, nargs="?", default=Path("build/demo"), help="what the demo left")
+    opened.add_argument("folder", type=Path, nargs="?", default=Path("build/demo"), help="folder of the demo")
 
 
 def _add_compile(commands: Any) -> None:
-    # A flag that is not given is absent, so that the placement file's value counts.
+    # A missing flag is absent from the namespace, so that the placement file's value counts.
     parser = commands.add_parser(
         "compile", help="compile the retraining pipeline to KFP IR YAML", argument_default=argparse.SUPPRESS
     )
@@ -126,33 +131,40 @@ def _add_compile(commands: Any) -> None:
         "--placement",
         type=Path,
         default=None,
-        help="YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env beside it, "
-        "and flags override it (default: a laptop's)",
+        help=(
+            "YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env next to it,"
+            " and flags override it (default: placement of a laptop)"
+        ),
     )
     parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
     parser.add_argument("--store", help="folder of the model registry (default: store on the volume)")
     parser.add_argument("--work", help="folder of the runs' intermediate files (default: work on the volume)")
     parser.add_argument("--repository", help="Triton's model repository, folder or gs:// (default: on the volume)")
-    parser.add_argument("--triton-urls", help=f"{_SERVERS} (default: none, only publish)")
+    parser.add_argument("--triton-urls", help=f"{_SERVERS} (default: only publish the model)")
     parser.add_argument("--registry", help="prefix of the images (default: none)")
     parser.add_argument("--tag", help="tag of the images; on a cluster the git revision (default: dev)")
     parser.add_argument(
-        "--accelerator", help="resource of GPU steps, as nvidia.com/mig-1g.5gb; empty = none (nvidia.com/gpu)"
+        "--accelerator",
+        help="resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = no GPU (default: nvidia.com/gpu)",
     )
-    parser.add_argument("--backend", choices=("pytorch", "hugectr", "torchrec"), help="whose image trains (pytorch)")
+    parser.add_argument(
+        "--backend",
+        choices=("pytorch", "hugectr", "torchrec"),
+        help="library of the training image (default: pytorch)",
+    )
     parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr, torchrec; default: 1)")
     parser.add_argument("--training-processes", type=int, help="processes of the training step (torchrec; default: 1)")
 
 
 def _add_submit(commands: Any) -> None:
     parser = commands.add_parser(
-        "submit", help="upload to, or start a run or a schedule on, a Kubeflow Pipelines server"
+        "submit", help="upload the pipeline to a Kubeflow Pipelines server, or start or schedule a run there"
     )
     parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
-    parser.add_argument("--token-file", default="", help="token to show the server, read anew at each request")
-    parser.add_argument("--experiment", default=EXPERIMENT, help="created if absent")
+    parser.add_argument("--namespace", default="", help="namespace, only for a multi-user installation")
+    parser.add_argument("--token-file", default="", help="file of the server's token, read at each request")
+    parser.add_argument("--experiment", default=EXPERIMENT, help="experiment, created if absent")
     parser.add_argument(
         "--service-account",
         default=SERVICE_ACCOUNT,
@@ -160,48 +172,58 @@ def _add_submit(commands: Any) -> None:
     )
     parser.add_argument("--upload", action="store_true", help="upload the file as a pipeline version, and run it")
     parser.add_argument("--upload-version", help="name of that version (default: the tag of the compiled images)")
-    parser.add_argument("--pipeline", default=PIPELINE_NAME, help="of which pipeline")
+    parser.add_argument("--pipeline", default=PIPELINE_NAME, help="name of the pipeline to upload to")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--no-run", action="store_true", help="only upload")
     instead.add_argument(
         "--recurring",
         metavar="CRON",
-        help="instead of one run, a schedule in UTC of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
-        "previous one",
+        help=(
+            "schedule runs instead: a UTC cron line of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
+            "previous schedule"
+        ),
     )
-    instead.add_argument("--wait", action="store_true", help="wait for the run's end; 0 = succeeded, 3 = anything else")
-    parser.add_argument("--wait-hours", type=float, default=24.0, help="longest wait")
+    instead.add_argument(
+        "--wait", action="store_true", help="wait for the run's end; exit code 0 if it succeeded, else 3"
+    )
+    parser.add_argument("--wait-hours", type=float, default=24.0, help="maximum wait in hours")
     _add_parameters(parser)
 
 
 def _add_journal(commands: Any) -> None:
-    models = commands.add_parser("models", help="list every release, rollback and promotion: who, when, why, hashes")
+    models = commands.add_parser(
+        "models", help="list all releases, rollbacks and promotions, with person, time, reason and hashes"
+    )
     live_at = commands.add_parser("live-at", help="show which version was live at a time")
-    live_at.add_argument("time", metavar="TIME", help="ISO 8601, UTC where it has no zone; or now")
+    live_at.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
     runs = commands.add_parser("runs", help="list runs: how each ended, its rows, model, AUC and verdict")
     for parser in (models, live_at, runs):
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")
-    runs.add_argument("--newest", type=int, default=50, metavar="N", help="runs that began last, at most; 0 = all")
-    runs.add_argument("--host", default="", help="address of the KFP API: names failed runs that left nothing, too")
-    runs.add_argument("--namespace", default="", help="of a multi-user installation, for --host")
-    runs.add_argument("--token-file", default="", help="token to show the server of --host")
+    runs.add_argument("--newest", type=int, default=50, metavar="N", help="list at most the newest N runs; 0 = all")
+    runs.add_argument(
+        "--host", default="", help="address of the KFP API, to list also failed runs that left nothing in the store"
+    )
+    runs.add_argument("--namespace", default="", help="with --host: namespace of a multi-user installation")
+    runs.add_argument("--token-file", default="", help="with --host: file of the server's token")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
-    card = actions.add_parser("card", help="print, or write as a page, what is known of a model: its card")
+    card = actions.add_parser("card", help="print a model's card, or write it as a page")
     card.add_argument("model", metavar="VERSION|MODEL_ID", help="a released version, or a model of the store")
     card.add_argument("--store", required=True, help="model store, folder or its URI")
-    card.add_argument("--output", type=Path, help="page to write, HTML; default: the card is printed as JSON")
+    card.add_argument("--output", type=Path, help="HTML page to write (default: print JSON)")
 
 
 def _add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-scratch",
         action="store_true",
-        help="continue no model and compare with none: parent=none and champion=none; for columns that changed their "
-        "kind, another recommender, or a user to forget",
+        help=(
+            "train without a parent and compare with no champion, for columns that changed their "
+            "kind, another recommender, or after `evergreen forget`"
+        ),
     )
     parser.add_argument(
         "-p",
@@ -217,13 +239,15 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="settings",
         metavar="SECTION.NAME=VALUE",
-        help="setting that this run has other than its recommender, such as training.learning_rate=0.0005 (repeatable)",
+        help=(
+            "setting of this run that overrides the recommender's, such as training.learning_rate=0.0005 (repeatable)"
+        ),
     )
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit codes are those of docs/pipeline.md."""
+    """Run one command. The exit codes are those of docs/pipeline.md."""
     line = list(sys.argv[1:] if argv is None else argv)
     if line and line[0] in ROOMS:
         module, words, _ = ROOMS[line[0]]
@@ -235,7 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _python_of_room(room: str) -> str:
-    """The interpreter that runs a room's commands: this one, or another environment's, which must have been built."""
+    """Return the interpreter that runs a command: this one, or that of another environment.
+
+    Raises:
+        ContractError: the other environment was not built.
+    """
     if room not in ENVIRONMENT_OF_ROOM:
         return sys.executable
     python = python_of(ENVIRONMENT_OF_ROOM[room])
@@ -244,7 +272,7 @@ def _python_of_room(room: str) -> str:
         raise ContractError(
             f"{room} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` builds it"
         )
-    # The environment does not hold our code; the working folder stays the user's.
+    # The environment does not contain this repository. The working folder stays the user's.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     return str(python)
 
@@ -284,7 +312,7 @@ def _run_compile(arguments: argparse.Namespace) -> int:
 
 
 def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """The pipeline parameters that a run's flags set."""
+    """Return the pipeline parameters that a run's flags set."""
     from pipelines.package import read_parameters
 
     return read_parameters(
@@ -293,7 +321,10 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _own_places(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the run's flags name in place of the folder's lake and of no server."""
+    """Return the lake and the servers that a run's flags name, by parameter.
+
+    A run without these flags uses the lake of its folder and no server.
+    """
     from evergreen.storage.uris import typed_uri
 
     named = {"lake": typed_uri(arguments.lake), "triton_urls": arguments.triton_urls}
@@ -301,7 +332,7 @@ def _own_places(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _words_of(arguments: argparse.Namespace) -> list[str]:
-    """The flags that say what kind of run it is, as words of a command."""
+    """Return the flags that describe the kind of run, as words of a command."""
     words = [word for name, place in _own_places(arguments).items() for word in (f"--{name.replace('_', '-')}", place)]
     words += ["--from-scratch"] if arguments.from_scratch else []
     for flag, values in (("-p", arguments.parameter), ("--set", arguments.settings)):
@@ -331,14 +362,16 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
 
 
 def _run_submit(arguments: argparse.Namespace) -> int:
-    """Uploads, runs or schedules, and prints the id of the run, the schedule or (with --no-run) the version; 0.
+    """Upload, run or schedule the pipeline, and return 0.
+
+    Prints the id of the run, of the schedule, or with --no-run of the version.
 
     Raises:
-        ContractError: flags that exclude each other, a wrong parameter, or a version without a name.
+        ContractError: flags exclude each other, a parameter is wrong, or a version has no name.
     """
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
-        raise ContractError("--no-run without --upload leaves nothing to do")
+        raise ContractError("--no-run is given without --upload, expected both: else there is nothing to do")
     from cli.runs import describe_run
     from evergreen.config.sections import check_changes
     from evergreen.registry.runs import find_outcome, store_name
@@ -380,7 +413,10 @@ def _run_submit(arguments: argparse.Namespace) -> int:
             if ended.state != "SUCCEEDED":
                 step = f"; {outcome.step}: {outcome.reason}" if outcome else ""
                 raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
-            hint = f"{store} is not mounted here; where it is, `evergreen runs --store {store}` tells of run {name}"
+            hint = (
+                f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} on a machine that "
+                "mounts it"
+            )
             print(describe_run(store, outcome) if outcome else hint)
     return 0
 
@@ -407,7 +443,7 @@ def _run_journal(arguments: argparse.Namespace) -> int:
         if arguments.newest < 0:
             raise ContractError(f"--newest is {arguments.newest}, expected at least 0")
         if arguments.host and arguments.json:
-            raise ContractError("--host and --json are given, expected one of them: JSON has the store's runs alone")
+            raise ContractError("--host and --json are given, expected one of them: JSON has only the store's runs")
         print_runs(store, newest=arguments.newest, as_json=arguments.json)
         if arguments.host:
             from evergreen.runtime.kubeflow import KubeflowServer

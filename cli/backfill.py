@@ -1,12 +1,13 @@
-"""Replaces a past day of the lake by a new version: `evergreen backfill`.
+"""`evergreen backfill` replaces a past day of the lake by a new version.
 
-The day's rows become those of the given files, in time order and each once. The day's earlier files stay where they are
-and are read no more (`lake_files`): nothing is lost, and `lineage` says which model saw which version. Rows keep the
-columns of the raw schema alone.
+The rows of the given files become the rows of the day, in time order and without copies. The
+earlier files of the day stay in the lake, but readers skip them (`lake_files`). Nothing is lost,
+and `lineage` shows which model saw which version. Rows keep only the columns of the raw schema.
 
-A version's number is claimed first, so that two writers never share one; its files follow, and the marker that makes
-readers see it is last. The objects of an interrupted writer are not removed: it cannot be known whether it is dead or
-slow, and a marker that it wrote afterwards would name absent files, which stops every reader. Readers warn of them.
+A writer first claims a version number, so that two writers never share one. Then it writes the
+files, and at last the marker that makes readers see the version. The objects of an interrupted
+writer are not removed, because that writer may be slow rather than dead. A marker that it wrote
+after a removal would name absent files, and that stops every reader. Readers warn of such objects.
 """
 
 import argparse
@@ -40,41 +41,52 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, type
 logger = logging.getLogger(__name__)
 
 MALFORMED_FILE = "_malformed_rows.jsonl"
-"""In the version's folder; the underscore hides it from readers."""
+"""File in the version's folder. Its underscore hides it from readers."""
 CLAIM = "_CLAIM"
-"""Object in a version's folder by which a writer claims it: JSON with who and when, for people."""
+"""Object in a version's folder by which a writer claims it. It is JSON with the writer and the
+time, for people."""
 
 
 class Backfilled(NamedTuple):
-    """What was done."""
+    """Result of a backfill."""
 
     version: int
     num_rows: int
     num_malformed: int
     num_duplicates: int
-    """See `RawDataset.num_duplicates`, likewise the next two."""
+    """Copies as in `RawDataset.num_duplicates`. The next two fields are also those of
+    `RawDataset`."""
     num_updated: int
     num_conflicting: int
     replaces: list[str]
-    """Names of the files of version 0 that are read no more."""
+    """Names of the files of version 0 that readers skip from now on."""
 
 
 def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: date, reason: str = "") -> Backfilled:
-    """Writes the rows of `files` as the day's next version.
+    """Write the rows of `files` as the day's next version.
 
-    Rows in the raw schema keep their times and must be of the day; rows without times are spread evenly over it in the
-    order of `files`. Of two simultaneous back-fills both are written, and the higher version counts. `files` are all in
-    the raw schema, or none; the lake, a URI or an absolute path, must exist; `reason` is kept in the marker, for
-    people. Rows of another day count as malformed.
+    Rows in the raw schema keep their times. Rows without times are spread evenly over the day in
+    the order of `files`. Rows of another day count as malformed. If two processes back-fill a day
+    at once, both versions are written and the higher one counts.
+
+    Args:
+        files: Either all of them are in the raw schema or none is.
+        recommender: The recommender whose rows they hold.
+        lake: URI or absolute path of an existing lake.
+        day: The UTC day to replace.
+        reason: Text for people, stored in the version's marker.
 
     Raises:
-        ContractError: a file is damaged, of no known form or too malformed, forms are mixed, or no row is left.
+        ContractError: a file is corrupt, of an unknown form or has too many malformed rows, the
+            forms are mixed, or no row is left.
         TemporaryError: the bucket cannot be reached.
-        PermanentError: no permission, no bucket, or no room; or somebody removed files of the version meanwhile.
+        PermanentError: there is no permission, no bucket or no disk space, or files of the version
+            were removed meanwhile.
     """
     versions = DayVersions(lake, day)
     limits = recommender.section("extraction", ExtractionSettings)
-    # Noted before any row is read: a file that arrives meanwhile holds rows that nobody has corrected.
+    # List these files before any row is read. A file that arrives later holds uncorrected rows and
+    # must stay readable.
     replaces = versions.own_files()
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")
@@ -104,7 +116,7 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
             reason=reason,
         )
         versions.publish(rows, marker)
-    logger.info("%s of %s is version %d now: %d rows", day, lake, version, num_rows)
+    logger.info("%s of %s is now version %d: %d rows", day, lake, version, num_rows)
     return Backfilled(
         version=version,
         num_rows=num_rows,
@@ -117,9 +129,9 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
 
 
 class DayVersions:
-    """The versions of one day of a lake, and the writing of the next one.
+    """The versions of one day of a lake, and the writer of the next one.
 
-    `lake` is as `backfill` takes it.
+    `lake` is a URI or an absolute path.
 
     Raises:
         ContractError: the lake does not exist.
@@ -135,11 +147,11 @@ class DayVersions:
         self._listed = {info.name.removeprefix(f"{self._partition}/"): info.size for info in listed}
 
     def own_files(self) -> list[FileMark]:
-        """The files of version 0."""
+        """Return the files of version 0."""
         return [FileMark(name, size) for name, size in self._listed.items() if is_own_file(name)]
 
     def claim(self) -> int:
-        """Takes the next free version number."""
+        """Claim and return the next free version number."""
         version = max((version_of_folder(name.partition("/")[0]) for name in self._listed), default=0)
         claim = {"by": whoami(), "at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         while True:
@@ -152,10 +164,10 @@ class DayVersions:
             return version
 
     def publish(self, rows: Path, marker: VersionMarker) -> None:
-        """Makes the files of the folder `rows` the marker's version.
+        """Publish the files of the folder `rows` as the marker's version.
 
         Raises:
-            PermanentError: somebody removed or changed files of the version while it was written.
+            PermanentError: files of the version were removed or changed while it was written.
         """
         folder, paths = self._folder(marker.version), sorted(rows.iterdir())
         for path in paths:
@@ -163,8 +175,8 @@ class DayVersions:
         found = {info.name: info.size for info in self._objects.list(f"{folder}/")}
         if lacking := [p.name for p in paths if found.get(f"{folder}/{p.name}") != p.stat().st_size]:
             raise PermanentError(
-                f"{self._objects.uri}/{folder}: {', '.join(lacking)}: removed or changed while the version was "
-                "written; it is not read"
+                f"{self._objects.uri}/{folder}: {', '.join(lacking)} were removed or changed while the version was "
+                "written, so readers skip this version"
             )
         content = marker.to_json().encode()
         self._objects.write(f"{folder}/{VERSION_COMPLETE}", content, if_generation=ABSENT)
@@ -176,13 +188,13 @@ class DayVersions:
 def _day_rows(
     files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path
 ) -> Iterator[tuple[Any, Copies]]:
-    """Read the day's rows in time order, a bounded piece at a time, each with the copies that were left out."""
+    """Read the day's rows in time order, in bounded chunks, each with its left-out copies."""
     readers = [find_reader(path, recommender) for path in files]
     raw = [isinstance(reader, RawReader) for reader in readers]
     if timed := [reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)]:
         raise ContractError(
-            f"{timed[0]} has event times and is not in the raw schema, expected files of a lake; `evergreen ingest` "
-            "into another lake makes such files of it"
+            f"{timed[0]} has event times but not the raw schema, expected files of a lake; `evergreen ingest` "
+            "into another lake converts it to such files"
         )
     if any(raw) and not all(raw):
         raise ContractError(
@@ -204,24 +216,24 @@ def _day_rows(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags; `--help` is its documentation."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen backfill",
-        description="Writes the rows of files (raw Parquet of the day, or files without times) as the next "
-        "version of a day of the lake. Readers take the newest complete version, and beside it files that came to the "
-        "day after it was written. Prints its counts as JSON.",
+        description="Write the rows of files (raw Parquet of the day, or files without times) as the next "
+        "version of a day of the lake. Readers use the newest complete version, and files that came to the "
+        "day after it was written. The counts are printed as JSON.",
     )
     add_store_flag(parser)
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
-    parser.add_argument("--reason", default="", help="why, kept in the version's marker")
+    parser.add_argument("--reason", default="", help="reason, stored in the version's marker")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of files")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    """Run the command. `runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
     log_as_text()
     files = [file for path in arguments.files for file in click_log_files(path)]

@@ -1,12 +1,13 @@
-"""`evergreen backup` copies an installation while it runs, `evergreen restore` brings the copy back.
+"""`evergreen backup` copies a running installation, and `evergreen restore` brings the copy back.
 
-Programs write so that the next one goes on from whatever a copy catches: files are whole or absent, journals are only
-appended to, and SQLite copies its databases online. The order counts: what the monitor has given to the lake must not
-be missing from both. Buckets and brokers have snapshots of their own, and are left to them.
+A copy may be taken at any moment, because every program can resume from what it finds. Files are
+complete or absent, journals only grow, and SQLite copies its databases online. The state is copied
+before the lake, so that rows which the monitor moves meanwhile are not missing from both copies.
+Buckets and brokers have their own snapshots and are not copied.
 
-A backup names each of its files with its hash. A restore writes each file in one step after comparing its hash, and
-writes over nothing, so one that was killed is called again and goes on. Where it writes is what the backup says, so a
-person confirms these folders first.
+A backup lists the hash of each of its files. A restore compares the hash of a file, then writes the
+file in one step, and overwrites nothing. Call a restore that was killed again to resume it. The
+backup says where the files belong, so a person confirms these folders first.
 """
 
 import argparse
@@ -29,28 +30,30 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import typed_folder
 
 FOLDERS = ("state", "archive", "store", "repository", "lake")
-"""In the order in which they are copied."""
+"""Parts of an installation, in the order in which they are copied."""
 CONTENTS = "backup.json"
-"""File of a backup: where each part belongs, and every file with its hash."""
+"""File of a backup that names the location of each part, and every file with its hash."""
 LOG = "log.db"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackupContents(Manifest):
-    """The content of `CONTENTS`; manifests of an installation name each other by their paths, so they stay.
+    """The content of `CONTENTS`.
+
+    Paths are absolute and cannot be changed, because manifests refer to each other by path.
 
     Raises:
         ContractError: a part or a path is none that `evergreen backup` writes.
     """
 
     places: dict[str, str]
-    """Absolute path of each part, by its name in `FOLDERS`, and of the log."""
+    """Absolute path of each part by its name in `FOLDERS`, and of the log."""
     files: dict[str, str]
-    """SHA-256 of each file, by its path below the backup."""
+    """SHA-256 of each file, by its path relative to the backup."""
     links: dict[str, str]
-    """Target of each symbolic link, likewise."""
+    """Target of each symbolic link, by its path relative to the backup."""
     folders: list[str]
-    """Every folder, empty ones among them, likewise."""
+    """Relative path of every folder, including empty ones."""
 
     def __post_init__(self) -> None:
         for name, place in self.places.items():
@@ -59,7 +62,7 @@ class BackupContents(Manifest):
         for path in (*self.files, *self.links, *self.folders):
             parts = PurePosixPath(path).parts
             if any(str(parent) in self.links for parent in PurePosixPath(path).parents):
-                raise ContractError(f"a file is named {path!r}, which lies behind a link, expected a path without one")
+                raise ContractError(f"a file is named {path!r}, expected a path that leads through no link")
             is_part = path == LOG or (bool(parts) and parts[0] in FOLDERS and parts[0] in self.places)
             if not is_part or ".." in parts or str(PurePosixPath(path)) != path:
                 raise ContractError(f"a file is named {path!r}, expected a path below one of the parts")
@@ -71,13 +74,19 @@ class BackupContents(Manifest):
 
 
 def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> None:
-    """Copy the folders of `places`, by their names in `FOLDERS`, and an SQLite log to the new folder `output`.
+    """Copy folders and an SQLite log to the new folder `output`.
 
-    What a backup to the same folder left that was killed is removed.
+    The remains of a killed backup to the same folder are removed.
+
+    Args:
+        output: Folder to create.
+        places: Folders to copy, by their names in `FOLDERS`.
+        log: Database file of an SQLite log, or None.
 
     Raises:
         ContractError: `output` exists, or a database cannot be read.
-        TemporaryError: a version was released, or a file removed, under the copy's hands: to be begun again.
+        TemporaryError: a version was released or a file was removed during the copy. Start the
+            backup again.
     """
     if output.exists():
         raise ContractError(f"--output {output} exists, expected a new folder")
@@ -93,9 +102,11 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
                 is_live = shutil.ignore_patterns("*.db", "*.db-*") if name == "state" else None
                 shutil.copytree(places[name], folder / name, symlinks=True, ignore=is_live, dirs_exist_ok=True)
         except (shutil.Error, FileNotFoundError) as error:
-            raise TemporaryError(f"a file was removed while it was copied, begin again: {error}") from error
+            raise TemporaryError(f"a file was removed while it was copied, start the backup again: {error}") from error
         if journal.exists() and journal.read_bytes() != before:
-            raise TemporaryError(f"{journal} grew while it was copied: store and repository may differ, begin again")
+            raise TemporaryError(
+                f"{journal} grew while it was copied, so store and repository may differ: start the backup again"
+            )
         originals = {**places, **({"log": log} if log else {})}
         _contents_of(folder, originals).write(folder / CONTENTS)
 
@@ -115,19 +126,21 @@ def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
 
 
 def restore(folder: Path, *, within: Path | None = None, confirm: Callable[[dict[str, Path]], bool]) -> dict[str, Path]:
-    """Copy each part of the backup in `folder` to where it was; a call after one that was killed goes on.
+    """Copy each part of the backup in `folder` to where it was.
+
+    Call it again to resume a restore that was killed.
 
     Args:
-        folder: What `backup` made.
-        within: The folder that all parts must belong to; None = `confirm` is asked.
-        confirm: Whether the parts may be written to these paths, by their names.
+        folder: Folder that `backup` created.
+        within: The folder that all parts must belong to. If it is None, `confirm` is called.
+        confirm: Returns whether the parts, given as paths by name, may be written there.
 
     Returns:
-        Where each part is, by its name.
+        Path of each part, by its name.
 
     Raises:
-        ContractError: it is no backup, a file of it is damaged or absent, a part belongs outside `within`, or something
-            else lies already where a part belongs.
+        ContractError: the folder is not a backup, one of its files is corrupt or absent, a part
+            belongs outside `within`, or other files exist where a part belongs.
         Refused: nobody confirmed where the parts are written.
     """
     path = folder / CONTENTS
@@ -153,14 +166,15 @@ def restore(folder: Path, *, within: Path | None = None, confirm: Callable[[dict
     for name, link in contents.links.items():
         if not contents.target(name).is_symlink():
             contents.target(name).symlink_to(link)
-    # From the deepest: a folder's time changes when something is written into it.
+    # Start with the deepest folder, because a folder's time changes when something is written into
+    # it.
     for name in reversed(contents.folders):
         shutil.copystat(folder / name, contents.target(name))
     return places
 
 
 def _expect_nothing_else(contents: BackupContents) -> None:
-    """Refuses what a person or a program wrote; removes unfinished files of a restore that was killed.
+    """Refuse files of other origin, and remove unfinished files of a killed restore.
 
     Raises:
         ContractError: a file is not one of the backup, or has another content.
@@ -177,8 +191,8 @@ def _expect_nothing_else(contents: BackupContents) -> None:
                 path.unlink()
             if not is_ours:
                 raise ContractError(
-                    f"{name} belongs to {place}, which holds files, expected none or an empty folder; {path} is none "
-                    "of a restore of this backup that was killed"
+                    f"{name} belongs to {place}, expected an absent or empty folder: {path} does not come from "
+                    "a killed restore of this backup"
                 )
 
 
@@ -192,7 +206,7 @@ def _files_of(place: Path) -> Iterator[Path]:
 
 
 def _is_unfinished(path: Path, expected: Mapping[Path, Any]) -> bool:
-    """Whether `durable.whole_file` had begun it for a file of the backup."""
+    """Return whether `durable.whole_file` left the path as an unfinished copy of a file."""
     match = UNFINISHED.fullmatch(path.name)
     return match is not None and path.with_name(match[1]) in expected
 
@@ -205,10 +219,11 @@ def _restore_file(source: Path, target: Path, sha256: str) -> None:
             file.flush()
             if (found := sha256_file(Path(file.name))) != sha256:
                 raise ContractError(
-                    f"{source} has sha256 {found}, expected {sha256}: the backup is damaged. What was restored stays; "
-                    "repair the file and call restore again"
+                    f"{source} has sha256 {found}, expected {sha256}: the backup is corrupt. Restored files stay: "
+                    "repair this one and call restore again"
                 )
-            # Before it is whole: extraction tells late files by their times.
+            # Set the time before the file is complete, because extraction recognizes late files by
+            # their times.
             shutil.copystat(source, file.name)
 
 
@@ -223,7 +238,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _ask(places: dict[str, Path]) -> bool:
-    """Whether a person at the terminal agrees.
+    """Ask the person at the terminal, and return whether that person agrees.
 
     Raises:
         ContractError: there is no terminal.
@@ -236,31 +251,31 @@ def _ask(places: dict[str, Path]) -> bool:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of both commands."""
+    """Return the parser of both commands."""
     parser = CommandParser(prog="evergreen", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("backup", help="copy an installation while it runs")
-    make.add_argument("--output", type=Path, required=True, help="folder to make, on another disk")
+    make.add_argument("--output", type=Path, required=True, help="folder to create, on another disk")
     for name, what in {
-        "state": "the monitor's folder",
+        "state": "the monitor's state folder",
         "store": "model store",
         "archive": "the monitor's archive",
         "repository": "Triton's model repository",
         "lake": "click logs",
     }.items():
         needed = name in ("state", "store")
-        make.add_argument(f"--{name}", required=needed, help=what + ("" if needed else "; default: left out"))
-    make.add_argument("--log", type=Path, help="file of a log sqlite:///FILE; default: left out")
+        make.add_argument(f"--{name}", required=needed, help=what + ("" if needed else " (default: not copied)"))
+    make.add_argument("--log", type=Path, help="database file of an SQLite event log (default: not copied)")
     back = commands.add_parser("restore", help="bring a backup back, with all programs stopped")
-    back.add_argument("backup", type=Path, help="folder that backup made")
-    back.add_argument("--within", type=Path, help="folder that all parts must belong to; default: they are asked for")
-    back.add_argument("--yes", action="store_true", help="write to wherever the backup says, without a question")
+    back.add_argument("backup", type=Path, help="folder that `evergreen backup` created")
+    back.add_argument("--within", type=Path, help="folder that all parts must belong to (default: ask at the terminal)")
+    back.add_argument("--yes", action="store_true", help="write to the backup's paths without asking")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the commands; see `runtime.exit_codes` for its exit codes."""
+    """Run one of the commands. `runtime.exit_codes` lists their exit codes."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "restore":
         confirm = (lambda places: True) if arguments.yes else _ask

@@ -1,7 +1,9 @@
-"""`evergreen compare A B`: what differs between two stored models, and how well each scores rows that neither learned.
+"""`evergreen compare A B` shows how two stored models differ.
 
-The rows are the held-out ones of whichever learned later, and of them those after all that the other learned. Both
-models score them from their weights, as they would be served. Nothing is judged or kept: that is the gate's.
+It compares settings and sizes, and how well each model scores rows that are new to both. The rows
+are held-out rows of the model with the later training data. Rows up to the end of the other model's
+training data are left out. Both models score the rows from their weights, as in serving. The
+command decides nothing and stores nothing.
 """
 
 import argparse
@@ -26,35 +28,40 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
-"""Slices in the text; the page and the JSON have `slices.MAX_SHOWN`."""
+"""Number of slices in the text. The page and the JSON have `slices.MAX_SHOWN`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Model B against model A; in `quality` and `slices` A stands as the champion, B as the candidate."""
+    """Comparison of model B with model A.
+
+    In `quality` and `slices`, A has the role of the champion and B that of the candidate.
+    """
 
     a: str
     """Model id."""
     b: str
     rows_of: str
-    """The model whose held-out rows they are."""
+    """Id of the model for which the rows were held out."""
     differing: Mapping[str, tuple[Any, Any]]
-    """Settings and facts by name, A's and B's; None = the model has no such setting, and its default counts."""
+    """Settings and facts that differ: the values of A and B, by name. None means that the model's
+    recommender does not name the setting, so that its default counts."""
     sizes: Mapping[str, tuple[Any, Any]]
-    """Numbers of both, equal ones too."""
+    """Numbers of A and B by name, including equal ones."""
     quality: RowsQuality
     slices: list[SliceQuality]
-    """Those that speak most against B first."""
+    """Slices, ordered from the strongest evidence against B."""
     calibration_a: list[CalibrationBin]
     calibration_b: list[CalibrationBin]
 
 
 def compare(store: Path, a: Model, b: Model) -> Comparison:
-    """Compares two models of `store`.
+    """Compare two models of `store`.
 
     Raises:
-        ContractError: one is damaged, or no rows are left that judge both: the later one was never judged, its rows
-            were collected, or the other learned them.
+        ContractError: a file is corrupt, or there are no rows that are new to both. Either the
+            later model was never evaluated, its rows were collected, or the other model was trained
+            on them.
     """
     from components.evaluation.evaluate import check_holdout, shown_values
     from components.evaluation.gate import cut_slices, measure_rows, measure_slices
@@ -65,20 +72,18 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     later, earlier = sorted((a, b), key=lambda model: moment_of(model.last_learned_time), reverse=True)
     path = verdict_paths(store, later.model_id)[1]
     if not path.exists():
-        raise ContractError(
-            f"{path} is absent: model {later.model_id} was never judged, so no rows were held out for it"
-        )
+        raise ContractError(f"{path} is absent: model {later.model_id} was never evaluated, so it has no held-out rows")
     raw = RawDataset.read(path)
     if not local_path(raw.holdout_uri).is_dir():
-        raise ContractError(f"{raw.holdout_uri} is absent: the rows that judged a model go with its run's work folder")
+        raise ContractError(f"{raw.holdout_uri} is absent: held-out rows are removed with the work folder of their run")
     features, named = raw.recommender.features, raw.recommender.data
     scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
     cut = moment_of(earlier.last_learned_time).timestamp()
     scored = scored.of_rows(scored.event_seconds > cut)
     if not len(scored.labels):
         raise ContractError(
-            f"model {earlier.model_id} learned rows up to {earlier.last_learned_time}: none of those held out for "
-            f"{later.model_id} is newer, so none judges both"
+            f"model {earlier.model_id} was trained on rows up to {earlier.last_learned_time}: no held-out row of "
+            f"{later.model_id} is newer, so no row is new to both"
         )
     slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
     decided = check_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
@@ -108,15 +113,15 @@ def _differing(a: Model, b: Model) -> Iterator[tuple[str, tuple[Any, Any]]]:
 
 
 def _told(model: Model) -> dict[str, Any]:
-    """What a person set, and what it was set upon, by name."""
+    """Return a model's configuration, its data and its parent, by name."""
     features = model.recommender.features
     return {
         **model.recommender.named_settings,
         **{f"network.{name}": value for name, value in model.config.items()},
         "engine": model.backend,
         "parent": model.parent_model_id,
-        "learned from": model.window_start,
-        "learned up to": model.last_learned_time,
+        "trained from": model.window_start,
+        "trained up to": model.last_learned_time,
         "columns left out": model.excluded_columns,
         "features": [name for name in features.names if name not in model.excluded_columns],
     }
@@ -125,9 +130,9 @@ def _told(model: Model) -> dict[str, Any]:
 def _sizes(model: Model) -> dict[str, Any]:
     weights = local_path(model.uri) / Model.WEIGHTS
     return {
-        "rows learned in its own round": model.num_train_rows,
-        "optimizer steps, over all rounds": model.optimizer_step,
-        "ids of categories": sum(model.slot_sizes),
+        "training rows of its own run": model.num_train_rows,
+        "optimizer steps of all runs": model.optimizer_step,
+        "category ids": sum(model.slot_sizes),
         "MiB of weights and optimizer": round(
             sum(f.stat().st_size for f in weights.rglob("*") if f.is_file()) / 2**20, 1
         ),
@@ -135,7 +140,7 @@ def _sizes(model: Model) -> dict[str, Any]:
 
 
 def comparison_page(found: Comparison) -> str:
-    """The comparison for people, HTML."""
+    """Return the comparison as an HTML page."""
     head = ["what", f"A, {found.a}", f"B, {found.b}"]
     calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
     differing = PageTable(caption="settings and facts that differ", head=head, rows=_cells(found.differing))
@@ -149,13 +154,13 @@ def comparison_page(found: Comparison) -> str:
             "What differs": [differing],
             "Sizes": [PageTable(caption="sizes", head=head, rows=_cells(found.sizes), numbers=(1, 2))],
             "Calibration": calibration_blocks(calibrations),
-            "Slices": [Text("Those that speak most against B."), *slices_blocks(found.slices)],
+            "Slices": [Text("Slices with the strongest evidence against B come first."), *slices_blocks(found.slices)],
         },
     )
 
 
 def comparison_text(found: Comparison) -> str:
-    """The comparison for a terminal."""
+    """Return the comparison for a terminal."""
     quality = found.quality
     lines = [f"A {found.a}", f"B {found.b}", _rows_sentence(found), ""]
     lines += [f"{'':34} {'A':>32} {'B':>32}"]
@@ -177,8 +182,8 @@ def comparison_text(found: Comparison) -> str:
 
 def _rows_sentence(found: Comparison) -> str:
     return (
-        f"{found.quality.num_rows} rows, {found.quality.num_clicks} clicks, held out for model {found.rows_of} and "
-        "learned by neither."
+        f"{found.quality.num_rows} held-out rows of model {found.rows_of} with {found.quality.num_clicks} clicks, "
+        "new to both models."
     )
 
 
@@ -187,19 +192,19 @@ def _cells(pairs: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2])
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="a released version, or the id of a model in the store")
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--output", type=Path, help="page to write, HTML")
+    parser.add_argument("--output", type=Path, help="HTML page to write")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    """Run the command. `runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     share_cores()

@@ -1,7 +1,8 @@
-"""Looks at a live installation and says of each part whether it is right, wrong and how to mend it, or unknown.
+"""Check a running installation part by part.
 
-It asks Kubeflow's API server over its host, and Kubernetes by the user's own `kubectl`; it changes nothing. What each
-part must be is docs/pipeline.md's and k8s/README.md's.
+Each part is right, wrong or unknown, and a wrong part is shown with a command or change that mends
+it. The checks ask Kubeflow's API server at its host, and Kubernetes through the user's own
+`kubectl`. They change nothing. docs/pipeline.md and k8s/README.md describe what each part must be.
 """
 
 import argparse
@@ -27,11 +28,11 @@ from evergreen.storage.uris import typed_folder
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
 NAMESPACE, KUBEFLOW = "evergreen", "kubeflow"
 _MONITOR_ROLE = "evergreen-monitor"
-"""What the monitor may ask of an installation with several users."""
+"""Role that gives the monitor its rights on an installation with several users."""
 OLDEST_KUBEFLOW = (2, 16)
 MAX_SKEW_SECONDS = 5.0
 OPEN_BITS = 0o022
-"""Mode bits by which others than the owner may write a file."""
+"""Mode bits that let users other than the owner write a file."""
 LOOKED_AT_RUNS = 20
 RETRY_PATCH = '{"templateDefaults":{"retryStrategy":{"retryPolicy":"Always","limit":"0"}}}'
 _SET_SERVER = f"kubectl -n {KUBEFLOW} set env deployment/ml-pipeline"
@@ -44,36 +45,36 @@ _OPEN_FILES = (
 _LIST_OBJECTS = (
     "import os; from evergreen.storage.uris import open_objects; open_objects(os.environ[{variable!r}]).list('day=0')"
 )
-"""Lists a prefix that nothing has, which takes the right to list and no time."""
+"""Program that lists a prefix without objects. It needs the permission to list, and is fast."""
 _CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
-"""The container in which the whole share is mounted, to be written."""
+"""The container that mounts the complete share writable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartReport:
-    """What was found of one part of the installation."""
+    """Finding about one part of the installation."""
 
     part: str
     state: str
     """`right`, `wrong` or `unknown`."""
     text: str
     mend: str = ""
-    """Command, or change, that makes a wrong part right."""
+    """Command or change that repairs a wrong part."""
 
 
 class Kubectl:
-    """Kubernetes as `kubectl` shows it."""
+    """Kubernetes, read through `kubectl`."""
 
     def __init__(self, context: str = "", *, run: Callable[..., Any] = subprocess.run) -> None:
-        """Ask nobody yet; an empty `context` is kubectl's own."""
+        """Store the command without running it. An empty `context` means kubectl's current one."""
         self._command = ["kubectl", *(["--context", context] if context else [])]
         self._run = run
 
     def find(self, what: str, *, namespace: str) -> dict[str, Any] | None:
-        """Return an object as `kind/name`, or the list of a kind; None if it is absent.
+        """Return the object named `kind/name`, or the list of a kind, or None if it is absent.
 
         Raises:
-            TemporaryError: kubectl is absent, or refused.
+            TemporaryError: kubectl is absent or failed.
         """
         text = self.call("-n", namespace, "get", *what.split(), "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
@@ -82,7 +83,7 @@ class Kubectl:
         """Return what kubectl prints.
 
         Raises:
-            TemporaryError: kubectl is absent, or refused.
+            TemporaryError: kubectl is absent or failed.
         """
         try:
             done = self._run([*self._command, *words], capture_output=True, text=True, timeout=60, check=False)
@@ -90,7 +91,7 @@ class Kubectl:
             raise TemporaryError(f"kubectl does not answer: {error}") from error
         if done.returncode:
             lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
-            # The last line of `kubectl exec` has the program's exit code alone.
+            # The last line of `kubectl exec` holds only the program's exit code.
             said = [line for line in lines if not line.startswith("command terminated")] or ["it failed"]
             raise TemporaryError(f"kubectl: {said[-1]}")
         return str(done.stdout)
@@ -98,12 +99,12 @@ class Kubectl:
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What is looked at."""
+    """The installation to check."""
 
     server: KubeflowServer
     cluster: Kubectl
     store: Path | None
-    """Model store, where it is mounted here."""
+    """Path of the model registry on this machine, or None if it is not mounted."""
     clock: Callable[[], float] = time.time
 
     @property
@@ -113,7 +114,10 @@ class Installation:
 
 
 def diagnose(installation: Installation) -> Iterator[PartReport]:
-    """Look at each part in turn; one that cannot be looked at is unknown, with the reason."""
+    """Check each part in turn.
+
+    A part that cannot be checked is unknown, with the reason.
+    """
     for part, look in _LOOKS.items():
         try:
             found = list(look(installation))
@@ -152,7 +156,7 @@ def _look_at_api(each: Installation) -> Iterator[_Found]:
     else:
         yield _right(f"{server.host} answers")
     if date is None:
-        yield _unknown("the server tells no time")
+        yield _unknown("the server's response has no time")
         return
     skew = each.clock() - date.timestamp()
     text = f"this clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's"
@@ -171,7 +175,7 @@ def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
         text = f"Kubeflow Pipelines {version[1]}.{version[2]}"
         yield _right(text) if is_new else _wrong(text, "security_context: omit in the placement, or 2.16 and newer")
     else:
-        yield _unknown(f"image {container['image']} tells no version")
+        yield _unknown(f"image {container['image']} has no version in its name")
     variables = {one["name"]: one.get("value", "") for one in container.get("env", [])}
     patch = variables.get("COMPILED_PIPELINE_SPEC_PATCH", "")
     try:
@@ -179,9 +183,9 @@ def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
     except (ValueError, AttributeError):
         policy = None
     if policy == "Always":
-        yield _right("steps that fail are tried again")
+        yield _right("failed steps are retried")
     else:
-        text = f"steps that fail are not tried again: COMPILED_PIPELINE_SPEC_PATCH is {patch!r}"
+        text = f"failed steps are not retried: COMPILED_PIPELINE_SPEC_PATCH is {patch!r}"
         yield _wrong(text, f"{_SET_SERVER} 'COMPILED_PIPELINE_SPEC_PATCH={RETRY_PATCH}'")
     if (account := variables.get("DEFAULTPIPELINERUNNERSERVICEACCOUNT")) == SERVICE_ACCOUNT or each.server.namespace:
         yield _right(f"runs from the page act as {account or 'an account of their profile'}")
@@ -217,11 +221,11 @@ def _look_at_modes(each: Installation) -> Iterator[_Found]:
         number, _, first = each.cluster.call("-n", NAMESPACE, "exec", *_CONTROLLER, *words).strip().partition(" ")
         count = int(number)
     if not count:
-        yield _right("nobody but its owner writes the share")
+        yield _right("only the owner of the share can write to it")
         return
     chmod = "chmod -R go-w /evergreen/store /evergreen/work /evergreen/repository"
     mend = f"kubectl -n {NAMESPACE} exec {' '.join(_CONTROLLER)} {chmod}"
-    yield _wrong(f"others may write {count} files and folders of the share, such as {first}", mend)
+    yield _wrong(f"{count} files and folders of the share are writable by other users, such as {first}", mend)
 
 
 def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
@@ -247,9 +251,9 @@ def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
 
 
 def _look_at_runs(each: Installation) -> Iterator[_Found]:
-    """Runs that failed and left nothing in the store are reported by nobody else."""
+    """Find failed runs that left nothing in the registry, because no other command shows them."""
     if each.store is None:
-        yield _unknown("the model store is not mounted here, expected --store")
+        yield _unknown("the model store is not given, expected --store")
         return
     experiment = each.server.find_experiment(EXPERIMENT)
     if experiment is None:
@@ -260,7 +264,7 @@ def _look_at_runs(each: Installation) -> Iterator[_Found]:
     for run in lost:
         yield _wrong(f"{run.name} left nothing: {run.text}", run.link)
     if not lost:
-        yield _right(f"of the newest {LOOKED_AT_RUNS} runs none failed before its first step")
+        yield _right(f"none of the newest {LOOKED_AT_RUNS} runs failed before its first step")
 
 
 def _look_at_workloads(each: Installation) -> Iterator[_Found]:
@@ -271,7 +275,7 @@ def _look_at_workloads(each: Installation) -> Iterator[_Found]:
             continue
         ready, wanted = found["status"].get("readyReplicas", 0), found["spec"].get("replicas", 1)
         text = f"{ready} of {wanted} pods of {name} are ready"
-        hint = " (it is, once a model is released)" if name == "triton" and not ready else ""
+        hint = " (Triton is ready once a model is released)" if name == "triton" and not ready else ""
         mend = f"kubectl -n {NAMESPACE} describe pod -l app.kubernetes.io/name={name}{hint}"
         yield _right(text) if ready == wanted else _wrong(text, mend)
     pods = each.cluster.find("pods", namespace=NAMESPACE) or {"items": []}
@@ -281,10 +285,10 @@ def _look_at_workloads(each: Installation) -> Iterator[_Found]:
             digests.setdefault(status["image"], set()).add(status["imageID"].rpartition("@")[2])
     mixed = sorted(image for image, found in digests.items() if len(found) > 1)
     if mixed:
-        mend = f"push by a tag of its own, then kubectl -n {NAMESPACE} rollout restart deployment"
-        yield _wrong(f"pods run several images by the name {mixed[0]}", mend)
+        mend = f"push the image under a new tag, then kubectl -n {NAMESPACE} rollout restart deployment"
+        yield _wrong(f"pods run different images named {mixed[0]}", mend)
     elif digests:
-        yield _right(f"each of {len(digests)} images is one digest in all pods")
+        yield _right(f"each of {len(digests)} images has the same digest in all pods")
 
 
 def _look_at_scaling(each: Installation) -> Iterator[_Found]:
@@ -296,10 +300,10 @@ def _look_at_scaling(each: Installation) -> Iterator[_Found]:
         for condition in one.get("status", {}).get("conditions", []):
             active = condition if condition["type"] == "ScalingActive" else active
         if active is None:
-            yield _unknown(f"autoscaler {name} has not looked yet")
+            yield _unknown(f"autoscaler {name} has not read its metric yet")
         elif active["status"] == "True":
             source = "KEDA" if name.startswith("keda-hpa-") else "an adapter"
-            yield _right(f"autoscaler {name} has its metric, by {source}")
+            yield _right(f"autoscaler {name} gets its metric from {source}")
         else:
             mend = f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: docs/autoscaling.md)"
             yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", mend)
@@ -311,7 +315,7 @@ def _look_at_prometheus(each: Installation) -> Iterator[_Found]:
     if running:
         yield _right(f"{len(running)} pods of Prometheus run")
     else:
-        yield _unknown("namespace monitoring has no running pod of Prometheus; where yours is elsewhere, that is right")
+        yield _unknown("namespace monitoring has no running pod of Prometheus, which is right if yours runs elsewhere")
 
 
 def _look_at_log(each: Installation) -> Iterator[_Found]:
@@ -329,7 +333,9 @@ def _look_at_repository(each: Installation) -> Iterator[_Found]:
 
 
 def _tried(each: Installation, *words: str) -> _Found:
-    """Return the finding of a command in a container, with the rights and settings of its pod.
+    """Return the finding of a command that runs in a container.
+
+    The command has the rights and settings of the container's pod.
 
     Args:
         each: The installation.
@@ -360,19 +366,19 @@ _LOOKS: dict[str, Callable[[Installation], Iterator[_Found]]] = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen doctor", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--namespace", default="", help="of a multi-user installation; none on a single-user one")
-    parser.add_argument("--token-file", default="", help="token to show the server")
+    parser.add_argument("--namespace", default="", help="namespace, only for a multi-user installation")
+    parser.add_argument("--token-file", default="", help="file of the server's token")
     parser.add_argument("--context", default="", help="kubectl's context (default: its current one)")
-    parser.add_argument("--store", default="", help="model store, where it is mounted here")
+    parser.add_argument("--store", default="", help="model store, if it is mounted on this machine")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line for each part; 0 if none is wrong, 1 if one is."""
+    """Print a line for each part. Return 1 if a part is wrong, else 0."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)

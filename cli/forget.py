@@ -1,16 +1,19 @@
-"""`evergreen forget`: names all that holds one user, with `--yes` removes it; and names the models that learnt it.
+"""`evergreen forget` names everything that holds one user, and with `--yes` removes it.
 
-Joins what all rooms keep of a user, which each room's own readers read. The user is a category of the column that the
-recommender calls `data.user`, and an element of the lists that share its table; rows of others lose that element alone.
-Rows are removed from lake, archive and quarantine file by file; incidents and work folders of runs go as a whole, since
-nothing can be decided or trained again from a part of them. Late outcomes name requests alone and go first, while the
-rows still tell whose they are. Each step leaves whole files, so a command that was killed is run again and finds the
-rest. Nothing else may write to these places meanwhile.
+It also names the models that were trained on the user's rows.
 
-Models, and the golden rows that they are probed with, are named and left: they serve until another model replaces them.
-Rows that are gone show no more which models learnt from them, so `--yes` keeps the models' names
-(`registry.forgotten`), and the command says that the live one still contains a removed user until a model that does not
-is live.
+The command uses each package's own readers. The user is a category of the column that the
+recommender calls `data.user`, and an element of the lists that share its table. Other users' rows
+lose only that element. Rows are removed file by file from lake, archive and quarantine. Incidents
+and work folders of runs are removed as a whole, because a part of them cannot be replayed or
+trained again. Late outcomes hold only request ids, so they are removed first, while the rows still
+show the user of each request. Each step leaves complete files, so that a command that was killed
+can be run again and finds the rest. No other program may write to these places meanwhile.
+
+Models and their golden rows are named but stay, because they serve until another model replaces
+them. After the rows are removed, they cannot show any more which models were trained on them.
+Therefore `--yes` records the names of these models (`registry.forgotten`). The command reports that
+the live model still contains a removed user until another model is live.
 """
 
 import argparse
@@ -73,44 +76,47 @@ logger = logging.getLogger(__name__)
 PLACES = {
     "lake": "lake: folder, file:// or gs:// URI",
     "archive": "the monitor's archive",
-    "state": "the monitor's state folder: rows of its windows, and requests that are not archived yet",
-    "incidents": "folder whose folders are recorded incidents",
+    "state": "the monitor's state folder, with rows of its windows and requests that are not archived yet",
+    "incidents": "folder of recorded incidents",
     "work": "work folder of the pipeline's runs",
 }
-"""Flags of the places beside the model store, which holds recommender, quarantine, models and golden rows."""
+"""Flags of the places besides the model registry, which holds recommender, quarantine, models and
+golden rows."""
 _OUTCOMES = OUTCOME_PARTITION.format(day="")
 _UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
-"""What a killed program leaves of a file or a folder that it had not finished."""
+"""Name of a file or a folder that a killed program left unfinished."""
 Cleaning = Callable[[Any], Any]
-"""What is left of an Arrow batch."""
+"""Function from an Arrow batch to the rows of it that stay."""
 
 
 @dataclass
 class User:
-    """One user of a recommender, and the rows met of the user so far.
+    """One user of a recommender, and the user's rows that were found so far.
 
     Raises:
-        ContractError: the recommender names no user, or the text is no value of that column.
+        ContractError: the recommender names no user column, or the text is not a value of that
+            column.
     """
 
     text: str
-    """As the user's files spell it."""
+    """The user as the user's files spell it."""
     recommender: Recommender
     keys: set[tuple[str, int]] = field(default_factory=set)
-    """Request id and row of the rows met."""
+    """Request id and row number of the rows found."""
     days: dict[str, int] = field(default_factory=dict)
-    """By UTC day, the time of the first row met that holds the user, microseconds since the epoch."""
+    """Time of the first row found that holds the user, in microseconds since the epoch, by UTC
+    day."""
 
     def __post_init__(self) -> None:
         if self.recommender.data.user is None:
             raise ContractError(f"recommender {self.recommender.name} has no data.user, expected the column of users")
         if not self._holds_words and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII) or not self.text:
-            kind = "a word" if self._holds_words else "a whole number"
+            kind = "a string" if self._holds_words else "an integer"
             raise ContractError(f"user is {self.text!r}, expected {kind}, as column {self.column} holds")
 
     @property
     def column(self) -> str:
-        """The categorical feature that says who saw a row."""
+        """The categorical feature that names the user who saw a row."""
         return str(self.recommender.data.user)
 
     @property
@@ -119,7 +125,7 @@ class User:
 
     @cached_property
     def category(self) -> int:
-        """What rooms behind the lake call the user."""
+        """The user's category, by which all packages after extraction know the user."""
         return category_of(self.text if self._holds_words else str(int(self.text)))
 
     @property
@@ -129,21 +135,24 @@ class User:
 
     @cached_property
     def places(self) -> list[int]:
-        """The places of users on the categorical axis of tensors."""
+        """The positions of users on the categorical axis of tensors."""
         features = self.recommender.features
         return [i for i, name in enumerate(features.place_features) if name in self.recommender.columns_of_users]
 
     def _are_user(self, values: Any) -> Any:
-        """Which of an Arrow array's words, numbers or categories are the user, read as extraction reads them."""
+        """Return which of an Arrow array's strings, numbers or categories are the user.
+
+        Values are interpreted as extraction interprets them.
+        """
         found = categories(_plain(values), holds_words=self._holds_words)
         return pc.fill_null(pc.equal(found, self.category), False)
 
     def rows(self, batch: Any) -> Any:
-        """Which rows of a batch are the user's, as an Arrow array of truth values."""
+        """Return which rows of a batch are the user's, as a boolean Arrow array."""
         return self._are_user(batch.column(self.column))
 
     def mentions(self, batch: Any) -> Any:
-        """Which rows of a batch name the user in a list, likewise."""
+        """Return which rows of a batch name the user in a list, as a boolean Arrow array."""
         found = np.zeros(batch.num_rows, bool)
         for name in (each for each in self.lists if each in batch.schema.names):
             values = in_lists(batch.column(name), _plain)
@@ -152,7 +161,7 @@ class User:
         return pa.array(found)
 
     def without(self, batch: Any) -> Any:
-        """The batch without the user's rows, and without the user in the lists of the others."""
+        """Return the batch without the user's rows, and without the user in lists of other rows."""
         batch = batch.filter(pc.invert(self.rows(batch)))
         for at, name in enumerate(batch.schema.names):
             if name in self.lists:
@@ -165,16 +174,19 @@ class User:
         return pc.if_else(self._are_user(values), pa.scalar(None, values.type), values)
 
     def without_outcomes(self, batch: Any) -> Any:
-        """The batch without the outcomes of the user's rows."""
+        """Return the batch without the outcomes of the user's rows."""
         return batch.filter(pc.invert(self.outcomes(batch)))
 
     def outcomes(self, batch: Any) -> Any:
-        """The outcomes, of a batch, of rows that were met."""
+        """Return which outcomes of a batch belong to rows in `keys`, as a boolean Arrow array."""
         pairs = zip(batch.column(REQUEST_ID).to_pylist(), batch.column(ROW).to_pylist())
         return pa.array([pair in self.keys for pair in pairs], pa.bool_())
 
     def is_in_line(self, line: str) -> bool:
-        """Whether a line of a file of malformed rows is the user's: its text is a row as JSON, or a line of text."""
+        """Return whether a line of a file of malformed rows holds the user.
+
+        The text of a line is a row as JSON or a line of a text file.
+        """
         try:
             text = str(json.loads(line)["text"])
             row = json.loads(text) if text.startswith("{") else None
@@ -195,10 +207,13 @@ class User:
         return word is not None and category_of(word) == self.category
 
     def count(self, path: Path) -> "Counted":
-        """How many rows of a Parquet file hold the user; the user's own are met by that. 0 where there are no raw rows.
+        """Count the rows of a Parquet file that hold the user, and record the user's own rows.
+
+        Both numbers are 0 if the file holds no raw rows.
 
         Raises:
-            ContractError: it is no whole Parquet file, or its columns of users hold something else.
+            ContractError: the file is not a complete Parquet file, or its columns of users have
+                another type.
         """
         names, num_rows, num_mentions = set(open_parquet(path).schema_arrow.names), 0, 0
         needed = [self.column, REQUEST_ID, ROW, EVENT_TIME]
@@ -221,9 +236,9 @@ class Counted(NamedTuple):
     """Rows of a file that hold a user."""
 
     num_rows: int
-    """The user's own."""
+    """Number of the user's own rows."""
     num_mentions: int
-    """Other users' rows that name the user in a list."""
+    """Number of other users' rows that name the user in a list."""
 
     def __str__(self) -> str:
         mentions = f"{self.num_mentions} rows of others that list the user"
@@ -231,7 +246,7 @@ class Counted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Something that holds the user, and what removes it."""
+    """Something that holds the user, and the function that removes it."""
 
     what: str
     remove: Callable[[], object]
@@ -244,12 +259,15 @@ def _batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
 
 
 def _at(objects: Objects, info: ObjectInfo) -> Path | str:
-    """Where an object lies, for people."""
+    """Return the location of an object, for people."""
     return objects.local(info.name) or f"{objects.uri}/{info.name}"
 
 
 def plain_type(kind: Any) -> Any:
-    """The Arrow type of the same values without a dictionary, which would name values that no row has any more."""
+    """Return the Arrow type without dictionaries.
+
+    A dictionary could still name values that occur in no row any more.
+    """
     if is_list(kind):
         return pa.list_(plain_type(kind.value_type))
     return kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -260,7 +278,7 @@ def _plain(values: Any) -> Any:
 
 
 def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
-    """Replaces a Parquet file by one with what `clean` leaves of its batches, in columns without dictionaries."""
+    """Replace a Parquet file by what `clean` leaves of its batches, without dictionaries."""
     with TemporaryDirectory(prefix="evergreen-forget-") as scratch, local_copy(objects, info.name) as path:
         found, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
         schema = pa.schema([each.with_type(plain_type(each.type)) for each in found], found.metadata)
@@ -274,7 +292,10 @@ def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
 
 
 def in_rows(objects: Objects, user: User) -> Iterator[Found]:
-    """The files of a lake, an archive or a quarantine with rows of the user, malformed ones too."""
+    """Yield the files of a lake, an archive or a quarantine that hold rows of the user.
+
+    Files of malformed rows are included.
+    """
     for info in objects.list():
         if info.name.endswith(".jsonl") and (stored := objects.read(info.name)):
             lines = stored.content.decode().splitlines(keepends=True)
@@ -289,14 +310,14 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
             except ContractError:
                 if is_visible(base_name(info)):
                     raise
-                logger.warning("%s, which nobody reads, cannot be looked into", _at(objects, info))
+                logger.warning("%s is hidden from readers and cannot be read", _at(objects, info))
                 continue
             if any(counted):
                 yield Found(f"{_at(objects, info)}: {counted}", partial(rewrite, objects, info, user.without))
 
 
 def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
-    """The files of a lake or an archive with late outcomes of rows that were met."""
+    """Yield the files of a lake or an archive that hold late outcomes of rows found before."""
     for info in [each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")]:
         with local_copy(objects, info.name) as path:
             num_rows = sum(pc.sum(user.outcomes(batch)).as_py() or 0 for batch in _batches(path, [REQUEST_ID, ROW]))
@@ -306,7 +327,7 @@ def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
 
 
 def in_folders(folders: Iterable[Path], user: User, *, kind: str) -> Iterator[Found]:
-    """Those of the folders that hold a row of the user, or a Parquet file that a kill has torn."""
+    """Yield the folders that hold a row of the user or an incomplete Parquet file."""
     for folder in sorted(folders):
         if any(_is_in_file(path, user) for path in folder.rglob("*") if path.is_file()):
             yield Found(f"{kind}: {folder}", partial(_remove, folder))
@@ -325,7 +346,10 @@ def _is_in_file(path: Path, user: User) -> bool:
 
 
 def unfinished(folder: Path) -> Iterator[Found]:
-    """What killed programs left below a folder: nobody reads it, and it may hold anybody's rows."""
+    """Yield the unfinished files and folders of killed programs below a folder.
+
+    No program reads them, but they may hold rows of any user.
+    """
     for here, folders, files in os.walk(folder):
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
         folders[:] = [name for name in folders if name not in left]
@@ -333,7 +357,7 @@ def unfinished(folder: Path) -> Iterator[Found]:
 
 
 def _remove(path: Path) -> None:
-    """Takes a folder or a file out of its readers' sight in one rename, then away."""
+    """Hide a folder or a file from its readers by one rename, then delete it."""
     if not _UNFINISHED.fullmatch(path.name):
         path = path.rename(path.with_name(f".{path.name}.{uuid4().hex}"))
         fsync_path(path.parent)
@@ -341,31 +365,31 @@ def _remove(path: Path) -> None:
 
 
 class Learnt(NamedTuple):
-    """A stored model that learnt rows of a user."""
+    """A stored model that was trained on rows of a user."""
 
     model_id: str
     is_live: bool
     why: str
-    """How that is known."""
+    """The evidence for it."""
 
     def __str__(self) -> str:
         return f"model {self.model_id}{' (live)' if self.is_live else ''}: {self.why}"
 
 
 def models_that_learnt(store: Path, user: User) -> Iterator[Learnt]:
-    """The stored models that learnt rows of the user, or continue one that did."""
+    """Yield the stored models that were trained on rows of the user, or continue such a model."""
     lineages = find_lineages(store)
     traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
     for lineage in lineages:
         own, *ancestors = [model.model_id for model in lineage.models]
-        known = [*traces[own], *(f"it continues {each}, which did" for each in ancestors if traces.get(each))]
+        known = [*traces[own], *(f"it continues {each}" for each in ancestors if traces.get(each))]
         if known:
             yield Learnt(own, lineage.is_live, "; ".join(known))
 
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
-    # Collected with the weights.
+    # The workflow is collected together with the weights.
     workflow = FeatureWorkflow.load(folder / Model.WORKFLOW) if (folder / Model.WORKFLOW).exists() else None
     if workflow is not None and user.column in workflow.features.slots:
         column = load_columns(folder / Model.WORKFLOW, workflow)[workflow.features.slots.index(user.column)]
@@ -373,13 +397,16 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
     if (folder / Model.REFERENCE).exists():
         listed = read_reference(folder / Model.REFERENCE).profile.columns.get(user.column)
         known["training profile"] = np.empty(0) if listed is None else listed.values
-    found = [f"the user is in its {name}" for name, values in known.items() if (values == user.category).any()]
+    found = [f"its {name} holds the user" for name, values in known.items() if (values == user.category).any()]
     learnt = sorted({each["day"] for each in model.days if user.days.get(each["day"], np.inf) <= watermark(model)})
-    return [*found, *([f"it learnt from {', '.join(learnt)}, where rows hold the user"] if learnt else [])]
+    return [*found, *([f"it was trained on {', '.join(learnt)}, whose rows hold the user"] if learnt else [])]
 
 
 def golden_rows(store: Path, user: User) -> Iterator[str]:
-    """The versions, in the store and in Triton's repository, whose golden rows hold the user; a line each."""
+    """Yield one line for each version whose golden rows hold the user.
+
+    The versions are those of the registry and of Triton's repository.
+    """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
     kept = [(graph_folder(store, 0).parent.as_uri(), "")]
     kept += [(place.repository_uri, f"{each}/") for each in (served.model, served.candidate, served.canary) if place]
@@ -397,14 +424,17 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 
 
 def waiting_requests(state: Path, user: User) -> int:
-    """How many requests with rows that hold the user the monitor has not archived yet."""
+    """Return the number of requests that hold the user and are not archived yet."""
     columns = user.recommender.features.columns
     with _reading_memory(state) as memory:
         return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
-    """The matured rows of the user that the monitor holds for its windows, where they become an unknown user's."""
+    """Yield the user's matured rows that the monitor holds for its windows.
+
+    Removing them turns them into rows of an unknown user.
+    """
 
     def remove() -> None:
         with closing(Store(state / STORE_FILE)) as store:
@@ -423,20 +453,23 @@ def _reading_memory(state: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             yield connection
     except sqlite3.Error as error:
-        raise ContractError(f"{path} cannot be read as a monitor's memory: {error}") from error
+        raise ContractError(f"{path} is not the database of a monitor's state: {error}") from error
 
 
 def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
-    """All that can be removed, in the order in which it is.
+    """Return everything that can be removed, in the order of removal.
 
-    `places` are what a person typed for some of `PLACES`.
+    Args:
+        user: The user to find.
+        store: The model registry.
+        places: What a person typed for some of `PLACES`.
     """
     roots = [open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places]
     folders = {name: typed_folder(places[name], f"--{name}") for name in ("incidents", "work") if name in places}
     quarantine = quarantine_folder(store)
     rows = [found for root in (open_objects(quarantine.as_uri()), *roots) for found in in_rows(root, user)]
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
-    # Before all else: it refuses while a monitor runs.
+    # This comes first, because it fails while a monitor runs.
     first = list(in_windows(typed_folder(places["state"], "--state"), user)) if "state" in places else []
     first += [found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)]
     first += [found for root in roots for found in in_outcomes(root, user)]
@@ -449,23 +482,26 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags; `--help` is its documentation."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen forget",
-        description="Names all that holds a user (data.user of the accepted recommender) and removes it with --yes; "
-        "names the models that learnt from the user, and the run that replaces them.",
+        description="List everything that holds a user (data.user of the accepted recommender), and remove it with "
+        "--yes. "
+        "Also list the models that were trained on the user's rows, and the run that replaces them.",
     )
     parser.add_argument("--user", required=True, metavar="ID", help="value of the column, as your files spell it")
     parser.add_argument("--store", required=True, help="model store")
     for name, what in PLACES.items():
         parser.add_argument(f"--{name}", help=what)
-    parser.add_argument("--yes", action="store_true", help="remove it; monitor, uploader and pipeline are stopped")
+    parser.add_argument(
+        "--yes", action="store_true", help="remove everything, while monitor, uploader and pipeline are stopped"
+    )
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    """Run the command. `runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
     store, places = (
         typed_folder(arguments.store, "--store"),
@@ -478,7 +514,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
     print("\n".join([each.what for each in found] or ["no row, outcome, incident or run holds the user"]))
-    print("\n".join([*map(str, learnt), *golden] or ["no model is known to have learnt from the user"]))
+    print("\n".join([*map(str, learnt), *golden] or ["no model is known to be trained on the user's rows"]))
     if arguments.yes:
         if learnt and found:
             keep_forgotten(store, [each.model_id for each in learnt], now=datetime.now(timezone.utc))
@@ -486,22 +522,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             each.remove()
         print(f"removed all {len(found)}")
     elif found:
-        print("nothing was removed; --yes does it, while monitor, uploader and pipeline are stopped")
+        print("nothing was removed: repeat with --yes while monitor, uploader and pipeline are stopped")
     print("\n".join(_what_serves(store, learnt, places)))
     if not any(each.is_live for each in learnt) and (learnt or golden):
-        print("remove the folders of these when no way back is wanted")
+        print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
-        print(f"{num_waiting} requests that hold the user wait in the monitor's memory: run this again once archived")
+        print(f"{num_waiting} requests that hold the user are not archived yet: run this command again once they are")
     if absent := [f"--{name}" for name in PLACES if name not in places]:
-        print(f"not looked into: {', '.join(absent)}")
+        print(f"not searched: {', '.join(absent)}")
     if is_bucket_uri(places.get("lake", "")):
         print("the bucket keeps earlier versions of objects as long as its versioning or soft delete says")
-    print("out of reach: the log's records and dead letters (Pub/Sub, Kafka, SQLite), reports of runs, your own files")
+    print("not searched either: the event log's records and dead letters, reports of runs, your own files")
     return ExitCode.DONE
 
 
 def _what_serves(store: Path, learnt: Sequence[Learnt], places: dict[str, str]) -> Iterator[str]:
-    """Whether the live model contains the user, or another whose rows were removed, and what replaces it; lines."""
+    """Yield lines that say whether the live model contains a removed user, and what replaces it."""
     live = current(store)
     if live is None:
         yield "no model is live"
@@ -512,18 +548,18 @@ def _what_serves(store: Path, learnt: Sequence[Learnt], places: dict[str, str]) 
     elif removed is not None:
         contained = f"a user whose rows were removed at {removed}"
     else:
-        yield f"version {live.version}, which is live, did not learn from the user"
+        yield f"the live version {live.version} was not trained on the user's rows"
         return
     yield f"version {live.version} still contains {contained}, until a run from scratch is released:"
     yield from (f"  {command}" for command in _full_run(store, places))
-    yield "if the gate does not pass that run's model, `evergreen promote` makes it live all the same"
+    yield "if the gate refuses that run's model, `evergreen promote` makes it live nevertheless"
 
 
 def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
-    """The commands that train a model on what the lake holds, and release it in place of the live one."""
+    """Yield the commands that train a model from scratch and release it."""
     package = Path("build/retraining.yaml")
     if "lake" in places and typed_uri(places["lake"]) == str(store.parent / "lake") and store.name == "store":
-        own = store.parent / package.name  # as the demo leaves it
+        own = store.parent / package.name  # where the demo writes it
         package = own if own.exists() else package
         words = ["evergreen", "run", "--package", str(package), "--folder", str(store.parent)]
     else:

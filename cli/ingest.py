@@ -1,9 +1,10 @@
-"""Brings a user's files into the lake: `python -m cli.ingest`.
+"""`evergreen ingest` brings a user's files into the lake.
 
-Rows keep their times, or, if asked, get some: spread evenly, in file order, over whole days. Rows are spooled to disk
-first (`spool`), which finds rows that are there twice and puts all in order. The earlier rows become day partitions of
-the lake, the later ones a file to replay. Days appear in the order of their rows' times, each file whole or not at all.
-Ingesting the same files again replaces what they left, and rows that the lake holds from other files are left out.
+Rows keep their times. On request they get new times instead, spread evenly over whole days in file
+order. Rows are first spooled to disk (`spool`), which finds copies and sorts the rows by time. The
+earlier rows become day partitions of the lake, and the later ones a file to replay. Days are
+published in time order, and each file appears complete or not at all. Ingesting the same files
+again replaces their earlier result. Rows that the lake holds from other files are left out.
 """
 
 import argparse
@@ -53,27 +54,30 @@ _PARTITION = DAY_PARTITION.format(day="")
 
 @dataclass(frozen=True, kw_only=True)
 class IngestSettings:
-    """What becomes of the rows.
+    """Settings of one ingestion.
 
     Raises:
         ContractError: a value is out of its range.
     """
 
     last_day: date | None = None
-    """UTC day of the last row, replayed rows included; None = rows keep the times that they have."""
+    """UTC day of the last row, including replayed rows. None means that rows keep their times."""
     days: int | None = None
-    """Whole days, ending with `last_day`, over which the rows spread; None where that is."""
+    """Number of whole days, ending with `last_day`, over which the rows are spread. None if
+    `last_day` is None."""
     max_rows: int | None = None
-    """Rows taken from the beginning; None = all."""
+    """Number of rows to read from the beginning, or None for all."""
     lake_fraction: float = 1.0
-    """Share of the rows, the earlier ones, that go to the lake; in (0, 1]."""
+    """Share of the rows, counted from the earliest, that go to the lake, in (0, 1]."""
     keep_repeated: bool = False
-    """Whether rows without an id of their own that equal rows of the lake are further events, and not the same ones."""
+    """Whether a row without an id that equals a row of the lake is a further event. By default it
+    is the same event."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
-                f"last_day is {self.last_day} and days is {self.days}, expected both, or none: rows keep their times"
+                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither to keep the rows' "
+                "times"
             )
         if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
             raise ContractError(f"days is {self.days}, expected at least 1")
@@ -83,14 +87,14 @@ class IngestSettings:
 
 @dataclass(kw_only=True)
 class ReadCounts:
-    """What reading files found."""
+    """Counts of the rows that were read from files."""
 
     lines: LineCounts = field(default_factory=LineCounts)
     ahead: int = 0
-    """Malformed rows whose time is ahead of the clock."""
+    """Number of malformed rows whose time is in the future."""
 
     def add(self, reader: Reader) -> None:
-        """Add what a reader has read."""
+        """Add the counts of a reader."""
         self.lines.add(reader.counts)
         if isinstance(reader, FileReader):
             self.ahead += reader.num_ahead
@@ -98,7 +102,7 @@ class ReadCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingested:
-    """What was done; the counts of rows are of what was written."""
+    """Result of an ingestion. Counts of rows are counts of written rows."""
 
     rows: int
     lake_rows: int
@@ -106,21 +110,23 @@ class Ingested:
     clicks: int
     malformed: int
     ahead: int
-    """Of the malformed rows, those whose time is ahead of the clock."""
+    """Number of malformed rows whose time is in the future."""
     duplicates: int
-    """Equal copies of rows, which were dropped."""
+    """Number of equal copies of rows, which were dropped."""
     replaced: int
-    """Earlier copies of rows that the files hold again with other content, such as their click."""
+    """Number of earlier copies of rows that the files repeat with other content, such as a
+    click."""
     already_in_lake: int
-    """Rows that the lake holds from other files, which were not written again."""
+    """Number of rows that the lake holds from other files. They were not written again."""
     repeated: int
-    """Rows without an id that equal an earlier one in all but the label, and are taken for events of their own."""
+    """Number of rows without an id that equal an earlier row in everything but the label. Each
+    counts as an event of its own."""
     lines: dict[str, int]
-    """Lines of the files: rows, rejected, continued, header, blank, comments."""
+    """Number of lines of the files by kind: rows, rejected, continued, header, blank, comments."""
 
     @classmethod
     def of(cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int) -> "Ingested":
-        """Return what was done, from what was read and what was left to write."""
+        """Return the result, from the counts of rows read and rows left to write."""
         return cls(
             rows=counts.rows,
             lake_rows=num_lake,
@@ -139,31 +145,34 @@ class Ingested:
 def ingest(
     files: list[Path], recommender: Recommender, *, lake: str, replay: Path | None, settings: IngestSettings
 ) -> Ingested:
-    """Ingest files in order, and return what was done.
+    """Write the rows of files to the lake, in order, and return the result.
 
-    Malformed rows are kept in `<replay>.malformed_rows.jsonl`, without a replay file in `ingest.malformed_rows.jsonl`
-    in the current folder; it exists only if there are any.
+    Malformed rows are written to `<replay>.malformed_rows.jsonl`, or without a replay file to
+    `ingest.malformed_rows.jsonl` in the current folder. The file exists only if there are malformed
+    rows.
 
     Args:
-        files: In the order of their rows.
-        recommender: Whose rows they hold.
-        lake: A URI or an absolute path; a folder is created if absent.
-        replay: Parquet file for the rows that do not go to the lake; None where all of them do.
-        settings: What becomes of the rows.
+        files: The files in the order of their rows.
+        recommender: The recommender whose rows they hold.
+        lake: A URI or an absolute path. A folder is created if it is absent.
+        replay: Parquet file for the rows that do not go to the lake, or None if all of them do.
+        settings: Times and shares of the rows.
 
     Raises:
-        ContractError: A file is of no known form, damaged or too malformed; there is no row at all; rows are to keep
-            times that they do not have; or too many have the key of another row, or are in the lake already.
+        ContractError: A file is corrupt, of an unknown form or has too many malformed rows. Or
+            there is no row, or rows are to keep times that they lack. Or too many rows have the key
+            of another row, or are in the lake already.
         TemporaryError: The bucket cannot be reached.
-        PermanentError: No permission, no bucket, or no room.
+        PermanentError: There is no permission, no bucket or no disk space.
     """
     if replay is None and settings.lake_fraction < 1:
-        raise ContractError(f"lake_fraction is {settings.lake_fraction} without a file to replay, expected 1")
+        raise ContractError(f"lake_fraction is {settings.lake_fraction} without a replay file, expected 1")
     source, place = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
-    objects.list(_PARTITION)  # fails here and not after hours of reading if there is no bucket or no permission
+    objects.list(_PARTITION)  # fails early if there is no bucket or no permission, not after hours of reading
     place.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the replay file, so that finished files are moved by a rename; its dot hides it from readers.
+    # The folder is next to the replay file, so that a rename moves finished files. Its dot hides it
+    # from readers.
     with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
         scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
         malformed_file = scratch / "malformed_rows.jsonl"
@@ -197,7 +206,10 @@ def ingest(
 
 
 def name_of(files: list[Path]) -> str:
-    """Return the name of files in the lake: by their content, so that another file never takes their place."""
+    """Return the name of files in the lake, made of their content.
+
+    Other files therefore never get the same name.
+    """
     return f"ingest-{hashlib.sha256(''.join(map(sha256_file, files)).encode()).hexdigest()[:12]}"
 
 
@@ -210,18 +222,20 @@ def read_rows(
     keeps_times: bool = False,
     max_rows: int | None = None,
 ) -> Iterator[Any]:
-    """Yield the first `max_rows` well-formed rows of the files, in batches in the lake's schema, none of them empty.
+    """Yield the first `max_rows` well-formed rows of the files, as batches in the lake's schema.
+
+    No batch is empty.
 
     Args:
-        files: In the order of their rows.
-        recommender: Whose rows they hold.
-        malformed: Takes the malformed rows.
-        counts: Gets what was read.
-        keeps_times: Whether rows must have times; else those that they have are left out.
-        max_rows: None = all.
+        files: The files in the order of their rows.
+        recommender: The recommender whose rows they hold.
+        malformed: Receives the malformed rows.
+        counts: Receives the counts of the rows read.
+        keeps_times: Whether rows must have times. If False, times in the files are dropped.
+        max_rows: Number of rows to read, or None for all.
 
     Raises:
-        ContractError: A file cannot be read, or has no times where they are wanted.
+        ContractError: A file cannot be read, or lacks times that it must have.
     """
     left = max_rows
     for file in files:
@@ -229,11 +243,12 @@ def read_rows(
         reader = find_reader(file, recommender, with_times=keeps_times)
         if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times; or say over which days its "
-                "rows are to be spread, such as --last-day 2026-03-07 --days 7"
+                f"{file} has no column {recommender.data.event_time!r}, expected times, or days over which to spread "
+                "its "
+                "rows, such as --last-day 2026-03-07 --days 7"
             )
         if reader.has_times and not keeps_times:
-            logger.warning("%s has event times, which are replaced: rows keep them without last_day and days", file)
+            logger.warning("%s has event times, which are replaced. To keep them, leave out last_day and days", file)
         with ExitStack() as stack:
             stack.callback(counts.add, reader)
             for batch in reader.batches(malformed):
@@ -251,22 +266,24 @@ def _without_times(rows: Any) -> Any:
 
 
 def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *, limit: float) -> None:
-    """Say how many rows are there again.
+    """Log how many rows occur more than once.
 
     Raises:
-        ContractError: More than the share `limit` have the key of another row, with other features.
+        ContractError: More than the share `limit` of the rows have the key of another row, with
+            other features.
     """
     found = events.counts()
     key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))
     found.copies.judge(found.rows, max_fraction=limit, source=source, key=key)
     if changed := found.copies.num_updated + found.copies.num_conflicting:
-        logger.warning("%d rows are there again with other content: the last copy of each counts", changed)
+        logger.warning("%d rows occur again with other content: the last copy of each counts", changed)
     if found.copies.num_equal:
         logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
     if found.repeated:
         logger.warning(
-            "%d rows equal an earlier one in all but the label. Without a request id each is taken for a row of its "
-            "own: if they are the same rows with their clicks, name the columns that identify a row, data.request_id "
+            "%d rows equal an earlier row in everything but the label. Without a request id each counts as a row of "
+            "its "
+            "own. If they are the same rows with their clicks, name the columns that identify a row: data.request_id "
             "and data.row",
             found.repeated,
         )
@@ -276,7 +293,7 @@ def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_tim
     """Leave out the rows that other files of the lake hold.
 
     Raises:
-        ContractError: Rows that are spread over days are in the lake already, where they lie at other times.
+        ContractError: Rows that are spread over days are in the lake already, at other times.
     """
     days = {f"{_PARTITION}{to_iso(day * DAY_MICROS)[:10]}" for day in events.days()}
     with ExitStack() as stack:
@@ -293,22 +310,22 @@ def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_tim
     num_known, total = known.num_equal, events.counts().rows + known.num_equal
     if known.num_others > limit * total:
         raise ContractError(
-            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with "
-            f"other features (such as {known.example}), expected at most {limit:.2%}: rows of a request are numbered "
-            "in the order of the file where no column says their number, so name one by data.row, or keep the order"
+            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with"
+            f" other features (such as {known.example}), expected at most {limit:.2%}. Rows of a request are numbered"
+            " in file order if no column has their number, so name such a column by data.row, or keep the order"
         )
     if not num_known:
         return
     if not keeps_times and num_known > limit * total:
         raise ContractError(
             f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other files and at other "
-            "times, expected new rows: spread them into another lake, or say --keep-repeated if they are further events"
+            "times, expected new rows: use another lake, or --keep-repeated if they are further events"
         )
     logger.warning("%d of %d rows are in the lake already and are not written again", num_known, total)
 
 
 def _ordered(events: Events, settings: IngestSettings) -> Iterator[tuple[Any, Any]]:
-    """Yield batches of the events in the order of their times, which come beside them in microseconds."""
+    """Yield batches of the events in time order, each with its times in microseconds."""
     if settings.days and settings.last_day:
         start = day_span(settings.last_day - timedelta(days=settings.days - 1)).start
         assert start is not None
@@ -344,7 +361,10 @@ def _write_days(rows: Iterator[tuple[Any, Any]], num_lake: int, *, days: Path, s
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
-    """Makes the files below `days`, named `part-<source>-*.parquet`, the source's only ones in the lake; day by day."""
+    """Publish the files below `days` as the source's only ones in the lake, day by day.
+
+    The files are named `part-<source>-*.parquet`.
+    """
     own = re.compile(rf"{_PARTITION}[^/]*/part-{re.escape(source)}-[^/]*\.parquet")
     stale = {each.name for each in objects.list(_PARTITION) if own.fullmatch(each.name)}
     with ThreadPoolExecutor(NUM_TRANSFERS, thread_name_prefix="ingest") as threads:
@@ -359,41 +379,43 @@ def _publish_days(objects: Objects, days: Path, source: str) -> None:
 
 
 def _publish_malformed(path: Path, final: Path) -> None:
-    """Puts the malformed rows, where there are any, in place of an earlier ingestion's."""
+    """Replace the malformed rows of an earlier ingestion by those of this one, if there are any."""
     final.unlink(missing_ok=True)
     if path.exists():
         _publish_file(path, final)
 
 
 def _publish_file(path: Path, final: Path) -> None:
-    """Moves a finished file to its location, by one rename."""
+    """Move a finished file to its location by one rename."""
     fsync_path(path)
     os.replace(path, final)
     fsync_path(final.parent)
 
 
 def add_store_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that says whose rows a person's files hold; see `recommender_of`."""
+    """Add the flag that names the registry whose recommender describes the files."""
     parser.add_argument("--store", required=True, help="model store whose newest recommender describes the files")
 
 
 def recommender_of(store: str) -> Recommender:
-    """The newest that was accepted into the store.
+    """Return the recommender that was accepted last into the registry.
 
     Raises:
-        ContractError: nobody accepted one there.
+        ContractError: no recommender was accepted there.
     """
     return accepted(typed_folder(store, "--store"), CURRENT)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags; `--help` is its documentation."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen ingest",
-        description="Reads files of rows (Parquet, text with a header, JSON lines; Criteo's TSV) in order, and writes "
-        "the earlier ones to the lake, the later ones to a file to replay. Rows keep their times, or get some, spread "
-        "over whole days. Malformed rows are kept in <replay>.malformed_rows.jsonl, or ingest.malformed_rows.jsonl in "
-        "the current folder. Prints its counts as JSON.",
+        description=(
+            "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, and write the"
+            " earlier rows to the lake and the later rows to a replay file. Rows keep their times, or get times"
+            " spread over whole days. Malformed rows go to <replay>.malformed_rows.jsonl, or to"
+            " ingest.malformed_rows.jsonl in the current folder. The counts are printed as JSON."
+        ),
     )
     add_store_flag(parser)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
@@ -401,23 +423,25 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--last-day",
         default="",
-        help="UTC day of the last row, YYYY-MM-DD, if rows are spread; default: rows keep their times",
+        help="UTC day of the last row, YYYY-MM-DD, if rows are spread (default: rows keep their times)",
     )
-    parser.add_argument("--days", type=int, default=None, help="whole days over which the rows spread; with --last-day")
-    parser.add_argument("--max-rows", type=int, default=None, help="rows taken from the beginning; default: all")
-    parser.add_argument("--lake-fraction", type=float, default=1.0, help="share of the rows, the earlier ones, to lake")
-    parser.add_argument("--replay", type=Path, help="Parquet file for the other rows, where there are some")
+    parser.add_argument("--days", type=int, default=None, help="with --last-day: number of days to spread over")
+    parser.add_argument("--max-rows", type=int, default=None, help="number of rows to read (default: all)")
+    parser.add_argument(
+        "--lake-fraction", type=float, default=1.0, help="share of the rows, from the earliest, for the lake"
+    )
+    parser.add_argument("--replay", type=Path, help="Parquet file for the other rows")
     parser.add_argument(
         "--keep-repeated",
         action="store_true",
-        help="rows without an id that equal rows of the lake are further events; default: they are the same ones",
+        help="count rows without an id that equal rows of the lake as further events (default: as the same events)",
     )
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    """Run the command. `runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
     log_as_text()
     settings = IngestSettings(

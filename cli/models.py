@@ -1,4 +1,7 @@
-"""Prints the promotion journal: who is live, what was live when, who made it so, and why; and shows a model's card."""
+"""Print the promotion journal and model cards of a registry.
+
+The journal says which version was live at which time, who made it live, and why.
+"""
 
 import json
 import shlex
@@ -19,9 +22,9 @@ HASH_DIGITS = 12
 
 
 def print_models(store: Path, *, as_json: bool = False) -> None:
-    """One line per entry of the journal, newest last; the line that made the live version live is marked.
+    """Print one line per entry of the journal, newest last, with a mark at the live version.
 
-    As JSON, each with the URI of its model's card, or None where it has none.
+    JSON also has the URI of each model's card, or null if there is no card.
     """
     entries, live = read_entries(store), current(store)
     if as_json:
@@ -31,7 +34,7 @@ def print_models(store: Path, *, as_json: bool = False) -> None:
         print(json.dumps(lines, indent=2))
         return
     if not entries:
-        show(f"nothing was ever live in {store}")
+        show(f"no version was ever live in {store}")
     for entry in entries:
         show(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
     if live is not None and (removed := removed_at(store, live.model_id)):
@@ -45,10 +48,10 @@ def print_models(store: Path, *, as_json: bool = False) -> None:
 
 
 def show_card(store: Path, reference: str, *, output: Path | None) -> None:
-    """Writes the card's page to `output`, or prints the card as JSON.
+    """Write the card's page to `output`, or print the card as JSON if `output` is None.
 
     Raises:
-        ContractError: as `read_card`.
+        ContractError: `read_card` finds no card.
     """
     card = read_card(store, reference)
     if output is None:
@@ -67,33 +70,37 @@ def _journal_line(entry: Promotion) -> str:
 
 
 def _hashes(entry: Promotion) -> str:
-    """Short hashes; `-` in lines older than hashes."""
+    """Return short hashes, or `-` for an entry that was written without hashes."""
     return " ".join(f"{name} {value[:HASH_DIGITS]}" for name, value in sorted(entry.sha256.items())) or "-"
 
 
 def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
-    """What was live at `time`.
+    """Print the version that was live at `time`.
 
-    `time` is ISO 8601, UTC where it has no zone, or `now`. JSON is the journal's entry, `until` included (None = live).
+    JSON is the journal's entry with an additional `until`, which is null if the version is still
+    live.
+
+    Args:
+        store: The model registry.
+        time: ISO 8601, in UTC if it has no zone, or `now`.
+        as_json: Whether to print JSON.
 
     Raises:
-        ContractError: `time` is no time, or nothing was live then.
+        ContractError: `time` cannot be parsed, or no version was live then.
     """
     moment = _moment(time)
     found = live_at(store, moment)
     if found is None:
-        raise ContractError(f"nothing was live at {moment.isoformat()} in {store}")
+        raise ContractError(f"no version was live at {moment.isoformat()} in {store}")
     entry, after = found
     if as_json:
         print(json.dumps({**asdict(entry), "until": after.time if after else None}, indent=2))
         return
     show(f"version {entry.version}, model {entry.model_id}")
     show(f"since {entry.time} ({entry.action} by {entry.who or 'unknown'}: {entry.reason})")
-    until = f"until {after.time} ({after.action} of version {after.version}: {after.reason})" if after else "live still"
+    until = f"until {after.time} ({after.action} of version {after.version}: {after.reason})" if after else "still live"
     print(until)
-    print(
-        "hashes: " + (", ".join(f"{name} {value}" for name, value in sorted(entry.sha256.items())) or "not kept then")
-    )
+    print("hashes: " + (", ".join(f"{name} {value}" for name, value in sorted(entry.sha256.items())) or "not recorded"))
 
 
 def _moment(text: str) -> datetime:

@@ -1,6 +1,7 @@
-"""`evergreen recommender`: drafts a recommender's file, checks, compares, accepts, lists; prints its records' schema.
+"""`evergreen recommender` drafts, checks, compares, accepts and lists recommenders.
 
-Reading and writing the file is left to `form`, drafting to `draft`, keeping accepted descriptions to the store.
+It also prints the schema of their records. The package `recommender_file` reads, writes and drafts
+the file. The model registry stores accepted recommenders.
 """
 
 import argparse
@@ -24,35 +25,35 @@ from evergreen.storage.uris import typed_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Return the parser of all commands and their flags."""
     parser = CommandParser(
-        prog="evergreen recommender", description="Drafts, checks and accepts the file that describes a recommender."
+        prog="evergreen recommender", description="Draft, check and accept the file that describes a recommender."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     init = commands.add_parser("init", help="draft a file from the first rows of a click log")
     init.add_argument("data", type=Path, help="text with a header, JSON lines, or Parquet")
     init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write")
-    init.add_argument("--name", default="", help="the recommender's name (default: made of the data's)")
-    check = commands.add_parser("check", help="say whether a file is sound; else where it is not, and what is expected")
+    init.add_argument("--name", default="", help="name of the recommender (default: from the name of the data)")
+    check = commands.add_parser("check", help="check a file, and print its first fault")
     check.add_argument("file", type=Path, help="YAML, as init drafts it")
-    check.add_argument("--data", type=Path, help="file of rows, or folder of them: say what ingest would do with them")
-    show = commands.add_parser("show", help="print an accepted description as a file")
+    check.add_argument("--data", type=Path, help="file or folder of rows: show what ingest would do with them")
+    show = commands.add_parser("show", help="print an accepted recommender as a file")
     show.add_argument("which", nargs="?", default=CURRENT, help="current (default), a version, or 8 digits of a digest")
-    diff = commands.add_parser("diff", help="compare two descriptions key by key")
+    diff = commands.add_parser("diff", help="compare two recommenders key by key")
     diff.add_argument("old", help="current, a version, 8 digits of a digest, or a file")
-    diff.add_argument("new", help="the same")
-    accept = commands.add_parser("accept", help="make a file the description by which the next rounds work")
+    diff.add_argument("new", help="like the first argument")
+    accept = commands.add_parser("accept", help="accept a file as the recommender of the next runs")
     accept.add_argument("file", type=Path, help="YAML, as init drafts it")
-    accept.add_argument("--why", required=True, help="why")
-    accept.add_argument("--who", default=whoami(), help="who accepts it")
+    accept.add_argument("--why", required=True, help="reason")
+    accept.add_argument("--who", default=whoami(), help="person who accepts it")
     accept.add_argument(
         "--replace",
         action="store_true",
-        help="accept it although the store is in use by another recommender: one of another name, or without any "
-        "column of this one's",
+        help="accept it although another recommender uses the store: one with another name, or without any "
+        "column of this one",
     )
-    log = commands.add_parser("log", help="list the accepted versions: who, when, why")
-    records = commands.add_parser("records", help="print the Protobuf schema of its log records, for other readers")
+    log = commands.add_parser("log", help="list the accepted versions with person, time and reason")
+    records = commands.add_parser("records", help="print the Protobuf schema of the log records, for other readers")
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
     for each in (show, diff, accept, log, records):
         each.add_argument("--store", required=each is not records, help="model store, folder or its URI")
@@ -61,7 +62,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; `diff` ends with `REFUSED` if the descriptions differ, `check` if `ingest` would refuse."""
+    """Run one command.
+
+    `diff` returns `REFUSED` if the recommenders differ, and `check` if `ingest` would refuse the
+    rows.
+    """
     arguments = build_parser().parse_args(argv)
     commands = {
         "init": _init,
@@ -82,17 +87,17 @@ def _init(arguments: argparse.Namespace) -> int:
         raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")
     name = arguments.name or recommender_name(arguments.data.name.partition(".")[0])
     write_whole(arguments.output, draft(read_sample(arguments.data), name=name))
-    print(f"{arguments.output} is drafted: read its comments, correct it, answer where it says {FILL_IN}, then")
+    print(f"{arguments.output} is drafted: read its comments, correct it, fill in what is marked {FILL_IN}, then")
     print(f"  evergreen recommender check {arguments.output} --data {arguments.data}")
     return ExitCode.DONE
 
 
 def _check(arguments: argparse.Namespace) -> int:
     recommender = read_recommender(arguments.file)
-    print(f"{arguments.file} is sound: {_described(recommender)}")
+    print(f"{arguments.file} is valid: {_described(recommender)}")
     if arguments.data is None:
         return ExitCode.DONE
-    # Reading rows needs DuckDB and Arrow, which the other commands do without.
+    # Imported here, because only this command needs DuckDB and Arrow.
     from evergreen.recommender_file.trial import sentences, try_rows
 
     trial = try_rows(arguments.data, recommender)
@@ -130,7 +135,7 @@ def _accept(arguments: argparse.Namespace) -> int:
     )
     for each in compare(old, recommender) if old else ():
         print(each)
-    print(f"version {version} is in force from the next round on: {_described(recommender)}")
+    print(f"version {version} is used from the next run on: {_described(recommender)}")
     live = current(store)
     if live is not None:
         learned = stored_model(store, live.model_id, role="live model").recommender.features
@@ -162,7 +167,7 @@ def _find(arguments: argparse.Namespace, which: str) -> Recommender:
 
 def _store(arguments: argparse.Namespace) -> Path:
     if arguments.store is None:
-        raise ContractError("--store is not given, expected the model store where no file is named")
+        raise ContractError("--store is not given, expected the model store, because no file is named")
     return typed_folder(arguments.store, "--store")
 
 

@@ -1,11 +1,14 @@
-"""`evergreen reproduce`: trains a stored model again from the lake and its parent, and compares it step by step.
+"""`evergreen reproduce` trains a stored model again, and compares each step.
 
-The steps run as their commands, by what the model's manifests and its run's notes say, over a view of the store in the
-work folder: files are links there, journals end where the run began, and the recommender is the model's own. The lake
-is read as it was then, without files that were written later. The store is only read; nothing is judged or released.
+The steps run as commands. Their inputs come from the model's manifests and from the notes of its
+run. They see a view of the model registry in the work folder. In this view files are links,
+journals end at the start of the original run, and the recommender is that of the model. Files of
+the lake that were written later are skipped. The command only reads the registry, and neither
+evaluates nor releases a model.
 
-On the same kind of processor, with as many threads, all bytes are the same. Names, times and folders of the run are not
-compared, and TFDV's statistics neither: it picks among equally frequent values by chance.
+On the same kind of processor, with the same number of threads, all bytes are equal. Names, times
+and folders of the run are not compared. TFDV's statistics are not compared either, because TFDV
+chooses at random among equally frequent values.
 """
 
 import argparse
@@ -39,35 +42,38 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 
 RUN = "reproduce"
 _OF_A_RUN = ("model_id", "created_at", "sha256", "validation_report", "raw_dataset", "training_set")
-"""Fields of manifests that are not compared, as URIs are not; what hashes and references are of is compared itself."""
+"""Fields of manifests that are not compared. URIs are not compared either. The files behind hashes
+and references are compared themselves."""
 _OF_VALIDATION = ("digest", "num_train_rows", "num_quarantined")
-"""Fields of a `RawDataset` that validation changes where rows go into quarantine or come back."""
+"""Fields of a `RawDataset` that validation changes if rows enter or leave the quarantine."""
 MAX_SHOWN = 8
-"""Differences of a step that are printed."""
+"""Number of differences of a step that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """One model that is to be trained again."""
+    """One model to train again."""
 
     store: Path
     model: Model
     raw: RawDataset
-    """The rows that it was trained on and judged by."""
+    """The rows that trained and evaluated the model."""
     lake: str
     until: str
-    """When its run read the lake, ISO 8601: what was written or decided later does not count."""
+    """Time in ISO 8601 when the original run read the lake. Later files and decisions do not
+    count."""
     facts: Mapping[str, Any]
-    """From the notes of its run: the window that was asked for, and the threads of the fit."""
+    """Facts from the notes of the original run: the requested window, and the number of threads of
+    the fit."""
     folder: Path
-    """To work in; made anew."""
+    """Work folder, which is created anew."""
 
     def steps(self) -> Iterator[tuple[str, list[str]]]:
-        """Runs the steps one by one; yields what each made otherwise than the model's own run did.
+        """Run the steps one by one, and yield the name and the differences of each.
 
         Raises:
-            ContractError: what the model was made of is gone, or a step says so.
-            Refused, PermanentError: a step ended so; with its reason.
+            ContractError: inputs of the model are gone, or a step raised this error.
+            Refused, PermanentError: a step failed like this. The message has its reason.
         """
         self._expect_inputs()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -101,10 +107,11 @@ class Reproduction:
         for role, model_id in (("model", self.model.model_id), ("parent", self.model.parent_model_id)):
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
-                    f"weights of {role} {model_id} are absent from {self.store}, expected them uncollected"
+                    f"weights of {role} {model_id} are absent from {self.store}, expected weights that were not "
+                    "collected"
                 )
         if gone := sorted({each["day"] for each in self.model.days} - lake_versions(self.lake).keys()):
-            expected = f"expected those that model {self.model.model_id} learned"
+            expected = f"expected the training days of model {self.model.model_id}"
             raise ContractError(f"lake {self.lake} holds no rows of {', '.join(gone)}, {expected}")
 
     def _view_store(self) -> None:
@@ -115,13 +122,17 @@ class Reproduction:
         (view / JOURNAL_FILE).symlink_to(self.store / JOURNAL_FILE)
         for journal in view.glob(f"*/{JOURNAL_FILE}"):
             lines = journal.read_text().splitlines(keepends=True)
-            journal.unlink()  # the link
+            journal.unlink()  # removes only the link
             journal.write_text("".join(line for line in lines if moment_of(json.loads(line)["time"]) <= until))
         accept(view, self.model.recommender, who=RUN, why=self.model.model_id, now=datetime.now(timezone.utc))
 
     def _run(self, step: str, **inputs: object) -> Path:
-        """Runs a step; the path of its manifest."""
-        python, view, output = python_of(ENVIRONMENT_OF_STEP[step]), self.folder / "store", self.folder / f"{step}.json"
+        """Run a step, and return the path of its manifest."""
+        python, view, output = (
+            python_of(ENVIRONMENT_OF_STEP[step]),
+            self.folder / "store",
+            self.folder / f"{step}.json",
+        )
         if not python.exists():
             raise ContractError(f"{step} needs {python}, which is absent; `make environments` builds it")
         threads = {"OMP_NUM_THREADS": str(self.facts["threads"])} if "threads" in self.facts else {}
@@ -137,22 +148,27 @@ class Reproduction:
         return output
 
     def _written_since(self) -> list[str]:
-        """Names the files of the model's days that were not read."""
+        """Return a line that names later files of the model's days, which were not read."""
         begun, days = moment_of(self.until).timestamp(), {f"day={each['day']}" for each in self.model.days}
         listed = [each.name for each in open_objects(self.lake).list() if each.written_at > begun]
         named = [name for name in listed if name.partition("/")[0] in days]
-        return [f"not read, because written after {self.until}: {', '.join(named)}"] if named else []
+        return [f"skipped, because written after {self.until}: {', '.join(named)}"] if named else []
 
 
 def differing(found: Manifest, expected: Manifest, *, but: Collection[str] = ()) -> list[str]:
-    """The fields in which two manifests differ, without those that name a run, its folders or its time."""
+    """Return the differing fields of two manifests.
+
+    Fields with names, folders or times of a run are skipped, and so are the fields `but`.
+    """
     skipped = {*_OF_A_RUN, *but, *(name for name in asdict(expected) if name.endswith("uri"))}
     ours, theirs = ({n: v for n, v in asdict(each).items() if n not in skipped} for each in (found, expected))
     return differences(ours, theirs)
 
 
 def differences(found: Any, expected: Any, name: str = "") -> list[str]:
-    """Where two values of a manifest differ, one line each; days are compared with the same days.
+    """Return the differences of two values of a manifest, one line each.
+
+    Entries of days are compared with those of the same day.
 
     >>> differences({"days": [{"day": "2026-03-01", "num_rows": 9}]}, {"days": [{"day": "2026-03-01", "num_rows": 8}]})
     ['days 2026-03-01 num_rows is 9, expected 8']
@@ -170,14 +186,17 @@ def _by_day(value: Any) -> Any:
 
 
 def differing_files(found: Path, expected: Path) -> list[str]:
-    """The files of the folder `expected` that have other bytes below `found`, or are not there."""
+    """Return the files of the folder `expected` that are absent or different below `found`."""
     names = [path.name for path in expected.iterdir() if path.name != Path(Model.STATISTICS).name]
     ours, theirs = ({n: sha256_file(at / n) for n in names if (at / n).is_file()} for at in (found, expected))
     return differences(ours, theirs)
 
 
 def differing_weights(found: Model, expected: Model, stored: Path) -> list[str]:
-    """How many tensors differ and by how much; where the weights in the folder `stored` were collected, whether."""
+    """Return how many tensors differ, and by how much.
+
+    If the weights in the folder `stored` were collected, only their hashes are compared.
+    """
     lines = differences(found.sha256[Model.WEIGHTS], expected.sha256[Model.WEIGHTS], Model.WEIGHTS)
     if not lines or not (stored / Model.WEIGHTS).exists() or found.slot_sizes != expected.slot_sizes:
         return lines
@@ -191,17 +210,25 @@ def differing_weights(found: Model, expected: Model, stored: Path) -> list[str]:
 
 
 def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> Reproduction:
-    """The reproduction of a stored model in a new folder below `work`; without `lake`, from where its run read it.
+    """Return the reproduction of a stored model.
+
+    Args:
+        store: The model registry.
+        model_id: The model to train again.
+        work: Folder in which the reproduction gets a new folder.
+        lake: The lake to read. None means the one that the original run read.
 
     Raises:
-        ContractError: the model was never judged, or its run left no notes.
+        ContractError: the model was never evaluated, or its run left no notes.
     """
     model, _, raw = judged_model(store, model_id)
     runs = [read_notes(store, path.parent.name) for path in (store / "runs").glob("*/training.json")]
     notes = next((run for run in runs if trained_model(run) == model_id), [])
     begun = {note.step: note.started_at for note in notes}
     if "extraction" not in begun:
-        raise ContractError(f"the run that trained {model_id} left no notes in {store}, expected what it was asked for")
+        raise ContractError(
+            f"the run that trained {model_id} left no notes in {store}, expected notes with its parameters"
+        )
     return Reproduction(
         store=store,
         model=model,
@@ -214,18 +241,20 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen reproduce", description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("model", metavar="VERSION|MODEL_ID", help="a released version, or a model that was judged")
-    parser.add_argument("--store", required=True, help="model store, folder or its URI; it is only read")
-    parser.add_argument("--work", required=True, type=Path, help="folder to work in, below which a new one is made")
+    parser.add_argument(
+        "model", metavar="VERSION|MODEL_ID", help="a released version, or a model that the gate evaluated"
+    )
+    parser.add_argument("--store", required=True, help="model store, folder or its URI, which is only read")
+    parser.add_argument("--work", required=True, type=Path, help="folder in which a new work folder is created")
     parser.add_argument("--lake", help="folder, its URI, or gs:// (default: where the model's run read it)")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; `REFUSED` where something differs."""
+    """Run the command. Return `REFUSED` if a step differs."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     model_id = referenced_model(store, arguments.model).model_id
@@ -235,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = found[:MAX_SHOWN] + [f"and {len(found) - MAX_SHOWN} more"] * (len(found) > MAX_SHOWN)
         print("\n           ".join([f"{'DIFFERS' if found else 'same':<8} {step}", *shown]), flush=True)
         first = first or (step if found else None)
-    print(f"model {model_id}: " + (f"differs first in {first}; see {work.folder}" if first else "the same bytes"))
+    print(f"model {model_id}: " + (f"first difference in {first}, see {work.folder}" if first else "the same bytes"))
     return ExitCode.REFUSED if first else ExitCode.DONE
 
 

@@ -1,7 +1,7 @@
-"""Prints the runs of a model store: how each ended, on which data, with which model, and what the gate said of it.
+"""Print the runs of a model registry: their state, data, model and verdict.
 
-All of it is read from what the steps left (`registry.runs`) and from the verdicts (`registry.models`); a run that is
-under way has notes and no outcome.
+Everything is read from the files that the steps left (`registry.runs`) and from the verdicts
+(`registry.models`). A run in progress has notes but no outcome.
 """
 
 import json
@@ -31,45 +31,46 @@ from evergreen.runtime.plain_text import show
 
 @dataclass(frozen=True, kw_only=True)
 class RunLine:
-    """One run for people; a number that does not exist is None."""
+    """One run for people. An undefined number is None."""
 
     run: str
-    """Its folder in the store, and what every command calls it."""
+    """Name of the run's folder in the registry, by which all commands call the run."""
     name: str
-    """Its name in Kubeflow, which other runs may have too; `run` where it ran on this machine."""
+    """The run's name in Kubeflow, which is not unique. For a run on this machine it is `run`."""
     state: str
-    """As in `RunOutcome`; `running` for a run without an outcome."""
+    """State as in `RunOutcome`, or `running` for a run without an outcome."""
     step: str
-    """The step that decided it, or that is at work."""
+    """The step that decided the outcome, or the current step."""
     started_at: str | None
     seconds: float | None
-    """From the start of its first step to its end."""
+    """Time in seconds from the start of the first step to the end of the run."""
     rows: int | None
-    """Rows that it learned from."""
+    """Number of training rows."""
     quarantined_files: int
-    """Files of the lake that it left out, because their rows cannot be read."""
+    """Number of files of the lake that the run left out because their rows cannot be read."""
     model_id: str | None
     version: int | None
     auc: float | None
-    """The candidate's, on the held-out rows."""
+    """AUC of the candidate on the held-out rows."""
     verdict: str | None
     settings: dict[str, dict[str, object]]
-    """All settings of the model's recommender that are not defaults, by section; those of the run included."""
+    """All settings of the model's recommender that are not defaults, by section, including those of
+    the run."""
     reason: str
 
 
 def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
-    """Runs of the store, oldest first: those that began last, or all.
+    """Return the `newest` runs of the registry, or all of them, oldest first.
 
     Raises:
-        ContractError: a file in it is damaged.
+        ContractError: a file in the registry is corrupt.
     """
     runs = sorted((_start_of(store, folder.name), folder.name) for folder in (store / "runs").glob("*"))
     return [read_run(store, run) for _, run in runs[-newest if newest else None :]]
 
 
 def _start_of(store: Path, run: str) -> str:
-    """When the first step of a run began, or else the run ended; empty where neither is known."""
+    """Return when the first step of a run began, or if unknown when the run ended, or ""."""
     if first := next(each_note(store, run), None):
         return first.started_at
     outcome = find_outcome(store, run)
@@ -77,7 +78,11 @@ def _start_of(store: Path, run: str) -> str:
 
 
 def read_run(store: Path, run: str) -> RunLine:
-    """One run of the store; errors as `read_runs`."""
+    """Return one run of the registry.
+
+    Raises:
+        ContractError: a file of the run is corrupt.
+    """
     notes, outcome = read_notes(store, run), find_outcome(store, run)
     begun, last = begun_at(notes), notes[-1] if notes else StepNote(step="none")
     model, verdict = _model_and_verdict(store, notes)
@@ -102,7 +107,7 @@ def read_run(store: Path, run: str) -> RunLine:
 
 
 def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
-    """What the run made, as far as it came."""
+    """Return the run's model and verdict, each None if the run did not get so far."""
     name = trained_model(notes)
     if name is None:
         return None, None
@@ -111,7 +116,10 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
 
 
 def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False) -> None:
-    """Print a line for each run, and the reasons of those that failed; as JSON with the settings of each."""
+    """Print a line for each run, and the reasons of failed ones.
+
+    JSON also has the settings of each run.
+    """
     lines = read_runs(store, newest=newest)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
@@ -121,7 +129,7 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
         return
     head = ("started", "run", "id", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
     table = [head, *(_cells(line) for line in lines)]
-    if all(line.name == line.run for line in lines):  # runs of this machine have no id
+    if all(line.name == line.run for line in lines):  # runs on this machine have no id
         table = [(row[0], row[1], *row[3:]) for row in table]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
@@ -130,32 +138,34 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
         if line.state == "failed":
             show(f"{line.name} failed at {line.step}: {line.reason}")
         if line.quarantined_files:
-            show(f"{line.name} left out files that cannot be read: {line.quarantined_files}; its validation names them")
+            show(f"{line.name} left out {line.quarantined_files} unreadable files, which its validation report names")
     if len(lines) == newest:
-        print(f"the newest {newest}; --newest 0 lists all")
+        print(f"these are the newest {newest} runs, --newest 0 lists all")
 
 
 def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) -> None:
-    """Print the runs that Kubeflow calls failed and that left nothing in the store, so that nothing else lists them.
+    """Print runs that failed in Kubeflow and left nothing in the registry.
+
+    No other command lists these runs.
 
     Args:
-        store: The model store.
+        store: The model registry.
         server: Kubeflow's API.
-        newest: Newest runs of Kubeflow that are looked at; None or 0 = 100.
+        newest: Number of Kubeflow's newest runs to check. None and 0 mean 100.
 
     Raises:
-        TemporaryError: the server does not answer.
-        PermanentError: it refused.
+        TemporaryError: the server does not respond.
+        PermanentError: the server refused.
     """
     experiment = server.find_experiment(EXPERIMENT)
     failed = server.failed_runs(experiment, among=newest or 100) if experiment else []
     for run in failed:
         if not left_anything(store, run.run_id):
-            show(f"{run.name} failed and left nothing here: {run.text}; see {run.link}")
+            show(f"{run.name} failed and left nothing in the store: {run.text}; see {run.link}")
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:
-    """Where a run's reports are, what it made, and in the last line how it ended."""
+    """Return where a run's reports are, its model, and in the last line how it ended."""
     made = read_run(store, outcome.run)
     lines = [f"report of {step}: {uri}" for step, uri in outcome.reports.items()]
     if made.model_id is not None:
@@ -165,17 +175,18 @@ def describe_run(store: Path, outcome: RunOutcome) -> str:
 
 
 def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> str | None:
-    """Return what a person does about a run that released nothing, or None if nothing is to be done.
+    """Return advice about a run that released nothing, or None if nothing is to be done.
 
     Args:
-        store: The model store.
+        store: The model registry.
         outcome: How the run ended.
-        command: The words of the command that the run began with: flags of one word, or of two as `-p NAME=VALUE`.
+        command: Words of the command that started the run. A flag is one word, or two as `-p
+            NAME=VALUE`.
     """
     if outcome.state == "released":
         return None
     if outcome.state == "canary":
-        return f"`evergreen canary status --store {shlex.quote(str(store))}` shows how the new version does"
+        return f"`evergreen canary status --store {shlex.quote(str(store))}` shows the progress of the new version"
     verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
     if outcome.state == "judged" and verdict is not None:
         words = ["evergreen", "promote", "--store", str(store), "--model-id", verdict.candidate_model_id]
@@ -187,13 +198,13 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
 
 
 _SETTINGS = "settings="
-"""Begin of the parameter that has settings, as `--set` adds them."""
+"""Start of the pipeline parameter with the settings of `--set`."""
 
 
 def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The command with these flags, and without those that they take the place of."""
+    """Return the command with these flags in place of those that they replace."""
     replaced = {word.partition("=")[0] for word in flags if "=" in word}
-    replaced |= {"trigger_id", *(SCRATCH if FROM_SCRATCH in flags else ())}  # a run of that trigger_id has ended
+    replaced |= {"trigger_id", *(SCRATCH if FROM_SCRATCH in flags else ())}  # the run of that trigger_id has ended
     kept, words = [], iter(command)
     for word in words:
         given = [word, next(words)] if word in ("-p", "--set") else [word]

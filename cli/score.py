@@ -1,4 +1,7 @@
-"""Scores the rows of a user's files by a server: `evergreen score`. Files are read as `evergreen ingest` reads them."""
+"""`evergreen score` scores the rows of a user's files on a server.
+
+Files are read as `evergreen ingest` reads them.
+"""
 
 import argparse
 import asyncio
@@ -21,25 +24,28 @@ _ROWS_PER_REQUEST = 4096
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command's flags; `--help` is its documentation."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen score",
-        description="Scores rows of files, in order; labels are not needed. Prints a JSON line for each row: its file "
-        "and line (of Parquet its row), and its score and the model's version, or why it is malformed.",
+        description="Score rows of files, in order and without labels. Print a JSON line for each row: its file "
+        "and line (for Parquet its row), its score and the model's version, or why it is malformed.",
     )
     add_server_flags(parser)
     parser.add_argument("--data", type=Path, required=True, help="a file of rows, or a folder of files")
-    parser.add_argument("--limit", type=int, help="the first rows only, malformed ones included")
+    parser.add_argument("--limit", type=int, help="number of rows to read, including malformed ones")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code is 2 if a row is malformed, after all others are scored."""
+    """Run the command.
+
+    The exit code is 2 if a row is malformed. The other rows are scored nevertheless.
+    """
     arguments = build_parser().parse_args(argv)
     if arguments.limit is not None and arguments.limit < 1:
         raise ContractError(f"limit is {arguments.limit}, expected at least 1")
-    # In `... | head`, exit quietly when the reader of the pipe is gone.
+    # Exit quietly when the reader of a pipe such as `... | head` is gone.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     num_malformed = asyncio.run(_score(arguments))
     if num_malformed:

@@ -1,9 +1,11 @@
-"""`evergreen search`: tries settings of the recommender and says which judged best on the same held-out rows.
+"""`evergreen search` tries settings of the recommender on the same held-out rows.
 
-A trial is one run of the whole pipeline with `release.rollout=none`: judged by the gate, kept, released to nobody. On a
-laptop Optuna chooses the values and each trial is an `evergreen run` in the driver's environment; the study is a SQLite
-file, so that the same command goes on with one that was stopped. `--katib` writes the same search as a manifest for
-Katib, whose trials are `components.run_outcome.trial`. Which settings there are is their rooms' business.
+A trial is one run of the complete pipeline with `release.rollout=none`. The gate evaluates its
+model, and the registry stores it, but it is not released. On a laptop Optuna chooses the values,
+and each trial is an `evergreen run` in the driver's environment. The study is an SQLite file, so
+that the same command resumes a stopped search. `--katib` writes the same search as a manifest for
+Katib, whose trials are `components.run_outcome.trial`. The settings are defined by the packages
+that use them.
 """
 
 import argparse
@@ -38,63 +40,70 @@ from pipelines.package import read_parameters, read_places, run_outcome_pod
 
 RUNNER = (str(python_of("driver")), "-m", "cli", "run")
 SECTIONS = ("preprocessing", "model", "training")
-"""What may be searched: other sections change the rows that judge, or the judge."""
+"""Sections that may be searched. The other sections change the evaluation rows or the gate."""
 DIRECTIONS = {"auc": "maximize", "log_loss": "minimize"}
-RANDOM_TRIALS = 5  # before Optuna's sampler (TPE) learns from them; its own default is 10
+RANDOM_TRIALS = 5  # random trials before Optuna's sampler (TPE) models the results; Optuna's default is 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """What one setting may be: in a range with both ends, whole where both are, or one of `choices`."""
+    """Possible values of one setting: a range with both ends, or a list of choices.
+
+    The range is one of integers if both ends are integers.
+    """
 
     low: int | float = 0
     high: int | float = 0
     log: bool = False
-    """Whether values of the range are drawn evenly by their logarithm."""
+    """Whether values are drawn uniformly in the logarithm."""
     choices: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.choices) == (self.low < self.high) or (self.log and self.low <= 0):
             raise ContractError(
                 f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, expected choices "
-                "alone, or low < high, with log both positive"
+                "alone, or low < high, both positive if log is true"
             )
 
     @property
     def words(self) -> list[str]:
-        """The choices, else both ends of the range, as `--set` takes them."""
+        """The choices, or both ends of the range, in the form that `--set` takes."""
         return [_word(value) for value in self.choices or (self.low, self.high)]
 
     @property
     def kind(self) -> str:
-        """As Optuna and Katib call it."""
+        """Kind of the parameter, by Optuna's name."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return "categorical" if self.choices else "int" if whole else "float"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen search", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     parser.add_argument("--space", type=Path, required=True, help="YAML: settings, each with low and high, or choices")
-    parser.add_argument("--trials", type=int, default=10, help="of the study, the earlier ones included")
+    parser.add_argument("--trials", type=int, default=10, help="number of trials of the study, including earlier ones")
     parser.add_argument("--objective", choices=list(DIRECTIONS), default="auc", help="default: %(default)s")
-    parser.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
+    parser.add_argument(
+        "-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="as for `evergreen run`"
+    )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--folder", type=Path, help="search on this machine: holds lake and store, as for `run`")
-    where.add_argument("--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead; runs nothing")
+    where.add_argument(
+        "--folder", type=Path, help="search on this machine: folder with lake and store, as for `evergreen run`"
+    )
+    where.add_argument("--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead of a search")
     parser.add_argument("--recommender", type=Path, help="with --katib: the recommender's file")
-    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: the KFP API")
+    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: address of the KFP API")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Searches, or writes the manifest; 0."""
+    """Search or write the manifest, and return 0."""
     arguments = build_parser().parse_args(argv)
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
         raise ContractError(f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected at "
-                            "least 1, and the recommender's file with --katib alone")  # fmt: skip
+                            "least 1, and the recommender's file only with --katib")  # fmt: skip
     given = read_parameters(arguments.package, arguments.parameter)
     if arguments.katib:
         recommender = read_recommender(arguments.recommender)
@@ -110,10 +119,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
-    """The search space in a YAML file, by setting, such as `training.learning_rate: {low: 1e-3, high: 1e-2}`.
+    """Return the search space of a YAML file, by setting.
+
+    An entry is for example `training.learning_rate: {low: 1e-3, high: 1e-2}`.
 
     Raises:
-        ContractError: the file cannot be read, or a setting or one of its values is none of the recommender's.
+        ContractError: the file cannot be read, or the recommender has no such setting or refuses
+            one of its values.
     """
     try:
         document = load_document(path.read_text(encoding="utf-8"), source=str(path)).value
@@ -124,7 +136,7 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
     space: dict[str, Dimension] = {}
     for name, values in document.items():
         if name.partition(".")[0] not in SECTIONS or not isinstance(values, dict):
-            expected = f"low and high, or choices, of a setting of {', '.join(SECTIONS)}"
+            expected = f"low and high, or choices, for a setting of {', '.join(SECTIONS)}"
             raise ContractError(f"{path}: {name} is {values!r}, expected {expected}")
         space[name] = read_mapping(Dimension, values, path=f"{path}: {name}")
         for word in space[name].words:
@@ -135,13 +147,20 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
 def search(
     arguments: argparse.Namespace, space: Mapping[str, Dimension], folders: LocalFolders, *, given: Mapping[str, str]
 ) -> None:
-    """Runs the trials that the study lacks and prints all of them; the first one has no setting of the space.
+    """Run the missing trials of the study, and print all of them.
 
-    `given` are the pipeline's parameters, which all trials of a study share.
+    The first trial changes no setting of the space.
+
+    Args:
+        arguments: The command's flags.
+        space: The search space, by setting.
+        folders: Folders of the runs.
+        given: Pipeline parameters, which all trials of a study share.
 
     Raises:
-        ContractError: the study is of other parameters or another space.
-        PermanentError: the first trial was not judged, or another one by other rows.
+        ContractError: the study has other parameters or another space.
+        PermanentError: the first trial was not evaluated, or another trial was evaluated on other
+            rows.
     """
     import optuna
 
@@ -150,13 +169,15 @@ def search(
     study = optuna.create_study(
         storage=f"sqlite:///{file}", study_name=metric, direction=DIRECTIONS[metric], load_if_exists=True
     )
-    # Rows that come while the search goes on must judge no trial.
+    # Rows that arrive during the search must not evaluate a trial.
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     given = {"window_end": study.user_attrs.get("parameters", {}).get("window_end", now), **given}
     for name, value in {"parameters": given, "space": repr(space)}.items():
         if (known := study.user_attrs.get(name, value)) != value:
-            raise ContractError(f"{name} of the study in {file} is {known}, not {value}: expected the same, or remove "
-                                "the file to begin again")  # fmt: skip
+            raise ContractError(
+                f"{name} of the study in {file} is {known}, not {value}: expected the same, or remove the file to "
+                "start again"
+            )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=number)
@@ -167,8 +188,10 @@ def search(
             raise PermanentError(f"the first trial has no {metric}: {facts['reason']}")
         rows = study.user_attrs.get("rows", facts.get("rows"))
         if facts.get("rows", rows) != rows:
-            raise PermanentError(f"trial {trial.number} was judged by other rows than the first one: the lake or the "
-                                 f"live model has changed; remove {file} to begin again")  # fmt: skip
+            raise PermanentError(
+                f"trial {trial.number} was evaluated on other rows than the first one, because the lake or the live "
+                f"model has changed: remove {file} to start again"
+            )
         study.set_user_attr("rows", rows)
         for name, value in {**facts, "words": words}.items():
             trial.set_user_attr(name, value)
@@ -183,7 +206,11 @@ def search(
 def run_trial(
     package: Path, folders: LocalFolders, *, given: Mapping[str, str], words: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run with the settings `words`, to its end: how it ended and, where it was judged, by which rows, and how."""
+    """Run the pipeline with the settings `words`, and return how the run ended.
+
+    The result always has a `reason`. If the model was evaluated, it also has `rows`, the AUC's
+    `interval` and the metrics.
+    """
     name = new_run_name("search")
     texts = {**given, "settings": _unreleased(given, _settings(words)), "trigger_id": name}
     command = [*RUNNER, f"--package={package.resolve()}", f"--folder={folders.root}"]
@@ -191,7 +218,8 @@ def run_trial(
     folders.logs.mkdir(parents=True, exist_ok=True)
     with open(folders.logs / "search.log", "a") as log:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        # Ctrl-C reaches the run too, which ends its step; `subprocess.run` would kill it before it has.
+        # Ctrl-C reaches the run too, and the run then ends its step. `subprocess.run` would kill it
+        # before that.
         with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
             process.wait()
     outcome = find_outcome(folders.store, name)
@@ -207,13 +235,14 @@ def run_trial(
 def katib_experiment(
     arguments: argparse.Namespace, space: Mapping[str, Dimension], given: Mapping[str, str], *, name: str
 ) -> dict[str, Any]:
-    """The search as an Experiment; image and volume are those of the pipeline's exit handler.
+    """Return the search as an Experiment, with the image and volume of the pipeline's exit handler.
 
     Raises:
-        ContractError: a choice holds what Katib, which puts values into JSON as they are, cannot pass on.
+        ContractError: a choice holds a character that Katib cannot pass on, because Katib inserts
+            values into JSON unescaped.
     """
     if broken := [word for each in space.values() for word in each.words if {'"', "\\"} & set(word)]:
-        raise ContractError(f"choice {broken[0]} holds a quote or a backslash, which Katib puts into JSON as it is")
+        raise ContractError(f"choice {broken[0]} holds a quote or a backslash, which Katib does not escape in JSON")
     made: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("katib_experiment.yaml").read_text())
     made["metadata"]["name"] = f"search-{name.replace('_', '-')}"[:40].rstrip("-")
     spec, metric = made["spec"], arguments.objective
@@ -244,7 +273,7 @@ def _suggested(trial: Any, name: str, each: Dimension) -> str:
     if each.choices:
         return str(trial.suggest_categorical(name, each.words))
     value = getattr(trial, f"suggest_{each.kind}")(name, each.low, each.high, log=each.log)
-    return f"{value:.4g}" if isinstance(value, float) else _word(value)  # four digits, for people to copy
+    return f"{value:.4g}" if isinstance(value, float) else _word(value)  # four digits are easy to copy
 
 
 def _line(trial: Any) -> str:
@@ -263,7 +292,7 @@ def _settings(words: Mapping[str, str]) -> str:
 
 
 def _word(value: Any) -> str:
-    """How `--set` takes the value: JSON without blanks, a text as it is.
+    """Return the value in the form that `--set` takes: compact JSON, or a string as it is.
 
     >>> _word([64, 32]), _word(0.003), _word("dcn")
     ('[64,32]', '0.003', 'dcn')

@@ -15,7 +15,7 @@ from evergreen.contracts.serving import CONFIG_FILE, versions_of
 from evergreen.registry import promotion_journal
 from evergreen.registry.promotion_journal import Promotion
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving.intact import find_damaged, golden_rows, heal
+from evergreen.serving.intact import find_corrupt, golden_rows, heal
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
 from evergreen.serving.repository.triton_config import read_options
 from evergreen.serving.servers import addresses, bring_up
@@ -70,7 +70,7 @@ class Inspection:
             with repository.locked():
                 self._heal_config(repository)
         for folders, version in self._versions(repository):
-            if not find_damaged(folders, self.site.store, version):
+            if not find_corrupt(folders, self.site.store, version):
                 continue
             try:
                 with repository.locked():

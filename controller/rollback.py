@@ -59,7 +59,7 @@ def rollback(
             return live
         target = _target_release(site, live, to_version if to_version is not None else _replaced_by(site.store, live))
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
-        line = replace(line, barred_model_id=of.model_id if of else None)
+        line = replace(line, blocked_model_id=of.model_id if of else None)
         line = make_live(site, target, line, options=site.repository.options_for(target.version))
         logger.info("rolled back from version %d to %d: %s", live.version, line.version, reason)
         return line

@@ -1,9 +1,10 @@
-"""The whole loop once, on this machine: what `make demo` does, stage by stage.
+"""Run the complete loop once on this machine, for `make demo`.
 
-Lake -> pipeline (first model) -> Triton, monitor, uploader, traffic -> drift -> the monitor finds it and asks for a run
--> incremental model, released under traffic -> AUC recovers -> a bad release is taken back by itself -> all stopped,
-every logged score recomputed, summary and report written. This file only sequences; sizes and command lines are
-`plan`'s, processes `stack`'s, numbers `summary`'s.
+The stages are: lake, pipeline (first model), Triton with monitor, uploader and traffic, and then
+drift. The monitor finds the drift and requests a run. An incremental model is released under
+traffic, and the AUC recovers. A bad release is rolled back automatically. Finally all processes
+stop, every logged score is recomputed, and summary and report are written. This module only orders
+the stages. `plan` has sizes and command lines, `stack` the processes, and `summary` the numbers.
 """
 
 import contextlib
@@ -72,7 +73,8 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.flags import whoami
 
 PUBLISH_SECONDS = 2.0
-"""How long after a line of traffic the records it counts may still be on their way into the log."""
+"""Maximum delay in seconds between a line of traffic statistics and the arrival of its records in
+the log."""
 PREPARE_SECONDS, PROOF_SECONDS, PROMOTE_SECONDS, TAKE_BACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = (
@@ -90,7 +92,10 @@ _MARKER = ".evergreen-demo"
 
 
 class Screen:
-    """Lines about what happens, each with the time since the start; on a terminal also what is waited for now."""
+    """Lines about the progress, each with the time since the start.
+
+    A terminal also shows the current stage.
+    """
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -98,17 +103,17 @@ class Screen:
         self._status = self.console.status("")
         self._title = ""
         self.seconds: dict[str, float] = {}
-        """Seconds of each finished stage, by name."""
+        """Duration of each finished stage in seconds, by name."""
 
     def print(self, text: str, style: str = "") -> None:
-        """One line, with the time since the start; brackets in `text` stay what they are."""
+        """Print one line with the time since the start. Brackets in `text` are not markup."""
         elapsed = time.monotonic() - self._started
-        # Lines are not wrapped: a log file has no width, and a terminal wraps by itself.
+        # Do not wrap lines. A log file has no width, and a terminal wraps by itself.
         self.console.print(f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}", style=style or None, soft_wrap=True)
 
     @contextmanager
     def stage(self, name: str, title: str) -> Iterator[None]:
-        """One stage: its title as a line, and its seconds."""
+        """Run one stage: print its title, and record its duration."""
         self.print(title, "bold")
         self._title, started = title, time.monotonic()
         if self.console.is_terminal:
@@ -120,19 +125,19 @@ class Screen:
             self.seconds[name] = round(time.monotonic() - started, 2)
 
     def show_progress(self, note: str) -> None:
-        """Shows how far the current stage is."""
+        """Show the progress of the current stage."""
         self._status.update(f"{self._title}: {escape(note)}")
 
 
 class RunWatch:
-    """The steps of the runs in a model store, as they start and end."""
+    """Watcher of the steps of all runs in a model registry."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
         self._seen: dict[tuple[str, str], str] = {}
 
     def update(self) -> list[tuple[str, StepNote]]:
-        """(run, note) of each step whose state changed since the last call."""
+        """Return run and note of each step whose state changed since the last call."""
         changed = []
         runs = sorted(p.name for p in (self._store / "runs").glob("*")) if self._store.exists() else []
         for run in runs:
@@ -145,14 +150,14 @@ class RunWatch:
 
 @dataclass(kw_only=True)
 class Demo:
-    """One run of the demo under way."""
+    """One run of the demo in progress."""
 
     services: Services
     screen: Screen
     stack: Stack
     triton: TritonServer
     status_page: str | None = None
-    """Where the monitor's page is, once it is up."""
+    """URL of the monitor's page, or None before the monitor has started."""
 
     def __post_init__(self) -> None:
         self.timeline = JsonLines(self.services.monitor_state / "timeline.jsonl")
@@ -163,16 +168,20 @@ class Demo:
 
     @property
     def folders(self) -> LocalFolders:
-        """Where everything lies."""
+        """Folders of the demo."""
         return self.services.folders
 
     @property
     def plan(self) -> DemoPlan:
-        """The demo's sizes."""
+        """Sizes of the demo."""
         return self.services.plan
 
     def watch(self) -> None:
-        """Prints what happened since the last call; raises if Triton has ended."""
+        """Print all events since the last call.
+
+        Raises:
+            PermanentError: Triton has ended.
+        """
         if not self.triton.alive():
             log = self.folders.logs / "triton.log"
             raise PermanentError(f"triton ended with code {self.triton.returncode}, see {log}")
@@ -186,11 +195,15 @@ class Demo:
                 self.screen.print(f"  {describe_step(note)}")
 
     def newest_window(self, version: int) -> dict[str, Any] | None:
-        """The monitor's newest account of a version's window."""
+        """Return the monitor's newest numbers of a version's window, or None."""
         return next((line for line in reversed(self.timeline.lines) if line["version"] == version), None)
 
     def answered_since(self, moment: float, version: int) -> float | None:
-        """The end of the first second of traffic, begun after `moment`, in which `version` alone answered."""
+        """Return when a second of traffic ended in which only `version` served requests.
+
+        It is the first such second that began after `moment`. Times are in seconds since the epoch.
+        Returns None if there is no such second yet.
+        """
         lines = self.traffic.lines
         for before, line in zip(lines, lines[1:]):
             if before["time"] >= moment and list(line["versions"]) == [str(version)]:
@@ -198,31 +211,32 @@ class Demo:
         return None
 
     def run_has_ended(self) -> bool:
-        """Whether the monitor has seen the end of a run."""
+        """Return whether the monitor has seen the end of a run."""
         return any(event["kind"] == "run_ended" for event in self.events.lines)
 
     def has_decided(self) -> bool:
-        """Whether the monitor has asked for a run."""
+        """Return whether the monitor has requested a run."""
         return retrain_decision(self.events.lines) is not None
 
     def rows_ran_out(self) -> bool:
-        """Whether the replayed file came to its end."""
+        """Return whether all rows of the replayed file were sent."""
         return bool(self.traffic.lines) and bool(self.traffic.lines[-1]["exhausted"])
 
     def traffic_has_ended(self) -> bool:
-        """Whether the replayed file came to its end and every label is known."""
+        """Return whether all rows of the replayed file were sent and every label is known."""
         return self.rows_ran_out() and self.settled(float(self.traffic.lines[-1]["time"]) + PUBLISH_SECONDS)
 
     def monitor_status(self) -> dict[str, Any]:
-        """The monitor's account of itself."""
+        """Return the monitor's status."""
         with DIRECT.open(f"{self.status_page}status", timeout=10) as response:
             status: dict[str, Any] = json.load(response)
         return status
 
     def settled(self, last_published: float) -> bool:
-        """Whether the monitor has read all records, the last of them published by then, and no label is open.
+        """Return whether the monitor has read all records and no label is open.
 
-        Pub/Sub cannot tell its backlog; up to when it is read, every log can.
+        The last record was published before `last_published`, in seconds since the epoch. The
+        watermark is compared too, because Pub/Sub does not report its backlog.
         """
         status = self.monitor_status()
         read_up_to = status["log_read_up_to"]
@@ -231,7 +245,7 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings) -> int:
-    """Runs the demo; 0 every promise held, 1 one did not.
+    """Run the demo. Return 0 if every promise was kept, else 1.
 
     Raises:
         ContractError: the data is absent or unusable, or the folder is not a demo's.
@@ -244,7 +258,7 @@ def run_demo(settings: DemoSettings) -> int:
 
 
 def _run_in(settings: DemoSettings) -> int:
-    """Runs the demo in its folder, which is empty but for the marker."""
+    """Run the demo in its folder, which holds only the marker."""
     folders = LocalFolders(root=settings.folder)
     folders.places()
     folders.logs.mkdir()
@@ -261,7 +275,10 @@ def _run_in(settings: DemoSettings) -> int:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Ends the demo once: a second Ctrl-C must not end the clean-up that the first began."""
+    """End the demo once.
+
+    A second Ctrl-C must not interrupt the clean-up that the first one started.
+    """
     for each in ENDING_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -322,9 +339,10 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
 
 
 def _turn_loop(demo: Demo) -> list[LiveChange]:
-    """Changes the world and goes as far round the loop as it turns; a bad release and the way back, if it came to that.
+    """Start the drift and go through the rest of the loop as far as the rows allow.
 
-    Each stage is begun only once what it is called has begun to happen.
+    Each stage is opened only after its event has begun. Returns the bad release and its rollback,
+    or an empty list if the demo did not get so far.
     """
     screen = demo.screen
     if not _change_world(demo):
@@ -342,7 +360,12 @@ def _turn_loop(demo: Demo) -> list[LiveChange]:
 
 
 def check_data(settings: DemoSettings) -> None:
-    """Refuses data that is not there, or that cleaning the demo's folder would remove."""
+    """Check that the data exists and is not in the folder that the demo empties.
+
+    Raises:
+        ContractError: the data is absent or in the demo's folder, or `recommender` is given without
+            data.
+    """
     data = settings.data
     if data is None:
         if settings.recommender is not None:
@@ -353,19 +376,19 @@ def check_data(settings: DemoSettings) -> None:
     if not data.exists():
         raise ContractError(f"{data} does not exist, expected a file of rows or a folder of them")
     if data == settings.folder or settings.folder in data.parents:
-        raise ContractError(f"{data} lies in {settings.folder}, which the demo empties, expected it elsewhere")
+        raise ContractError(f"{data} is in {settings.folder}, which the demo empties, expected another folder")
 
 
 @contextmanager
 def start_clean(folder: Path) -> Iterator[None]:
-    """Removes what an earlier demo wrote, and keeps other demos out while the body runs.
+    """Remove the files of an earlier demo, and lock the folder while the body runs.
 
     Raises:
-        ContractError: the folder holds anything else, or a demo that is running.
+        ContractError: the folder holds other files, or a demo runs in it.
     """
     marker = folder / _MARKER
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
-        raise ContractError(f"{folder} is not empty and no demo wrote it, expected a folder of the demo's own")
+        raise ContractError(f"{folder} is not empty and not a demo's folder, expected an empty folder or a demo's")
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
         marker.touch()
@@ -389,22 +412,23 @@ def _alone_in(folder: Path) -> Iterator[None]:
             ) from error
         yield
     finally:
-        os.close(lock)  # which releases it
+        os.close(lock)  # closing releases the lock
 
 
 def open_demo(folder: Path) -> int:
-    """Serves a finished demo until Ctrl-C: its live version, and the monitor's page; 0. Nothing asks for a run.
+    """Serve a finished demo until Ctrl-C, with its live version and the monitor's page.
 
-    Commands find the server by the store, as after a release; `addresses.sh` says to a shell where everything is.
+    The monitor requests no run. Commands find the server through the registry, as after a release.
+    `addresses.sh` sets variables with all addresses for a shell. Returns 0.
 
     Raises:
-        ContractError: the folder holds no finished demo, or one that is open already.
+        ContractError: the folder holds no finished demo, or the demo is open already.
         PermanentError, TemporaryError: a process failed.
     """
     folders = LocalFolders(root=folder)
     place = read_serving_place(folders.store)
     if place is None or not (folder / "summary.json").exists():
-        raise ContractError(f"{folder} holds no finished demo, expected the folder that one left")
+        raise ContractError(f"{folder} holds no finished demo, expected the folder of one")
     state, log = folder / "monitor", sqlite_log(folder).url
     for number in ENDING_SIGNALS:
         signal.signal(number, _interrupt)
@@ -441,7 +465,7 @@ def open_demo(folder: Path) -> int:
 
 
 def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> DemoPlan:
-    """Writes the lake and what is replayed after it; the sizes that fit them."""
+    """Write the lake and the file to replay, and return sizes that fit the rows."""
     root = folders.root
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
@@ -469,13 +493,15 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
     if not plan.drift_columns:
         plan = replace(plan, drift_columns=columns_to_change(replay, base.features))
     if not plan.keeps_requests:
-        screen.print(f"  up to {plan.rows_per_request} rows go in a request: one each would be too many a second")
-    screen.print(f"  the change to come: what the values of {', '.join(plan.drift_columns)} mean")
+        screen.print(
+            f"  a request has up to {plan.rows_per_request} rows: single rows would be too many requests per second"
+        )
+    screen.print(f"  drift will change the meaning of the values of {', '.join(plan.drift_columns)}")
     return plan
 
 
 def _describe(settings: DemoSettings, data: Path) -> DescribedData:
-    """The recommender of the rows, and what the demo assumes of them."""
+    """Return the recommender of the rows, and the demo's assumptions about them."""
     if settings.recommender is not None:
         base = read_recommender(settings.recommender)
         return DescribedData(base, [], has_times=have_times(data, base))
@@ -483,7 +509,13 @@ def _describe(settings: DemoSettings, data: Path) -> DescribedData:
 
 
 def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
-    """The JSON in the last line that a module of ours, given with its flags, prints."""
+    """Run a module of ours, and return the JSON of the last line that it prints.
+
+    Args:
+        stack: The stack of processes.
+        name: Name of the process.
+        module: Name of the module, and its flags.
+    """
     stack.start(name, [sys.executable, "-m", *module])
     found: dict[str, Any] = json.loads(last_word(stack.finish(name, seconds=PREPARE_SECONDS)))
     return found
@@ -502,7 +534,7 @@ def _compile_pipeline(package: Path) -> None:
 
 
 def _first_run(demo: Demo) -> RunOutcome | None:
-    """Trains the first model; how its run ended if it released none."""
+    """Train the first model. Return the run's outcome if it released no model, else None."""
     process = demo.stack.start("first_run", demo.services.first_run_command())
     while process.poll() is None:
         demo.watch()
@@ -527,8 +559,8 @@ def _start_services(demo: Demo) -> None:
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
     demo.screen.print(f"  status page: {demo.status_page}")
-    # Pub/Sub cannot say for a lease what it has given out. Rows sent meanwhile would only put the world before the
-    # change into what the next model learns from.
+    # Pub/Sub has no watermark until a lease has expired. Rows sent before that would only add rows
+    # from before the drift to the next model's training data.
     demo.stack.wait_until(
         lambda: demo.monitor_status()["log_read_up_to"] is not None,
         what="the monitor's first look at the log",
@@ -540,29 +572,30 @@ def _start_services(demo: Demo) -> None:
 
 
 def _wait_for_window(demo: Demo, *, version: int) -> None:
-    """Waits until the window of `version` is full, or there are no more rows."""
+    """Wait until the window of `version` is full, or all rows were sent."""
 
     def full() -> bool:
         window = demo.newest_window(version) or {"rows": 0, "auc": None}
         auc = f", auc {window['auc']:.4f}" if window["auc"] is not None else ""
         demo.screen.show_progress(f"{window['rows']:,} of {demo.plan.window_rows:,} rows{auc}")
         is_full = window["rows"] >= demo.plan.window_rows
-        # A run that is asked for before the change is the next thing to happen.
+        # If the monitor requests a run before the drift, go on with that run.
         return is_full or demo.traffic_has_ended() or (version == 1 and demo.has_decided())
 
     demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
 
 
 def _change_world(demo: Demo) -> bool:
-    """Changes the world and waits for the monitor's decision; False if the rows ran out before it could be sure.
+    """Start the drift, wait for the monitor's decision, and return whether it requested a run.
 
-    Nothing is changed if the monitor has asked for a run already, or no rows are left.
+    Returns False if the rows ran out first. No drift is started if the monitor has requested a run
+    already or no rows are left.
     """
-    title = "the world changes"
+    title = "drift begins"
     if demo.has_decided():
-        title = "the monitor asks for a run before anything was changed"
+        title = "the monitor requests a run before the drift began"
     elif demo.rows_ran_out() or not _begin_drift(demo):
-        title = "the rows ran out before anything was changed"
+        title = "the rows ran out before the drift began"
 
     def decided() -> bool:
         auc = demo.timeline.lines[-1]["auc"] if demo.timeline.lines else None
@@ -572,12 +605,12 @@ def _change_world(demo: Demo) -> bool:
     with demo.screen.stage("drift", title):
         demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
         if not demo.has_decided():
-            demo.screen.print("  the rows ran out before the monitor could be sure: it asks for no run", "yellow")
+            demo.screen.print("  the rows ran out before the monitor had enough evidence: it requests no run", "yellow")
     return demo.has_decided()
 
 
 def _begin_drift(demo: Demo) -> bool:
-    """Tells the replay to change the world; False if it has ended."""
+    """Send the replay the command to drift. Return False if the replay has ended."""
     try:
         demo.stack.tell("replay", "drift")
     except ProcessDied:
@@ -586,15 +619,18 @@ def _begin_drift(demo: Demo) -> bool:
 
 
 def _wait_for_run(demo: Demo) -> bool:
-    """Waits for the triggered run's end; whether it released a version."""
+    """Wait for the end of the triggered run. Return whether it released a version."""
     demo.stack.wait_until(demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch)
     live = promotion_journal.current(demo.folders.store)
     return live is not None and live.version > 1
 
 
 def _stop_and_account(demo: Demo) -> dict[str, Any]:
-    """Stops traffic, waits until every record is accounted for, ends all; returns the traffic's summary."""
-    with contextlib.suppress(ProcessDied):  # its rows ran out; its exit code tells
+    """Stop traffic and all processes, and return the summary of the traffic.
+
+    The processes stop after every record is accounted for.
+    """
+    with contextlib.suppress(ProcessDied):  # the rows ran out, and `finish` checks the exit code
         demo.stack.tell("replay", "stop")
     demo.stack.finish("replay", seconds=60)
     ended_at = time.time()
@@ -603,13 +639,13 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     demo.stack.stop("monitor")
     demo.watch()
     demo.stack.stop("uploader", seconds=60)
-    demo.triton.ask_to_stop()  # it takes seconds, in which the scores are recomputed
+    demo.triton.ask_to_stop()  # Triton takes seconds to stop; meanwhile scores are recomputed
     summary: dict[str, Any] = json.loads((demo.folders.root / "traffic_summary.json").read_text())
     return summary
 
 
 def _wait_until_baked(demo: Demo) -> bool:
-    """Waits until nothing speaks against the new version any more; False if the rows ran out before."""
+    """Wait until the new version has baked. Return False if the rows ran out before."""
 
     def has_ended() -> bool:
         return baking(demo.folders.store) is None or demo.rows_ran_out()
@@ -619,14 +655,14 @@ def _wait_until_baked(demo: Demo) -> bool:
             what = "the end of the new version's baking"
             demo.stack.wait_until(has_ended, what=what, seconds=TAKE_BACK_SECONDS, watch=demo.watch)
     if demo.rows_ran_out():
-        demo.screen.print("  the rows ran out before a bad release could be shown", "yellow")
+        demo.screen.print("  the rows ran out before a bad release could be planted", "yellow")
     return not demo.rows_ran_out()
 
 
 def _plant_bad_release(demo: Demo) -> list[LiveChange]:
-    """Makes the first model live again, which the changed world made bad, and waits until it is taken back.
+    """Promote the first model, which the drift made bad, and wait for its rollback.
 
-    The promotion and the way back; empty where nobody was sure in time.
+    Returns the promotion and the rollback, or an empty list if the rows ran out before a decision.
     """
     first = promotion_journal.read_journal(demo.folders.store)[0]
     started_at = time.time()
@@ -637,19 +673,19 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
 
     def taken_back() -> promotion_journal.Promotion | None:
         line = promotion_journal.current(demo.folders.store)
-        return line if line is not None and line.barred_model_id == first.model_id else None
+        return line if line is not None and line.blocked_model_id == first.model_id else None
 
     demo.stack.wait_until(
         lambda: taken_back() is not None or demo.traffic_has_ended(),
-        what="the way back",
+        what="the rollback",
         seconds=TAKE_BACK_SECONDS,
         watch=demo.watch,
     )
     if (line := taken_back()) is None:
-        demo.screen.print("  the rows ran out before anybody could be sure that it is bad", "yellow")
+        demo.screen.print("  the rows ran out before there was enough evidence against it", "yellow")
         return []
     back_at = promotion_journal.moment_of(line.time).timestamp()
-    demo.screen.print(f"  taken back after {back_at - done_at:.1f} s: {line.reason}")
+    demo.screen.print(f"  rolled back after {back_at - done_at:.1f} s: {line.reason}")
     version, before = line.previous_version or 0, line.version
 
     def answered_at() -> float | None:
@@ -657,7 +693,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
 
     demo.stack.wait_until(
         lambda: answered_at() is not None or demo.rows_ran_out(),
-        what=f"an answer from version {before}",
+        what=f"a response from version {before}",
         seconds=TAKE_BACK_SECONDS,
         watch=demo.watch,
     )
@@ -678,7 +714,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
 
 
 def _start_verifying(demo: Demo) -> list[int]:
-    """Lets `evergreen verify` begin with each version that answered, and names those."""
+    """Start `evergreen verify` for each version that served requests, and return the versions."""
     versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
     for version in versions:
         demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
@@ -686,7 +722,7 @@ def _start_verifying(demo: Demo) -> list[int]:
 
 
 def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
-    """What `evergreen verify` found of these versions."""
+    """Return the findings of `evergreen verify` for these versions."""
     logs = [demo.stack.finish(f"verify_{version}", seconds=PROOF_SECONDS, codes=(0, 1)) for version in versions]
     return [
         VerifiedVersion(
@@ -702,7 +738,10 @@ def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
 
 
 def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
-    """What `evergreen replay` finds of an incident over the whole demo; None where nothing was decided."""
+    """Replay an incident over the complete demo, and return its findings.
+
+    Returns None if there was no decision.
+    """
     if not (demo.services.monitor_state / "decisions.jsonl").exists():
         return None
     demo.stack.start("incident", demo.services.incident_command())
@@ -720,7 +759,7 @@ def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
 
 
 def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int:
-    """Writes summary and report, prints what held; the exit code."""
+    """Write summary and report, print which promises were kept, and return the exit code."""
     root = observed.folders.root
     summary = summarize(observed)
     write_whole(root / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
@@ -729,7 +768,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     screen.print(f"auc: {numbers}", "bold")
     training = [run.step_seconds.get("training") for run in summary.runs]
     seconds = ", ".join("none" if each is None else f"{each:.1f} s" for each in training)
-    screen.print(f"training, run by run: {seconds}")
+    screen.print(f"training of each run: {seconds}")
     for sentence in (*decision_sentences(summary), *serving_sentences(summary)):
         screen.print(sentence)
     for sentence in summary.uncertain:
@@ -740,19 +779,19 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     )
     screen.print(f"report:  {root / 'report.html'}")
     screen.print(f"summary: {root / 'summary.json'}")
-    screen.print(f"again:   evergreen open {shlex.quote(str(root))}")
+    screen.print(f"reopen:  evergreen open {shlex.quote(str(root))}")
     for sentence in summary.warnings:
         screen.print(f"warning: {sentence}", "yellow")
     for sentence in summary.to_turn:
         screen.print(f"to turn the loop: {sentence}", "yellow")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:
-        screen.print(f"not held: {failure}", "red")
+        screen.print(f"broken promise: {failure}", "red")
     return 1 if failures else 0
 
 
 def _conclude_without_model(demo: Demo, outcome: RunOutcome) -> int:
-    """Says why there is no first model, and what would make one; the exit code."""
+    """Print why there is no first model, and what would produce one. Return the exit code."""
     verdicts = read_verdicts(demo.folders)
     demo.screen.print(f"no first model: {outcome.state} at {outcome.step}: {outcome.reason}", "red")
     for sentence in verdicts[-1].warnings if verdicts else ():
@@ -763,13 +802,13 @@ def _conclude_without_model(demo: Demo, outcome: RunOutcome) -> int:
 
 
 def describe_step(note: StepNote) -> str:
-    """One line about a step that ended: its time and what a person asks first."""
+    """Return one line about a finished step, with its duration and its most important facts."""
     facts = note.facts
     known = {
-        "extraction": "{train_rows:,} rows to learn from, {holdout_rows:,} held out, {malformed:,} malformed",
+        "extraction": "{train_rows:,} training rows, {holdout_rows:,} held out, {malformed:,} malformed",
         "validation": "{decision}, {num_warnings} warnings over {num_rows:,} rows",
         "preprocessing": "{ids:,} ids, {new_categories:,} of them new",
-        "training": "auc {progressive_auc:.4f} on rows before it learned them, {rows_per_second:,.0f} rows/s",
+        "training": "auc {progressive_auc:.4f} on rows before training on them, {rows_per_second:,.0f} rows/s",
         "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over {parity_rows:,} rows",
     }
     text = note.reason

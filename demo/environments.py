@@ -1,6 +1,7 @@
-"""Where the virtual environments are: one per image, and one per set of peers that a benchmark measures against.
+"""Locate the virtual environments of the images and of the benchmarks' baselines.
 
-`make environments` builds them from their locks in `requirements/`; the `.in` files say which packages a lock holds.
+`make environments` builds them from their locks in `requirements/`. The `.in` files list the direct
+dependencies of each lock.
 """
 
 from pathlib import Path
@@ -9,5 +10,5 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def python_of(environment: str, repository: Path = REPOSITORY) -> Path:
-    """The interpreter of `environment`."""
+    """Return the path of the interpreter of `environment`."""
     return repository / ".venvs" / environment / "bin" / "python"

@@ -1,8 +1,9 @@
-"""librdkafka's mock Kafka cluster as a process of the demo, with one topic of four partitions.
+"""Run librdkafka's mock Kafka cluster with one topic of four partitions.
 
-It speaks Kafka's protocol on loopback, and forgets everything at its end. A topic is made when a producer asks for it:
-by this process at its start, so that a reader that comes before the first writer finds it. It keeps 5 MB a partition
-and drops what is older, read or not: enough for a demo whose monitor keeps up, for nothing else.
+The cluster speaks Kafka's protocol on loopback, and loses everything when it ends. A topic is
+created when a producer requests it. This process requests it at its start, so that a reader can
+connect before the first writer. The cluster stores 5 MB per partition and drops older messages,
+even unread ones. That is enough for a demo whose monitor keeps up, and for nothing else.
 """
 
 import signal
@@ -18,12 +19,15 @@ START_SECONDS = 30.0
 
 @exits_with_code
 def main(argv: list[str] | None = None) -> int:
-    """Runs the cluster until SIGTERM; writes its brokers, host:port comma-separated, once they listen."""
+    """Run the cluster until SIGTERM.
+
+    Writes its brokers as comma-separated host:port once they listen.
+    """
     from confluent_kafka import Producer
 
     parser = CommandParser(prog="python -m demo.kafka_cluster", description=__doc__)
     parser.add_argument("--address", type=Path, required=True, help="file to write the brokers' addresses to")
-    parser.add_argument("--topic", required=True, help="topic to make")
+    parser.add_argument("--topic", required=True, help="topic to create")
     arguments = parser.parse_args(argv)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

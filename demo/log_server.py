@@ -1,8 +1,8 @@
-"""The record log of one demo: a SQLite file, or a server that the demo starts among its processes.
+"""Start the event log of one demo: an SQLite file, or a server process.
 
-The user chooses (`make demo LOG=...`). What a log promises is `events.event_log`'s; the demo's client and monitor are
-given its URL, and only they the variable that makes Google's library talk to the emulator. The Pub/Sub emulator is a
-part of Google's Cloud SDK, in Java, which evergreen does not bring.
+The user chooses it with `make demo LOG=...`. Only the demo's client and monitor get the URL of the
+log, and the variable that directs Google's library to the emulator. The Pub/Sub emulator is a Java
+program of Google's Cloud SDK, which the user installs.
 """
 
 import os
@@ -17,16 +17,16 @@ from demo.stack import LOOPBACK, Stack, answers, free_port
 from evergreen.runtime.errors import ContractError
 
 HOST_VARIABLE = "PUBSUB_EMULATOR_HOST"
-"""Tells Google's client library to talk to an emulator, without credentials."""
+"""Variable that makes Google's client library use an emulator without credentials."""
 _NAME = "cloud-pubsub-emulator"
 _INSIDE_SDK = "platform/pubsub-emulator/bin"
 
 
 def find_emulator(environment: Mapping[str, str] = os.environ) -> Path:
-    """The emulator's start script: on PATH, or in the Cloud SDK whose gcloud is on PATH.
+    """Return the emulator's start script, on PATH or in the Cloud SDK whose gcloud is on PATH.
 
     Raises:
-        ContractError: it is not there, or no Java to run it; says which.
+        ContractError: the emulator or the Java to run it is absent. The message says which.
     """
     search = environment.get("PATH", "")
     found = shutil.which(_NAME, path=search)
@@ -34,7 +34,7 @@ def find_emulator(environment: Mapping[str, str] = os.environ) -> Path:
         found = shutil.which(_NAME, path=str(Path(gcloud).resolve().parents[1] / _INSIDE_SDK))
     if found is None:
         raise ContractError(
-            "Google's Pub/Sub emulator is not on this machine, expected it on PATH or in the Cloud SDK of gcloud: "
+            "Google's Pub/Sub emulator is absent, expected it on PATH or in the Cloud SDK of gcloud: "
             "install it with 'gcloud components install pubsub-emulator' or your package manager's "
             "google-cloud-cli-pubsub-emulator"
         )
@@ -44,18 +44,21 @@ def find_emulator(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def emulator_command(script: Path, port: int) -> list[str]:
-    """Starts the emulator on loopback; it answers HTTP 200 on `/` when it is ready."""
+    """Return the command that starts the emulator on loopback.
+
+    The emulator returns HTTP 200 on `/` when it is ready.
+    """
     return [str(script), "--host=127.0.0.1", f"--port={port}"]
 
 
 LOG_KINDS = ("sqlite", "pubsub", "kafka")
 READY_SECONDS = 60.0
-"""From start to answering; the emulator's Java takes 5 s."""
+"""Maximum time in seconds from start to the first response. The emulator's Java takes 5 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogPlace:
-    """Where a log is, for whoever publishes to it or reads it."""
+    """Location of a log for its publishers and readers."""
 
     url: str
     variables: dict[str, str] = field(default_factory=dict)
@@ -63,10 +66,10 @@ class LogPlace:
 
 
 def check_log(kind: str) -> None:
-    """Makes sure early that the demo will find its log's server.
+    """Check early that the demo can start the server of its log.
 
     Raises:
-        ContractError: an unknown kind, or a server that is not on this machine.
+        ContractError: the kind is unknown, or its server is not installed.
     """
     if kind not in LOG_KINDS:
         raise ContractError(f"log is {kind!r}, expected one of {', '.join(LOG_KINDS)}")
@@ -75,15 +78,15 @@ def check_log(kind: str) -> None:
 
 
 def sqlite_log(root: Path) -> LogPlace:
-    """The log in a file of the demo's folder; nothing has to be started."""
+    """Return the log in a file of the demo's folder, which needs no server."""
     return LogPlace(url=f"sqlite:///{quote(str(root / 'click_log.sqlite'))}")
 
 
 def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
-    """The log of this kind, its server started as a process of `stack` and ready.
+    """Return the log of this kind, with its server started as a process of `stack` and ready.
 
     Raises:
-        ContractError: as `check_log`.
+        ContractError: the kind is unknown, or its server is not installed.
         PermanentError: the server did not start.
     """
     check_log(kind)
@@ -106,6 +109,7 @@ def _start_emulator(stack: Stack) -> LogPlace:
     stack.wait_until(
         lambda: answers(f"http://{address}/"), what="the start of the Pub/Sub emulator", seconds=READY_SECONDS
     )
-    # After connecting nothing is known of what is read for a lease: 10 s is the shortest that Pub/Sub takes.
+    # After connecting, the watermark is unknown until a lease has expired. 10 s is the shortest
+    # lease of Pub/Sub.
     url = "pubsub://evergreen-demo/clicks?lease_seconds=10&settle_seconds=1"
     return LogPlace(url=url, variables={HOST_VARIABLE: address})

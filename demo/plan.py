@@ -1,7 +1,7 @@
-"""The demo's plan: its sizes, chosen from the rows there are, its recommender, and its processes' command lines.
+"""Choose the demo's sizes, recommender and command lines.
 
-A command line is a room's own flags, filled from the sizes. Starting and watching the processes is `stack`'s; the
-order of events is `demo`'s.
+The sizes follow from the number of rows. Each command line fills the flags of a package with these
+sizes. `stack` starts and watches the processes, and `demo` orders the events.
 """
 
 import gzip
@@ -30,45 +30,49 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
-"""Describes the simulated rows, and a user's own where they are Criteo's."""
+"""File that describes the simulated rows, and a user's rows in Criteo's format."""
 DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-"""Ends of the names of files in a folder that a draft is made from."""
+"""Endings of the files in a folder from which a recommender can be drafted."""
 MAX_CHANGED_VALUES, MIN_ROWS_PER_VALUE = 1000, 20
-"""A category column of few values, which are there often: what a permutation breaks, a short window can learn again."""
+"""Bounds of the category columns that the drift permutes: few categories, with many rows each. A
+short window can then learn the new meaning of each category."""
 
 SEQUENTIAL, NOTIFY_ONLY = "sequential", "data_drift"
 POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
-"""The monitor's: the first asks for a run, the other only tells people."""
+"""Policies of the monitor. The first requests runs, and the second only notifies people."""
 
 BAKE_SECONDS = 2.0
-"""A demo has no hour to watch a new version."""
+"""Time in seconds to watch a new version, short because a demo has no hour for it."""
 
 MAX_REQUEST_RATE = 80.0
-"""Requests a second that a laptop sends beside a training run."""
+"""Requests per second that a laptop can send during a training run."""
 MAX_REQUEST_ROWS = 256
-"""Most rows of a request that is kept; a larger one is sent in parts."""
+"""Maximum rows of a request that is replayed as it is. A larger one is sent in parts."""
 
 MIN_DATA_ROWS = 1_000
-"""Fewest rows of a user's own; a held-out tenth of fewer has no AUC worth the name."""
+"""Minimum number of a user's rows. With fewer rows, the AUC of the held-out tenth is too
+uncertain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """What the user chose."""
+    """Settings that the user chose."""
 
     folder: Path
-    """Where everything is written; an earlier demo's content is removed."""
+    """Folder of the demo. The files of an earlier demo are removed."""
     data: Path | None = None
-    """A user's file of rows or folder of them; None = simulated clicks."""
+    """A user's file or folder of rows, or None for simulated clicks."""
     recommender: Path | None = None
-    """File that describes the data; None = Criteo's where the rows are Criteo's, else drafted from them."""
+    """File that describes the data. None means Criteo's for Criteo's rows, and otherwise a draft
+    from the rows."""
     rows: int = 250_000
-    """Rows of the simulated lake, or most rows read of `data`."""
+    """Rows of the simulated lake, or maximum rows read from `data`."""
     seed: int = 7
     log: str = "sqlite"
-    """Kind of the record log, see `log_server.LOG_KINDS`."""
+    """Kind of the event log, one of `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
-    """With `data`: columns whose values change (`demo.simulation.traffic`); empty = `columns_to_change`."""
+    """Columns of `data` whose values change (`demo.simulation.traffic`). Empty means
+    `columns_to_change`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,39 +80,41 @@ class DemoPlan:
     """Sizes of one demo."""
 
     base: Recommender
-    """What the demo's recommender is made of."""
+    """Recommender that the demo extends by its own settings."""
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Rows of a request; with `keeps_requests` at most."""
+    """Rows of a request, or with `keeps_requests` the maximum."""
     window_rows: int
     """Rows in the monitor's window."""
     min_clicks: int
-    """Clicks and non-clicks that a window needs before it is judged."""
+    """Minimum clicks and minimum non-clicks of a window for a decision."""
     min_rows_since_breach: int
-    """Rows after the alarm before a run is asked for: what the next model learns the new world from."""
+    """Rows after the alarm before a run is requested. From them the next model learns the drifted
+    behaviour."""
     archive_roll_rows: int
     bake_rows: int
-    """Rows after which a version that nothing speaks against is thought well."""
+    """Rows after which a version without evidence against it counts as good."""
     label_delay_seconds: float = 0.4
-    """Mean; no label takes longer than four times this."""
+    """Mean delay of a label in seconds. The maximum is four times the mean."""
     attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
-    """Event time over which features are compared with the training rows."""
+    """Event time in seconds of a bucket whose features are compared with the training rows."""
     drift_grace_seconds: float = 2.0
-    """How long a bucket waits for predictions that are late; the client publishes every 0.15 s."""
+    """Time in seconds that a bucket waits for late predictions. The client publishes every 0.15
+    s."""
     drift_min_rows: int = 2_000
-    """Fewest rows of a bucket that is judged; a smaller one joins the next."""
+    """Minimum rows of a bucket for a comparison. A smaller bucket is merged with the next one."""
     drift_columns: tuple[str, ...] = ()
     keeps_requests: bool = False
-    """Whether the replayed rows are sent in the requests that they belong to."""
+    """Whether the replay groups the rows by their original requests."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """By path, what the demo's recommender has beside the monitor's, where its base names no other."""
+    """Further settings of the demo's recommender by path. A setting that the base names wins."""
 
     def recommender(self) -> Recommender:
-        """The description that the demo accepts into its store.
+        """Return the recommender that the demo accepts into its registry.
 
-        Releases need a pass, because the demo has nobody who steps a canary.
+        Releases need a pass of the gate, because nobody steps a canary in the demo.
         """
         named = self.base.named_settings
         return self.base.with_settings(
@@ -136,12 +142,12 @@ class DemoPlan:
 def read_verdicts(folders: LocalFolders) -> list[Verdict]:
     """Return the gate's verdicts of all runs, oldest first."""
     found = [Verdict.read(path) for path in folders.artifacts.glob("*/evaluation/verdict")]
-    return sorted(found, key=lambda each: each.candidate_model_id)  # which begins with the time of training
+    return sorted(found, key=lambda each: each.candidate_model_id)  # a model id begins with the time of training
 
 
 def plan_for_world(settings: DemoSettings) -> DemoPlan:
-    """Sizes for simulated traffic, which never runs out."""
-    # A model of fewer rows knows less, and a shorter window is enough to see it fail.
+    """Return sizes for simulated traffic, which never ends."""
+    # A model with fewer training rows is weaker, and a shorter window shows its failure.
     window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
         base=read_recommender(CRITEO_FILE),
@@ -151,7 +157,8 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
-        # After 4,000 rows the bad release was thought well in 0 to 22 % of 300 shuffled streams, after 10,000 in none.
+        # Of 300 shuffled streams, 0 to 22 % accepted the bad release after 4,000 rows, and none
+        # after 10,000.
         bake_rows=10_000,
         settings={"gate.min_auc": 0.65, "training.seed": settings.seed},
     )
@@ -160,26 +167,35 @@ def plan_for_world(settings: DemoSettings) -> DemoPlan:
 def plan_for_data(
     settings: DemoSettings, base: Recommender, *, replay_rows: int, lake_rows: int, clicks: int, replay_requests: int
 ) -> DemoPlan:
-    """Sizes for a file's rows: the replay lasts at most two minutes, whatever their number.
+    """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
 
-    Rows are sent in the requests that they belong to, each as a request of its own where they have none, unless these
-    are more a second than a laptop sends; then several requests go together.
+    Rows are sent in their original requests, or each as its own request if they have none. If that
+    makes more requests per second than a laptop can send, several are sent together.
 
-    A sixth of the rows fills the baseline's window, a quarter passes until the decision, another sixth fills the new
-    version's window; what is left must pass while the run trains, which is 45 s at this rate. Few rows make small
-    windows; gate and monitor then say how uncertain they are.
+    A sixth of the rows fills the baseline's window, a quarter passes until the decision, and
+    another sixth fills the new version's window. The rest must last while the run trains, which
+    takes 45 s at this rate. Few rows give small windows. Gate and monitor then report how uncertain
+    they are.
+
+    Args:
+        settings: Settings of the user.
+        base: The recommender of the rows.
+        replay_rows: Number of rows to replay.
+        lake_rows: Number of rows in the lake.
+        clicks: Number of clicks in all rows.
+        replay_requests: Number of requests of the rows to replay.
 
     Raises:
-        ContractError: the file holds too few rows to hold some out, learn from others and replay the rest; or rows of
-            one label alone; or a column that is to change is no feature.
+        ContractError: there are too few rows to train, hold out and replay, all rows have the same
+            label, or a column to drift is not a feature.
     """
     for name in settings.drift_columns:
         if name not in base.features.names:
-            raise ContractError(f"drift column {name!r} is no feature{nearest(name, base.features.names)}")
+            raise ContractError(f"drift column {name!r} is not a feature{nearest(name, base.features.names)}")
     rows = lake_rows + replay_rows
     if rows < MIN_DATA_ROWS:
         raise ContractError(
-            f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}: three fifths of them train and judge "
+            f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}: three fifths of them train and evaluate "
             "the first model, the others are replayed as traffic"
         )
     if clicks in (0, rows):
@@ -212,24 +228,24 @@ def plan_for_data(
 
 
 class DescribedData(NamedTuple):
-    """What a user's rows are taken for."""
+    """The demo's assumptions about a user's rows."""
 
     recommender: Recommender
     assumed: list[str]
-    """Sentences for people."""
+    """Sentences for people about the assumptions."""
     has_times: bool
     """Whether the rows have event times."""
 
 
 def describe_data(data: Path, draft_to: Path) -> DescribedData:
-    """Describe a user's rows that no file describes.
+    """Describe a user's rows for which no recommender is given.
 
-    Rows with Criteo's columns, or in Criteo's form without a header, are Criteo's. Otherwise the first file of a folder
-    stands for all, and the draft is written to `draft_to`.
+    Rows with Criteo's columns, or in Criteo's format without a header, get Criteo's recommender.
+    Otherwise a recommender is drafted from the first file of a folder and written to `draft_to`.
 
     Raises:
-        ContractError: the rows cannot be drafted from, with the draft's own words; or they have no column that can be
-            the label, or none that can be a feature.
+        ContractError: no recommender can be drafted from the rows, or no column can be the label or
+            a feature.
     """
     criteo = read_recommender(CRITEO_FILE)
     if any(map(_is_criteos_text, _files(data))):
@@ -256,17 +272,20 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     said = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
     base = read_recommender(draft_to)
-    drafted = f"{draft_to} is drafted from the rows; correct it, and give it by --recommender"
+    drafted = f"{draft_to} is drafted from the rows: correct it, and give it by --recommender"
     return DescribedData(base, [drafted, *said], has_times=base.data.event_time in names)
 
 
 def have_times(data: Path, recommender: Recommender) -> bool:
-    """Return whether rows have the event times that their recommender's file names; False if they cannot be read."""
+    """Return whether rows have the event times that their recommender names.
+
+    Returns False if the rows cannot be read.
+    """
     try:
         files = _drafted_files(data)
         return bool(files) and recommender.data.event_time in {each.name for each in read_sample(files[0]).columns}
     except ContractError:
-        return False  # ingestion says what is wrong
+        return False  # ingestion reports the fault
 
 
 def _files(data: Path) -> list[Path]:
@@ -276,7 +295,10 @@ def _files(data: Path) -> list[Path]:
 
 
 def _drafted_files(data: Path) -> list[Path]:
-    """The files that a draft may be made from; whoever names a single file means it, whatever its name."""
+    """Return the files from which a recommender may be drafted.
+
+    A single file qualifies under any name.
+    """
     return [path for path in _files(data) if path.name.endswith(DRAFTED_FORMS)] if data.is_dir() else [data]
 
 
@@ -286,22 +308,25 @@ _CRITEO_LINE = re.compile(
 
 
 def _is_criteos_text(path: Path) -> bool:
-    """Whether the first line of a text file, plain or gzip, is a row as Criteo publishes them, without a header."""
+    """Return whether the first line of a text file is a row in Criteo's format.
+
+    The file may be compressed by gzip, and has no header.
+    """
     try:
         with open(path, "rb") as plain:
             is_zipped = plain.read(2) == b"\x1f\x8b"
         with gzip.open(path) if is_zipped else open(path, "rb") as file:
             return _CRITEO_LINE.fullmatch(file.readline(_MAX_LINE_BYTES).rstrip(b"\r\n")) is not None
     except (OSError, EOFError):
-        return False  # whoever reads the file says what is wrong with it
+        return False  # the reader of the file reports the fault
 
 
 _MAX_LINE_BYTES = 10_000
-"""Longest first line that is looked at; Criteo's have about 300 bytes."""
+"""Maximum length of the first line in bytes. Criteo's lines have about 300 bytes."""
 
 
 def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
-    """The numeric features and the category columns of few values; all where there are none."""
+    """Return the numeric features and the columns with few categories, or all if there are none."""
     table = pq.read_table(replay, columns=list(features.categorical))
     most = min(MAX_CHANGED_VALUES, table.num_rows // MIN_ROWS_PER_VALUE)
     few = [name for name in features.categorical if pc.count_distinct(table[name]).as_py() <= most]
@@ -315,16 +340,16 @@ def count_requests(replay: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """Where the demo's processes meet, and how each is called."""
+    """Addresses and command lines of the demo's processes."""
 
     settings: DemoSettings
     plan: DemoPlan
     folders: LocalFolders
     triton_url: str
     metrics_url: str
-    """Triton's counters, host:port."""
+    """Address of Triton's metrics as host:port."""
     log: LogPlace | None = None
-    """The record log; None = a SQLite file in the demo's folder."""
+    """The event log. None means an SQLite file in the demo's folder."""
 
     @property
     def package(self) -> Path:
@@ -333,49 +358,54 @@ class Services:
 
     @property
     def archive(self) -> Path:
-        """Where the monitor archives and the uploader takes from."""
+        """Folder into which the monitor archives, and from which the uploader reads."""
         return self.folders.root / "archive"
 
     @property
     def monitor_state(self) -> Path:
-        """The monitor's memory, timeline and events."""
+        """Folder of the monitor's state, timeline and events."""
         return self.folders.root / "monitor"
 
     @property
     def incident(self) -> Path:
-        """The monitor's records and decisions, to be replayed anywhere."""
+        """Folder of the recorded incident, with the monitor's records and decisions."""
         return self.folders.root / "incident"
 
     @property
     def log_url(self) -> str:
-        """The click log."""
+        """URL of the event log."""
         return (self.log or sqlite_log(self.folders.root)).url
 
     @property
     def log_variables(self) -> dict[str, str]:
-        """What the click log's users need in their environment."""
+        """Environment variables for the users of the event log."""
         return self.log.variables if self.log else {}
 
     def run_command(self) -> list[str]:
-        """Runs the pipeline here; the monitor adds `--request`."""
+        """Return the command that runs the pipeline here. The monitor appends `--request`."""
         command = [sys.executable, "-m", "cli", "run", "--package", str(self.package)]
         return [*command, "--folder", str(self.folders.root), "--triton-urls", self.triton_url]
 
     def first_run_command(self) -> list[str]:
-        """Runs the pipeline for the first model.
+        """Return the command that runs the pipeline for the first model.
 
-        Nothing is live yet: a model whose gate is undecided for lack of rows still beats none, and the verdict says so.
+        No model is live yet. A model with too few rows for a decision of the gate is therefore
+        released too, and the verdict says so.
         """
         command = [*self.run_command(), "-p", "trigger_id=first", "-p", "trigger_reason=first model"]
         return [*command, "--set", "release.rollout=auto"]
 
     def uploader_command(self) -> list[str]:
-        """Moves archived files into the lake."""
+        """Return the command that moves archived files into the lake."""
         flags = {"archive": self.archive, "lake": self.folders.lake, "interval-seconds": 0.5}
         return _command("monitoring.uploader", flags)
 
     def monitor_command(self) -> list[str]:
-        """Watches the log; asks for a run when the AUC falls below the gate's, tells of features that drift."""
+        """Return the command of the monitor.
+
+        It requests a run when the AUC falls below the gate's, and notifies people about drifting
+        features.
+        """
         plan = self.plan
         flags = {
             "log": self.log_url,
@@ -392,12 +422,12 @@ class Services:
         return _command("monitoring", flags)
 
     def controller_command(self) -> list[str]:
-        """Looks after what is served: heals servers, and takes back a new version that is bad."""
+        """Return the command of the controller, which rolls back bad versions."""
         flags = {**self._site, "metrics-urls": self.metrics_url, "interval-seconds": 0.5}
         return _command("controller", flags)
 
     def promote_command(self, model_id: str, reason: str) -> list[str]:
-        """Makes a model live on a person's word."""
+        """Return the command that makes a model live by a person's decision."""
         return _command("controller.promote", {**self._site, "model-id": model_id, "override": reason})
 
     @property
@@ -406,12 +436,12 @@ class Services:
         return {"store": folders.store, "repository": folders.repository, "triton-urls": self.triton_url}
 
     def verify_command(self, version: int) -> list[str]:
-        """Recomputes what a version answered; its findings as JSON."""
+        """Return the command that recomputes a version's logged scores, and prints JSON."""
         flags: dict[str, object] = {"store": self.folders.store, "lake": self.folders.lake}
         return _command("controller.verify", flags, str(version), "--json")
 
     def incident_command(self) -> list[str]:
-        """Copy all that the monitor decided, and the lake's rows that it decided over, into a folder."""
+        """Return the command that records all decisions of the monitor and their rows."""
         flags: dict[str, object] = {
             "state": self.monitor_state,
             "archive": self.folders.lake,
@@ -421,11 +451,14 @@ class Services:
         return _command("monitoring.backtest.incident", flags, "record")
 
     def decide_again_command(self) -> list[str]:
-        """Replays that incident; what it found as JSON."""
+        """Return the command that replays the incident, and prints JSON."""
         return _command("monitoring.backtest.incident", {}, "replay", str(self.incident), "--json")
 
     def replay_command(self) -> list[str]:
-        """Sends traffic and logs it; obeys lines on its standard input."""
+        """Return the command that sends and logs traffic.
+
+        It follows commands on its standard input.
+        """
         plan, root = self.plan, self.folders.root
         flags: dict[str, object] = (
             {"world": root / "world.json", "drifted-world": root / "drifted_world.json"}

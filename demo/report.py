@@ -1,6 +1,7 @@
-"""The demo's one-page report: AUC over time with every event on it, versions, gate, findings, latency.
+"""Write the demo's one-page report.
 
-The numbers are `summary`'s. The page is drawn by `evergreen.reports`.
+It shows the AUC over time with all events, the versions, the gate's checks, the findings and the
+latency. `summary` computes the numbers, and `evergreen.reports` draws the page.
 """
 
 import shlex
@@ -37,7 +38,7 @@ MIN_DRAWN_CLICKS = 10
 
 
 def write_report(observed: Observations, summary: DemoSummary) -> Path:
-    """Write `report.html` into the demo's folder and return its path."""
+    """Write `report.html` into the demo's folder, and return its path."""
     store, timeline, traffic = observed.folders.store, observed.timeline, observed.traffic
     events = sorted([*observed.events, *journal_events(store)], key=lambda event: float(event["time"]))
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
@@ -53,23 +54,23 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
             *([checks[-1]] if checks else []),
             _tiles(summary),
             Text(f"{_describe_drift(summary.drift)} {summary.created_at}."),
-            *_warnings("What these rows are too few to tell", summary.uncertain),
-            *_warnings("What the gate warns of", summary.warnings),
-            *_warnings("What would make the loop turn", summary.to_turn),
+            *_warnings("Uncertain for lack of rows", summary.uncertain),
+            *_warnings("Warnings of the gate", summary.warnings),
+            *_warnings("Changes that would complete the loop", summary.to_turn),
         ],
         sections={
             "Events": [_events(events, start=start)],
             "Versions and the gate": [_versions(summary), *checks],
             "Runs": [_run_links(each) for each in read_outcomes(store)],
-            "What was served": _sentences(serving_sentences(summary)),
-            "How it was decided": _sentences(decision_sentences(summary)),
-            "Where the time went": [
+            "Serving": _sentences(serving_sentences(summary)),
+            "Decisions": _sentences(decision_sentences(summary)),
+            "Duration of the stages": [
                 PageTable(caption="Seconds of each stage", head=["stage", "seconds"], rows=stages, numbers=(1,))
             ],
-            "Afterwards": [
-                Text("This serves the live version and the monitor's page until Ctrl-C:"),
+            "Next steps": [
+                Text("Serve the live version and the monitor's page until Ctrl-C:"),
                 Preformatted(again),
-                Text("Meanwhile this goes back to the version before it:"),
+                Text("Meanwhile, roll back to the version before it:"),
                 Preformatted(back),
             ],
         },
@@ -80,7 +81,10 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
 
 
 def _run_links(outcome: RunOutcome) -> Text:
-    """Return how the run ended, with its steps' reports, which lie below this page's folder."""
+    """Return how the run ended, with links to the reports of its steps.
+
+    The reports are below the folder of this page.
+    """
     links: list[object] = []
     for step in outcome.reports:
         address = f"store/runs/{quote(outcome.run)}/{step}_report.html"
@@ -97,7 +101,7 @@ def _warnings(title: str, sentences: Sequence[str]) -> list[Banner]:
 
 
 def _events(events: Lines, *, start: float) -> EventList:
-    """Return the list of events, in order, each with the seconds since `start`."""
+    """Return the list of events in order, each with the seconds since `start`."""
     lines = (
         ShownEvent(
             time=float(event["time"]),
@@ -111,7 +115,7 @@ def _events(events: Lines, *, start: float) -> EventList:
 
 
 def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
-    """Return the gate's checks of each released version whose card is in the store."""
+    """Return the gate's checks of each released version whose card is in the registry."""
     found = []
     for version in summary.versions:
         path = card_path(store, version.model_id)
@@ -122,21 +126,21 @@ def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
 
 
 def headline_sentence(summary: DemoSummary) -> str:
-    """What became of the change, in a sentence or two."""
+    """Return the result of the drift in one or two sentences."""
     auc, trigger = summary.auc, summary.trigger
     if trigger.reason is None:
         sure = [name for name, seconds in summary.policies.items() if seconds is not None]
         if not sure:
-            return "The monitor saw nothing that it could be sure of, and asked for no run."
+            return "The monitor found no significant change, and requested no run."
         if sure == [NOTIFY_ONLY]:
             return (
-                f"The monitor asked for no run: {NOTIFY_ONLY} was sure that features moved, and only notifies people; "
-                "no policy was sure that the model is worse."
+                f"The monitor requested no run: {NOTIFY_ONLY} found drifting features, but only notifies people, and "
+                "no policy found that the model is worse."
             )
-        return f"The monitor asked for no run, though {' and '.join(sure)} confirmed a change: the run was held back."
-    asked = f"The monitor asked for a run ({trigger.reason})"
+        return f"The monitor requested no run, although {' and '.join(sure)} found a change: the run was deferred."
+    asked = f"The monitor requested a run ({trigger.reason})"
     if summary.alarm_came_first:
-        asked = f"The monitor asked for a run before anything was changed ({trigger.reason})"
+        asked = f"The monitor requested a run before the drift began ({trigger.reason})"
     if auc.recovered is None:
         released = any(version.version > 1 for version in summary.versions)
         end = "whose new version came too late to be measured" if released else "which released no new version"
@@ -146,10 +150,10 @@ def headline_sentence(summary: DemoSummary) -> str:
     if summary.alarm_came_first or auc.baseline is None or auc.trough is None:
         return f"{asked}, and the new version serves with an AUC of {number(auc.recovered)}."
     share = auc.regained_share
-    regained = f"; {share:.0%} of what drift cost is regained" if share is not None else ""
+    regained = f"; {share:.0%} of the lost AUC is regained" if share is not None else ""
     return (
-        f"Drift took the live AUC from {number(auc.baseline)} to {number(auc.trough)}. The monitor asked for a "
-        f"run, the new version serves with an AUC of {number(auc.recovered)}{regained}."
+        f"Drift reduced the live AUC from {number(auc.baseline)} to {number(auc.trough)}. The monitor requested a "
+        f"run, and the new version serves with an AUC of {number(auc.recovered)}{regained}."
     )
 
 
@@ -157,11 +161,11 @@ def _describe_drift(drift: Mapping[str, Any]) -> str:
     columns = ", ".join(drift.get("columns", ()))
     if drift.get("kind") == "permutation":
         return (
-            f"Drift: the values of {columns} change places: categories at random (seed {drift['seed']}), numbers with "
+            f"Drift: the values of {columns} are swapped: categories at random (seed {drift['seed']}), numbers with "
             "those on the other side of the median."
         )
     new = ", ".join(drift.get("new_category_columns", ()))
-    return f"Drift: what the values of {columns} mean rotates; new values appear in {new}." if columns else ""
+    return f"Drift: the meanings of the values of {columns} rotate, and new values appear in {new}." if columns else ""
 
 
 def _tiles(summary: DemoSummary) -> Tiles:
@@ -176,7 +180,7 @@ def _tiles(summary: DemoSummary) -> Tiles:
         shown.insert(0, ("best possible AUC before / after drift", best))
     if (bad := summary.bad_release) is not None:
         failed = bad.during.requests_failed
-        shown.append(("bad release taken back after / requests failed", f"{bad.taken_back.seconds:.1f} s / {failed}"))
+        shown.append(("bad release rolled back after / requests failed", f"{bad.taken_back.seconds:.1f} s / {failed}"))
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
         if (seconds := summary.seconds[name]) is not None:
             shown.append((words, f"{number(seconds)} s"))
@@ -186,7 +190,7 @@ def _tiles(summary: DemoSummary) -> Tiles:
 def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, start: float) -> PageBlock:
     lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
-        # With a handful of clicks the AUC is anything, and its interval not to be believed.
+        # With few clicks the AUC and its interval are meaningless.
         own = [t for t in timeline if t["version"] == version and t["clicks"] >= MIN_DRAWN_CLICKS]
         lines.append(
             Line(
@@ -204,7 +208,7 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
         marks.append(Mark(x=drifted - start, text="drift", color="var(--mark)"))
     if (bad := summary.bad_release) is not None:
         back_at = bad.taken_back.started_at + bad.taken_back.seconds
-        for at, words in ((bad.made.started_at, "bad release"), (back_at, "taken back")):
+        for at, words in ((bad.made.started_at, "bad release"), (back_at, "rolled back")):
             marks.append(Mark(x=at - start, text=words, color="var(--series-3)"))
     level = summary.auc.threshold
     levels = [] if level is None else [(level, f"threshold {level:.3f}")]
@@ -225,5 +229,5 @@ def _versions(summary: DemoSummary) -> PageTable:
         ]
         for version in summary.versions
     ]
-    head = ["version", "rows learned from", "rows evaluated by", "parent", "gate", "parity"]
+    head = ["version", "training rows", "evaluation rows", "parent", "gate", "parity"]
     return PageTable(caption="Released versions", head=head, rows=rows)

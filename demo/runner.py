@@ -1,13 +1,15 @@
-"""Runs a compiled pipeline on this machine: KFP's local runner, each image stood in for by a virtual environment.
+"""Run a compiled pipeline on this machine, with an environment in place of each image.
 
-KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. Its dispatcher looks the task handler up
-by attribute at each task, so one attribute, swapped for the length of a run, sends each task's unchanged command line
-to the environment of its image instead. There is no official extension point (a runner of our own is refused by
-`local.init`); a test fails if KFP stops calling the handler.
+KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. Its dispatcher looks up
+the task handler by attribute at each task. This module replaces that attribute during a run, so
+that each task's unchanged command line runs in the environment of its image. KFP has no extension
+point for it, because `local.init` refuses a runner of our own. A test fails if KFP stops calling
+the handler.
 
-The monitor's local trigger starts a run as a process and reads its exit code; people call `evergreen run`. What a task
-prints goes to one log file per task; which step failed and why is in the run's notes. Steps run at low priority, so
-that they do not slow down the server beside them (`yielding`).
+The monitor's local trigger starts a run as a process and reads its exit code. People call
+`evergreen run`. The output of each task goes to its own log file, and the run's notes say which
+step failed and why. Steps run at low priority, so that they do not slow down a server on the same
+machine (`yielding`).
 """
 
 import contextlib
@@ -33,19 +35,20 @@ from pipelines.package import read_places, with_places
 logger = logging.getLogger(__name__)
 
 REFUSED_EXIT_CODE = 2
-"""A step's code where no try can succeed: wrong flags, or input that is not what was agreed."""
+"""Exit code of a step that no retry can help: wrong flags, or invalid input."""
 STEP_NICENESS = 10
-"""Of a step, while the server beside it has 0."""
+"""Niceness of a step. A server on the same machine has 0."""
 TORCH_THREADS = "1"
-"""Of a step that uses PyTorch, unless OMP_NUM_THREADS is set. At low priority, threads that wait for each other wait
-for whatever else runs, too: beside a server, a training step of two threads took 25 s and one of a single thread 9."""
+"""Threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. At low priority, threads that
+wait for each other also wait for every other process. Next to a server, a training step took 25 s
+with two threads and 9 s with one."""
 STOP_SECONDS = 5.0
-"""How long an interrupted step may take to end by itself."""
+"""Time in seconds in which an interrupted step may end by itself."""
 _YIELD = 'level=$1; shift; { echo "$level" > /proc/self/autogroup; } 2> /dev/null; exec nice -n "$level" "$@"'
 
 
 class PipelineFailed(PermanentError):
-    """A task of the pipeline failed; the run's notes and the task's log say why."""
+    """A task of the pipeline failed. The run's notes and the task's log have the reason."""
 
 
 def run_pipeline(
@@ -59,20 +62,20 @@ def run_pipeline(
     pythons: Mapping[str, Path],
     source: Path,
 ) -> None:
-    """Run the compiled pipeline to its end, tasks one after another.
+    """Run the compiled pipeline to its end, one task after another.
 
     Args:
-        package: The compiled pipeline, of whatever placement.
+        package: The compiled pipeline, for any placement.
         arguments: Parameters that differ from their defaults.
-        places: Folders and servers in place of those that it was compiled for (`pipelines.places`).
-        name: The run's.
-        root: For KFP's artifacts: small manifests and reports.
-        logs: For one file per task.
+        places: Folders and servers that replace those of the compiled file (`pipelines.places`).
+        name: Name of the run.
+        root: Folder of KFP's artifacts, which are small manifests and reports.
+        logs: Folder of the log files, one per task.
         pythons: Interpreter of each environment in `images.ENVIRONMENT_OF_STEP`.
-        source: Holds our packages, for PYTHONPATH.
+        source: Folder of our packages, for PYTHONPATH.
 
     Raises:
-        PipelineFailed: a task failed after its retries, or at once where it refused its input.
+        PipelineFailed: a task failed after its retries, or refused its input.
     """
     from kfp import components as kfp_components
     from kfp import dsl, local
@@ -86,35 +89,37 @@ def run_pipeline(
         handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         text = with_places(package, places)
-        # KFP's local runner does not know the workflow's name, and its id of a run is a random number. The run's own
-        # name is unique: `run_once` refuses one that is taken.
+        # KFP's local runner does not know the workflow's name, and its run id is random. The run's
+        # own name is unique, because `run_once` refuses a used one.
         for placeholder in (dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER, dsl.PIPELINE_JOB_ID_PLACEHOLDER):
             text = text.replace(placeholder, "")
         pipeline = kfp_components.load_component_from_text(text)
-        # KFP repeats every failed task, on a cluster as here; a person at a terminal shall not wait minutes for that.
+        # KFP retries every failed task, and waits before each retry. Skip this wait after a
+        # refusal, so that a person at a terminal does not wait for minutes.
         waits = SimpleNamespace(sleep=lambda seconds: None if refused else time.sleep(seconds))
         with (
             mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler),
             mock.patch.object(task_executor, "time", waits),
-            # KFP's own name has a time of its own in it; on a cluster the run's is the one that it was started under.
+            # KFP's own name contains the time. On a cluster it is the name under which the run was
+            # started.
             mock.patch.object(executor_input_utils, "get_local_pipeline_resource_name", return_value=name),
         ):
             try:
                 pipeline(**arguments)
-            except RuntimeError as error:  # what KFP raises when a task fails
+            except RuntimeError as error:  # raised by KFP when a task fails
                 raise PipelineFailed(str(error)) from error
 
 
 def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temporary: Path, refused: set[str]) -> type:
-    """A KFP task handler class that runs a task in the environment of its image.
+    """Return a KFP task handler class that runs each task in the environment of its image.
 
-    A step that refused its input enters `refused`, and is not run again.
+    A step that refuses its input is added to `refused`, and does not run again.
     """
     from kfp.local import status
     from kfp.local.task_handler_interface import ITaskHandler
 
     class EnvironmentTaskHandler(ITaskHandler):  # type: ignore[misc]
-        """Runs one task's command as a process of its own group."""
+        """Runner of one task's command as a process in its own group."""
 
         def __init__(
             self,
@@ -130,7 +135,7 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
             self._variables = env_vars or {}
 
         def run(self) -> Any:
-            """The task's status; output is appended to the step's log."""
+            """Run the task and return its status. Its output is appended to the step's log."""
             if self._step in refused:
                 return status.Status.FAILURE
             interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
@@ -141,7 +146,7 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
                 "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}",
                 "VIRTUAL_ENV": str(interpreter.parent.parent),
                 "PYTHONPATH": str(source),
-                "TMPDIR": str(temporary),  # the command's `mktemp -d` folders go with the run
+                "TMPDIR": str(temporary),  # the command's `mktemp -d` folders are removed after the run
                 **self._variables,
             }
             environment.pop("PYTHONHOME", None)
@@ -156,10 +161,10 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
 
 
 def yielding(command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` at low priority; to be started as a session of its own.
+    """Return the command line that runs `command` at low priority.
 
-    Where Linux shares processor time among sessions first (autogroup), niceness counts only within one: then the
-    session is given the same niceness.
+    Start it in its own session. If Linux shares processor time among sessions first (autogroup),
+    niceness only counts within a session. The session therefore gets the same niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 
@@ -171,23 +176,24 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # KFP's command is a shell around the step: only a group of its own lets both be ended. `yielding` needs it too.
+        # KFP's command is a shell around the step. With their own group both can be ended, and
+        # `yielding` needs the session.
         start_new_session=True,
     )
     try:
         return process.wait()
     finally:
-        if process.returncode is None:  # an interruption of this process: Ctrl-C, SIGTERM
+        if process.returncode is None:  # Ctrl-C or SIGTERM interrupted this process
             _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, time for the step to write its note, then SIGKILL."""
+    """Send SIGTERM, wait for the step to write its note, then send SIGKILL."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < deadline:  # the shell ends first
+        while time.monotonic() < deadline:  # the shell ends before the step
             os.killpg(process.pid, 0)
             time.sleep(0.02)
     except (ProcessLookupError, subprocess.TimeoutExpired):
@@ -200,7 +206,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _kfp_output_to(log_path: Path) -> Iterator[None]:
-    """Sends what KFP prints and logs to a file: its handlers replace the root logger's and print whole task inputs."""
+    """Redirect the output and log of KFP to a file.
+
+    KFP's handlers replace those of the root logger, and print all inputs of a task.
+    """
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
     with open(log_path, "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
@@ -215,34 +224,34 @@ EXIT_CODES = {"released": 0, "canary": 0, "judged": 0, "refused": 1, "failed": 3
 
 
 class LocalFolders:
-    """Where a laptop keeps what a cluster keeps on its shared volume."""
+    """Folders of a laptop, in place of a cluster's shared volume."""
 
     def __init__(self, *, root: Path) -> None:
         self.root = root
         self.lake = root / "lake"
         """Click logs by day."""
         self.store = root / "store"
-        """Models, releases, journal, notes of runs."""
+        """Model registry: models, releases, promotion journal, notes of runs."""
         self.work = root / "work"
-        """The runs' intermediate files."""
+        """Intermediate files of the runs."""
         self.repository = root / "repository"
         """Triton's model repository."""
         self.artifacts = root / "artifacts"
         """KFP's artifacts."""
         self.logs = root / "logs"
-        """One log per task and per process."""
+        """Log files, one per task and per process."""
 
     def places(self) -> dict[str, str]:
-        """Make the folders, and return what takes the place of those that a pipeline was compiled for.
+        """Create the folders, and return the places that replace those of a compiled pipeline.
 
         Raises:
-            ContractError: a folder cannot be made.
+            ContractError: a folder cannot be created.
         """
         for folder in (self.lake, self.store, self.work, self.repository):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ContractError(f"folder {folder} cannot be made: {error.strerror}") from error
+                raise ContractError(f"folder {folder} cannot be created: {error.strerror}") from error
         return {
             "lake": self.lake.as_uri(),
             "store": self.store.as_uri(),
@@ -262,26 +271,27 @@ def run_once(
     request: RetrainRequest | None,
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> RunOutcome:
-    """Run the compiled pipeline once in these folders, and return how it ended.
+    """Run the compiled pipeline once in these folders, and return its outcome.
 
     Args:
-        package: The compiled pipeline, of whatever placement.
-        folders: Where it reads and writes.
+        package: The compiled pipeline, for any placement.
+        folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
-        request: What the monitor asks for; None = a run started by hand.
-        places: Places of the run that are not the folders', such as the servers that a release reaches.
+        request: The monitor's request, or None for a run that a person started.
+        places: Places that replace those of the folders, such as the servers for a release.
 
     Raises:
-        ContractError: an environment is absent, a folder cannot be made, or a run of that name has ended.
-        PermanentError: the run ended without an outcome: KFP itself failed.
+        ContractError: an environment is absent, a folder cannot be created, or a run with this name
+            has ended.
+        PermanentError: the run ended without an outcome, because KFP failed.
     """
     pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
     for name, python in sorted(pythons.items()):
-        if not python.exists():  # the task would run in whatever `python3` comes next on PATH
+        if not python.exists():  # else the task would run in the next `python3` on PATH
             raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
     asked = {**parameters, **(request.pipeline_arguments() if request else {})}
     name = asked.get("trigger_id") or new_run_name("manual")
-    read_places(package)  # a file without places would run in those of its defaults
+    read_places(package)  # fails for a file without places, which would use its defaults
     places = {**folders.places(), **places}
     if find_outcome(folders.store, name):
         raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")
@@ -310,6 +320,6 @@ def run_once(
 
 
 def _stop_run(signum: int, _frame: Any) -> None:
-    """Leaves the run, which ends its task on the way out; a second signal does not cut that short."""
+    """Exit, which also ends the running task. A second signal does not interrupt that."""
     signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)

@@ -1,7 +1,7 @@
-"""Processes on this machine: started with a log file each, watched, reached over loopback, and all ended in the end.
+"""Start, watch and end processes on this machine, each with its log file.
 
-Every process carries its stack's tag in its environment, so that grandchildren (a pipeline run started by the monitor,
-its tasks) are found and ended too; nothing outlives the demo. What the processes do is their rooms'.
+Every process has its stack's tag in its environment. Therefore grandchildren, such as a pipeline
+run of the monitor and its tasks, are found and ended too. No process outlives the demo.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from evergreen.runtime.onnx_runtime import SILENT
 
 LOOPBACK = "127.0.0.1"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without a proxy."""
+"""Opener of URLs without a proxy."""
 
 
 def free_port() -> int:
-    """A port of loopback that is free now."""
+    """Return a free port of loopback."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers GET with a success."""
+    """Return whether a server responds to GET with success."""
     try:
         with DIRECT.open(url, timeout=1):
             return True
@@ -44,7 +44,8 @@ def answers(url: str) -> bool:
         return False
 
 
-# PR_SET_PDEATHSIG (1), set in the child, which then becomes the command. The check is for a parent gone before.
+# The child sets PR_SET_PDEATHSIG (1) and then becomes the command. It exits if the parent is gone
+# already.
 _LAUNCHER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
@@ -55,22 +56,23 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
-    """The command line that runs `command` and sends it `death_signal` when this process is gone.
+    """Return a command line that runs `command` and signals it when this process is gone.
 
-    To be started by a thread that lives as long as the command should: Linux counts the starting thread's end.
+    Start it from a thread that lives as long as the command should, because Linux sends
+    `death_signal` when the starting thread ends.
     """
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal)), *command]
 
 
 class JsonLines:
-    """A growing file of JSON lines, read on from where the last call stopped."""
+    """Reader of a growing file of JSON lines, which resumes where the last call stopped."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
         self.lines: list[dict[str, Any]] = []
 
     def update(self) -> list[dict[str, Any]]:
-        """The lines that came since the last call; all lines are in `lines`."""
+        """Return the lines since the last call. `lines` has all lines."""
         if not self._path.exists():
             return []
         with open(self._path, "rb") as file:
@@ -84,13 +86,13 @@ class JsonLines:
 
 
 def last_word(log: Path) -> str:
-    """The last line that a process wrote to its log."""
+    """Return the last line of a process's log."""
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no word"
+    return lines[-1] if lines else "no output"
 
 
 def printed_json(log: Path) -> Any:
-    """The JSON that a process printed; it is indented, and warnings may stand before it."""
+    """Return the indented JSON that a process printed, possibly after warnings."""
     lines = log.read_text(errors="replace").splitlines()
     start = next((n for n, line in enumerate(lines) if line in ("{", "[")), 0)
     return json.loads("\n".join(lines[start:]))
@@ -98,20 +100,22 @@ def printed_json(log: Path) -> Any:
 
 TAG_VARIABLE = "EVERGREEN_STACK"
 KILL_SECONDS = 10.0
-"""How long killed processes may take to disappear."""
+"""Maximum time in seconds until killed processes disappear."""
 
 
 class ProcessDied(PermanentError):
-    """A process of the stack ended on its own."""
+    """A process of the stack ended unexpectedly."""
 
 
 class Stack:
-    """Named processes of one demo run; a context manager that leaves none behind."""
+    """Named processes of one demo. On exit, the context manager ends all of them."""
 
     def __init__(self, *, logs: Path, variables: Mapping[str, str]) -> None:
-        """Prepares an empty stack.
+        """Create an empty stack.
 
-        `logs` gets `<name>.log` of each process; `variables` go on top of this process's own.
+        Args:
+            logs: Folder of the log files `<name>.log`.
+            variables: Environment variables in addition to those of this process.
         """
         self._logs = logs
         self._tag = uuid4().hex
@@ -122,7 +126,7 @@ class Stack:
 
     @property
     def tag_variables(self) -> dict[str, str]:
-        """The variable that makes a process one of this stack's; for processes started by others."""
+        """The variable that adds a process of another starter to this stack."""
         return {TAG_VARIABLE: self._tag}
 
     def start(
@@ -134,10 +138,14 @@ class Stack:
         may_end: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Starts a process whose output goes to its log.
+        """Start a process whose output goes to its log.
 
-        With `stdin` lines can be sent to it; with `may_end` it may end by itself with code 0 while others are waited
-        for. `variables` are for it alone, on top of the stack's.
+        Args:
+            name: Name of the process and its log.
+            command: The command line.
+            stdin: Whether `tell` can send lines to it.
+            may_end: Whether it may end with code 0 while other processes are awaited.
+            variables: Environment variables of this process, in addition to the stack's.
         """
         with open(self._logs / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
@@ -146,7 +154,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self._variables, **(variables or {})},
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends them in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the processes in order
                 text=True,
             )
         self._processes[name] = process
@@ -155,10 +163,10 @@ class Stack:
         return process
 
     def tell(self, name: str, line: str) -> None:
-        """Sends one line to a process.
+        """Send one line to a process.
 
         Raises:
-            ProcessDied: it is gone.
+            ProcessDied: the process is gone.
         """
         stream = self._processes[name].stdin
         assert stream is not None
@@ -169,7 +177,11 @@ class Stack:
             raise ProcessDied(self._obituary(name)) from error
 
     def check(self) -> None:
-        """Raises `ProcessDied` if a process ended that was not asked to, with the last line that it wrote."""
+        """Check that all processes live.
+
+        Raises:
+            ProcessDied: a process ended unexpectedly. The message has the last line of its log.
+        """
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None and not (code == 0 and name in self._may_end):
@@ -184,11 +196,18 @@ class Stack:
         watch: Callable[[], None] = lambda: None,
         every: float = 0.2,
     ) -> None:
-        """Polls until `condition` holds, while every process must live.
+        """Poll until `condition` holds, and check that every process lives.
+
+        Args:
+            condition: The condition.
+            what: Name of the condition for the error.
+            seconds: Maximum time to wait.
+            watch: Called at each poll.
+            every: Seconds between two polls.
 
         Raises:
             ProcessDied: a process ended meanwhile.
-            PermanentError: it took longer than `seconds`; `what` is named.
+            PermanentError: the condition did not hold within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while not condition():
@@ -199,10 +218,10 @@ class Stack:
             time.sleep(every)
 
     def wait_for_exit(self, name: str, *, seconds: float) -> int:
-        """Waits for a process to end by itself and returns its exit code; it no longer has to live.
+        """Wait for a process to end by itself, remove it from the stack, and return its exit code.
 
         Raises:
-            PermanentError: it took longer than `seconds`.
+            PermanentError: the process did not end within `seconds`.
         """
         process = self._processes[name]
         if process.stdin is not None:
@@ -216,11 +235,12 @@ class Stack:
         return code
 
     def finish(self, name: str, *, seconds: float, codes: tuple[int, ...] = (0,)) -> Path:
-        """Waits for a process to end by itself with one of these exit codes; returns its log.
+        """Wait for a process to end with one of `codes`, and return its log.
 
         Raises:
-            ContractError: it ended with code 2: it could not use what it was given, and says why.
-            PermanentError: it ended with another code, or took longer than `seconds`.
+            ContractError: it ended with code 2, because its input is invalid. The message has its
+                reason.
+            PermanentError: it ended with another code, or not within `seconds`.
         """
         code, log = self.wait_for_exit(name, seconds=seconds), self._logs / f"{name}.log"
         if code in codes:
@@ -230,7 +250,7 @@ class Stack:
         raise PermanentError(f"{name} ended with code {code}: {last_word(log)} (see {log})")
 
     def stop(self, name: str, *, seconds: float = 20.0) -> None:
-        """Ends a process: SIGTERM, then SIGKILL after `seconds`."""
+        """End a process by SIGTERM, and after `seconds` by SIGKILL."""
         process = self._processes.pop(name)
         process.terminate()
         try:
@@ -243,7 +263,7 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends everything, the newest process first."""
+        """End all processes, the newest first."""
         for name in reversed(list(self._processes)):
             self.stop(name, seconds=8.0)
         deadline = time.monotonic() + KILL_SECONDS
@@ -260,7 +280,7 @@ class Stack:
 
 
 def tagged_processes(tag: str) -> list[int]:
-    """Ids of the processes that carry the stack's tag."""
+    """Return the ids of the processes with the stack's tag."""
     marker = f"{TAG_VARIABLE}={tag}".encode()
     found = []
     for entry in Path("/proc").iterdir():

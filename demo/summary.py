@@ -1,7 +1,7 @@
-"""The demo's numbers: read from what every process wrote, put into sentences, and held against what the demo promises.
+"""Compute the demo's numbers, describe them, and compare them with the demo's promises.
 
-Sources are the monitor's timeline, events and decisions, the traffic's lines (one a second), the promotion journal and
-the runs' notes. What does not exist is None. Drawing the page is `report`'s.
+The sources are the monitor's timeline, events and decisions, the traffic's lines (one per second),
+the promotion journal and the runs' notes. An undefined number is None. `report` draws the page.
 """
 
 import math
@@ -30,32 +30,33 @@ MIN_REGAINED_SHARE = 0.7
 MAX_PARITY_DIFFERENCE = 1e-5
 MAX_TAKE_BACK_SECONDS = 60.0
 WIDE_INTERVAL = 0.06
-"""Width of a 95 % interval of the AUC above which a measured AUC is called uncertain."""
+"""Width of a 95 % interval of the AUC above which the AUC is called uncertain."""
 SECONDS_BESIDE_RELEASE = 10
-"""Seconds of traffic before and after a release with which it is compared."""
+"""Seconds of traffic before and after a release with which the release is compared."""
 
 Lines = Sequence[Mapping[str, Any]]
-"""Lines of a JSON-lines file, as their writer defines them."""
+"""Lines of a JSON-lines file, as defined by its writer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveChange:
-    """One change of the live version under traffic; times are since the epoch."""
+    """One change of the live version under traffic. Times are in seconds since the epoch."""
 
     version: int
-    """Live by it."""
+    """The version that became live."""
     started_at: float
     seconds: float
-    """How long it took."""
+    """Duration of the change in seconds."""
     why: str
-    """The journal's reason."""
+    """Reason in the journal."""
     answered_at: float | None = None
-    """End of the first second in which this version alone answered; None where that was not awaited, or never came."""
+    """End of the first second in which only this version served requests. None if that did not
+    happen or was not awaited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedVersion:
-    """What `evergreen verify` found of one version."""
+    """Findings of `evergreen verify` about one version."""
 
     version: int
     same: bool
@@ -68,26 +69,30 @@ class VerifiedVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedDecisions:
-    """What `evergreen replay` found of the decisions, made again from the lake's rows."""
+    """Findings of `evergreen replay` about the decisions, replayed from the lake's rows."""
 
     points: int
     equal: bool
-    """Whether all are those that the monitor wrote."""
+    """Whether all decisions equal those of the monitor."""
     digest: str
     late_requests: int = 0
-    """Requests that reached the monitor after their decision point: the lake has them, the decision had not."""
+    """Number of requests that reached the monitor after their decision point. They are in the lake
+    but were not in the decision."""
     late_rows: int = 0
-    """Rows that reached it after their bucket of features had closed."""
+    """Number of rows that reached the monitor after the end of their feature bucket."""
 
     @property
     def could_differ(self) -> bool:
-        """Whether the lake holds rows that a decision did not know, as where a busy machine delays a record."""
+        """Whether the lake holds late rows, so that a replayed decision may rightly differ.
+
+        A busy machine can delay records in this way.
+        """
         return bool(self.late_requests or self.late_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:
-    """What the demo's processes wrote and the demo saw."""
+    """Files of the demo's processes, and observations of the demo itself."""
 
     folders: LocalFolders
     plan: DemoPlan
@@ -98,27 +103,27 @@ class Observations:
     decisions: Lines
     """The monitor's decisions, one line per decision point."""
     traffic: Lines
-    """The replay's lines, one a second."""
+    """Lines of the replay, one per second."""
     traffic_summary: Mapping[str, Any]
     stage_seconds: Mapping[str, float]
     planted: Sequence[LiveChange] = ()
-    """A bad release and the way back; empty = none was shown."""
+    """The bad release and its rollback, or empty if the demo did not get so far."""
     verified: Sequence[VerifiedVersion] = ()
     replayed: ReplayedDecisions | None = None
 
     @property
     def drift_time(self) -> float | None:
-        """When the world changed; None = it did not."""
+        """Time when the drift began in seconds since the epoch, or None if there was no drift."""
         time: float | None = self.traffic_summary["drift_time"]
         return time
 
 
 @dataclass(frozen=True, kw_only=True)
 class AucNumbers:
-    """Live AUCs: before drift, when the monitor fired, at the old version's worst, and of the new version."""
+    """Live AUCs of the old version before, during and after the alarm, and of the new version."""
 
     threshold: float | None = None
-    """What the monitor held version 1 to; None where the gate could not tell its AUC."""
+    """Threshold of the monitor for version 1, or None if the gate had no AUC for it."""
     baseline: float | None = None
     at_detection: float | None = None
     trough: float | None = None
@@ -128,15 +133,15 @@ class AucNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionNumbers:
-    """One released version, and what the gate said of it."""
+    """One released version, and the gate's verdict about it."""
 
     version: int
     model_id: str
     trained_rows: int
     learned_until: str
-    """Time of the newest row that it learned."""
+    """Time of its newest training row."""
     judged_rows: int
-    """Rows that judged it, all newer."""
+    """Number of its evaluation rows, which are all newer."""
     parent: str | None
     gate: str
     reason: str
@@ -145,39 +150,40 @@ class VersionNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficDuring:
-    """What callers felt during a span of time."""
+    """Requests of the callers during a span of time."""
 
     requests_sent: int
     requests_failed: int
     p99_ms: float | None
-    """The worst of single seconds; with a few dozen requests a second it is the slowest request or nearly."""
+    """Maximum over seconds of the 99th percentile. With a few dozen requests per second it is about
+    the slowest request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseNumbers:
-    """How long a release took, and what callers felt during its deployment step."""
+    """Duration of a release, and the requests during its deployment step."""
 
     version: int
     seconds: float | None
     during: TrafficDuring
     p99_ms_before: float | None
-    """Median of single seconds before the release."""
+    """Median over seconds before the release."""
     p99_ms_after: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadReleaseNumbers:
-    """A bad release that was made on purpose, the way back, and what callers felt from its start to the end of it."""
+    """A planted bad release, its rollback, and the requests until the end of the rollback."""
 
     made: LiveChange
     taken_back: LiveChange
-    """Begins when the bad version was live everywhere."""
+    """The rollback. It starts when the bad version was live on all servers."""
     during: TrafficDuring
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordNumbers:
-    """Rows published by the client against rows archived in the lake."""
+    """Rows that the client published, and rows archived in the lake."""
 
     published: int
     archived: int
@@ -187,7 +193,7 @@ class RecordNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerNumbers:
-    """Why the monitor asked for a run, and how many runs it started."""
+    """Reason of the monitor's retrain request, and the number of runs that it started."""
 
     reason: str | None
     runs: int
@@ -195,28 +201,28 @@ class TriggerNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDriftNumbers:
-    """What the drift watch saw of the features that version 1 was shown, without a label."""
+    """Findings of the drift watch about the features of version 1, without labels."""
 
     seconds: float | None
-    """From the change to the end of the first bucket after it."""
+    """Seconds from the drift to the end of the first bucket after it that shows it."""
     columns: dict[str, float]
-    """Largest effect of each column that drifted after the change, largest first."""
+    """Largest effect of each column that drifted, largest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunNumbers(RunOutcome):
-    """How one pipeline run ended, and how long each of its steps worked."""
+    """Outcome of one pipeline run, and the duration of each of its steps."""
 
     step_seconds: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSummary:
-    """All numbers of one demo: `summary.json`."""
+    """All numbers of one demo, for `summary.json`."""
 
     created_at: str
     bayes_auc: dict[str, float | None] | None
-    """Best possible AUC before and after the drift, where the world is simulated."""
+    """Bayes-optimal AUC before and after the drift, or None unless the clicks are simulated."""
     requests: dict[str, int]
     latency_ms: dict[str, float | None]
     drift: dict[str, Any]
@@ -228,30 +234,31 @@ class DemoSummary:
     records: RecordNumbers
     trigger: TriggerNumbers
     policies: dict[str, float | None]
-    """Seconds from the change to the rows by which each policy was sure; None = never, negative = a false alarm."""
+    """Seconds from the drift to the last row that each policy needed for its alarm. None means no
+    alarm, and a negative number a false alarm."""
     feature_drift: FeatureDriftNumbers
     decisions: ReplayedDecisions | None
     seconds: dict[str, float | None]
-    """Of each stage, and of the spans `drift_to_detection` and `trigger_to_serving`."""
+    """Duration of each stage, and of the spans `drift_to_detection` and `trigger_to_serving`."""
     serving_parity_max_abs_diff: float | None
     runs: list[RunNumbers]
-    """Oldest first."""
+    """Pipeline runs, oldest first."""
     uncertain: list[str]
-    """What the demo's rows were too few to tell, one sentence each."""
+    """Results that are uncertain for lack of rows, one sentence each."""
     warnings: list[str] = field(default_factory=list)
     """The gate's warnings, one sentence each."""
     to_turn: list[str] = field(default_factory=list)
-    """What would make the loop turn, one sentence each; empty if it did."""
+    """Changes that would complete the loop, one sentence each. Empty if it was completed."""
 
     @property
     def alarm_came_first(self) -> bool:
-        """Whether a run was asked for before the world was changed, or without a change."""
+        """Whether a run was requested before the drift, or without a drift."""
         seconds = self.seconds.get("drift_to_detection")
         return self.trigger.reason is not None and (not self.drift or (seconds is not None and seconds < 0))
 
 
 def summarize(observed: Observations) -> DemoSummary:
-    """The numbers of one demo."""
+    """Return the numbers of one demo."""
     folders, traffic, drift_time = observed.folders, observed.traffic_summary, observed.drift_time
     by_a_run = {each.version for each in read_journal(folders.store) if each.action == RELEASE}
     releases = [read_release(folders.store, version) for version in sorted(by_a_run)]
@@ -300,7 +307,7 @@ def summarize(observed: Observations) -> DemoSummary:
 
 
 def auc_numbers(observed: Observations) -> AucNumbers:
-    """Live AUCs; what was measured after a bad release was made on purpose is not counted."""
+    """Return the live AUCs, measured before the planted bad release."""
     until = observed.planted[0].started_at if observed.planted else float("inf")
     drift_time, decision = observed.drift_time, retrain_decision(observed.events)
     measured = [line for line in observed.timeline if line["auc"] is not None]
@@ -324,18 +331,21 @@ def auc_numbers(observed: Observations) -> AucNumbers:
 
 
 def _held_to(decisions: Lines) -> float | None:
-    """The AUC that the monitor's policies held version 1 to; None where they knew none."""
+    """Return the AUC threshold of the monitor's policies for version 1, or None."""
     own = (each["numbers"]["threshold"] for line in decisions if line["version"] == 1 for each in line["decisions"])
     return next((level for level in own if level is not None), None)
 
 
 def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
-    """The event of the first decision that asked for a run; a decision that only notified people names no request."""
+    """Return the event of the first decision that requested a run, or None.
+
+    A decision that only notified people has no request id.
+    """
     return next((e for e in events if e["kind"] == "decision" and "request_id" in e), None)
 
 
 def first_sure(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
-    """By policy: seconds of event time from the change to the first decision point at which it was sure."""
+    """Return the seconds of event time from the drift to each policy's first alarm, by policy."""
     found: dict[str, float | None] = {}
     for line in decisions:
         for each in line["decisions"]:
@@ -346,7 +356,7 @@ def first_sure(decisions: Lines, drift_time: float | None) -> dict[str, float | 
 
 
 def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumbers:
-    """What the drift watch saw after the change."""
+    """Return the findings of the drift watch after the drift."""
     drifted = [e for e in events if e["kind"] == "drift" and e["version"] == 1 and e["drifted"]]
     after = [e for e in drifted if drift_time is not None and e["bucket_end"] > drift_time]
     columns: dict[str, float] = {}
@@ -359,7 +369,7 @@ def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumber
 
 
 def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers | None:
-    """How the release of `version` went; None where it was not released."""
+    """Return the numbers of the release of `version`, or None if it was not released."""
     entries = [entry for entry in read_entries(store) if entry.version == version]
     live = next((entry for entry in entries if entry.action in LIVE_ACTIONS), None)
     outcome = next((o for o in read_outcomes(store) if o.version == version), None)
@@ -379,7 +389,7 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
 
 
 def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadReleaseNumbers | None:
-    """The bad release and the way back, and what callers felt meanwhile; None where none was shown."""
+    """Return the planted bad release, its rollback and the requests meanwhile, or None."""
     if len(planted) != 2:
         return None
     made, back = planted
@@ -389,7 +399,7 @@ def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadRel
 
 
 def count_served_rows(lake: Path) -> int:
-    """Rows in the lake that a model of ours served, distinct by (request_id, row)."""
+    """Count the rows of the lake that a model of ours scored, distinct by (request_id, row)."""
     key, is_served = [raw_rows.REQUEST_ID, raw_rows.ROW], ds.field(raw_rows.MODEL_VERSION).is_valid()
     files = [str(path) for path in lake.glob("day=*/*.parquet")]
     count: int = ds.dataset(files).to_table(key, is_served).group_by(key).aggregate([]).num_rows
@@ -397,7 +407,7 @@ def count_served_rows(lake: Path) -> int:
 
 
 def journal_events(store: Path) -> list[dict[str, Any]]:
-    """What the journal says of who is live, in the form of the monitor's events."""
+    """Return the journal's entries about live versions, in the form of the monitor's events."""
     return [
         {
             "time": _epoch_seconds(entry.time),
@@ -410,18 +420,21 @@ def journal_events(store: Path) -> list[dict[str, Any]]:
 
 
 def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]:
-    """What the demo's rows were too few to tell, one sentence each; empty where all is clear."""
+    """Yield the results that are uncertain for lack of rows, one sentence each."""
     auc = summary.auc
     for version in summary.versions:
         if version.gate == "inconclusive":
-            yield f"the gate of version {version.version} is {version.reason}"
+            yield f"the verdict on version {version.version} is {version.reason}"
     for run in summary.runs:
         if run.state == "refused" and "inconclusive" in run.reason:
             yield f"the run {run.trigger_id} released nothing: {run.reason}"
     if auc.threshold is None:
-        yield "the gate could not tell the auc of version 1, so no policy can hold it to one"
+        yield "the gate has no auc of version 1, so no policy has a threshold for it"
     elif auc.threshold < 0.5:
-        yield f"version 1 is held to an auc of {auc.threshold:.3f}, worse than chance: the gate's interval is wide"
+        yield (
+            f"the threshold for version 1 is an auc of {auc.threshold:.3f}, worse than chance: the gate's interval "
+            "is wide"
+        )
     for number, name, value in ((1, "baseline", auc.baseline), (2, "recovered", auc.recovered)):
         if value is None:
             continue
@@ -433,26 +446,28 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
     if summary.trigger.reason is None:
         last = observed.timeline[-1] if observed.timeline else None
         note = f"; the last auc {_auc_with_interval(last)}" if last and last["auc"] is not None else ""
-        change = "the monitor could be sure that the model is worse" if summary.drift else "anything was changed"
+        change = "the monitor had enough evidence against the model" if summary.drift else "the drift began"
         yield f"the rows ran out before {change}{note}"
     elif auc.recovered is None and any(version.version == 2 for version in summary.versions):
         yield "the rows ran out before version 2 could be measured"
 
 
 def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield what would make the loop turn, with figures; nothing if a new version was released and measured.
+    """Yield changes that would complete the loop, with figures.
+
+    Yields nothing if a new version was released and measured.
 
     Args:
-        observed: What the demo saw.
-        summary: Its numbers.
-        verdicts: The gate's, oldest first.
+        observed: Observations of the demo.
+        summary: Numbers of the demo.
+        verdicts: Verdicts of the gate, oldest first.
     """
     if summary.trigger.reason is None:
         first = verdicts[0] if verdicts else None
         if first is not None and first.candidate.auc_low is None:
             yield from (
                 advice_in_demo(first, observed.folders.root)
-                or ["more rows: the gate could not tell the auc of version 1, so the monitor holds it to none"]
+                or ["more rows: the gate has no auc of version 1, so the monitor has no threshold for it"]
             )
         yield from _ways_to_alarm(observed, summary)
     elif len(summary.versions) < 2:
@@ -466,12 +481,12 @@ def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequenc
 
 
 def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str]:
-    """What would make the monitor sure that version 1 is worse."""
+    """Yield changes that would give the monitor enough evidence against version 1."""
     drift_time = observed.drift_time
     sent = sum(line["rows"] for line in observed.traffic if drift_time is not None and line["time"] > drift_time)
     if drift_time is None:
         yield (
-            f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the change, and all "
+            f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the drift, and all "
             f"{observed.traffic_summary['rows']:,} rows were sent by then"
         )
         return
@@ -482,102 +497,106 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         if line["version"] == 1 and each["policy"] == SEQUENTIAL and each["numbers"].get("evidence") is not None
     ]
     if not judged:
-        return  # without a threshold; the gate's advice has said what would give one
+        return  # no threshold, and the gate's advice says how to get one
     evidence, needed, since = (judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach"))
     if evidence >= needed or since:
         yield (
-            f"more rows: the alarm was raised, and {observed.plan.min_rows_since_breach:,} rows after it are needed to "
-            f"learn from, {since:,} came"
+            f"more rows: the alarm was raised, but training needs {observed.plan.min_rows_since_breach:,} rows after "
+            "it, "
+            f"and only {since:,} came"
         )
     elif evidence > 1:
         # The logarithm of the evidence grows in proportion to the rows.
         factor = math.log(needed) / math.log(evidence)
         yield (
-            f"more rows: {sent:,} rows after the change made evidence {evidence:.3g} of {needed:g}; at that rate about "
-            f"{math.ceil(sent * factor):,} would do, {factor:.1f} times as many"
+            f"more rows: {sent:,} rows after the drift gave evidence {evidence:.3g} of {needed:g}, so that about "
+            f"{math.ceil(sent * factor):,} rows would suffice, {factor:.1f} times as many"
         )
     else:
         low = "none" if summary.auc.trough is None else f"{summary.auc.trough:.3f}"
         columns = ", ".join(summary.drift.get("columns", ())) or "the columns"
         yield (
-            f"a larger change: after {sent:,} rows with other values of {columns} the evidence is {evidence:.3g} of "
-            f"{needed:g}, as the auc (lowest {low}) is not surely below {judged[-1]['threshold']:.3f}; name columns "
-            "that tell more of the clicks by --drift-columns, or bring more rows"
+            f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is {evidence:.3g} of "
+            f"{needed:g}, because the auc (lowest {low}) is not clearly below {judged[-1]['threshold']:.3f}: name "
+            "columns "
+            "with more influence on the clicks by --drift-columns, or use more rows"
         )
 
 
 def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
-    """Return the gate's advice, and where the demo takes a setting from."""
+    """Return the gate's advice, with the place in the demo where a setting belongs."""
     found = []
     for sentence in verdict.advice:
         flags = flags_to_run_again(sentence)
         path, _, value = flags[-1].partition("=") if "--set" in flags else ("", "", "")
         section, _, name = path.partition(".")
-        where = f"; in the demo, write `{section}: {{{name}: {value}}}` into a copy of the recommender's file "
+        where = f". In the demo, write `{section}: {{{name}: {value}}}` into a copy of the recommender's file "
         where += f"({folder / 'recommender.yaml'} if it was drafted) and give that by --recommender"
         found.append(sentence + where if path else sentence)
     return found
 
 
 def first_model_sentence(verdict: Verdict) -> str:
-    """Return what the gate knows of the first model's AUC, and whether the monitor can hold it to that."""
+    """Return a sentence on the first model's AUC, and on the monitor's threshold."""
     quality = verdict.candidate
     if quality.auc is None or quality.auc_low is None:
         known = "unknown" if quality.auc is None else f"{quality.auc:.4f} without an interval"
-        return f"its auc is {known} at the gate, so the monitor cannot hold it to any"
-    return f"its auc is {quality.auc:.4f} at the gate; the monitor holds it to that"
+        return f"its auc at the gate is {known}, so the monitor has no threshold for it"
+    return f"its auc at the gate is {quality.auc:.4f}, which sets the monitor's threshold"
 
 
 def ingested_sentences(made: Mapping[str, Any], replay: Path, *, most: int, has_times: bool) -> Iterator[str]:
-    """Yield what became of a user's rows.
+    """Yield sentences on what happened to a user's rows.
 
     Args:
-        made: What `evergreen ingest` printed.
-        replay: The rows that will be replayed.
-        most: Most rows that were to be read.
+        made: Output of `evergreen ingest`.
+        replay: File of the rows to replay.
+        most: Maximum number of rows to read.
         has_times: Whether the rows kept their times.
     """
     yield (
-        f"{made['lake_rows']:,} rows to learn from, the {made['replay_rows']:,} after them to replay, "
+        f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the replay, "
         f"{made['malformed']:,} malformed rows set aside"
     )
     if has_times:
         times = pq.read_table(replay, columns=[raw_rows.EVENT_TIME])[raw_rows.EVENT_TIME]
         first, last = (f"{time:%Y-%m-%d %H:%M:%S}" for time in pc.min_max(times).as_py().values())
         yield (
-            f"the rows are divided by their times: those before {first} UTC train and judge the first model, those "
-            f"from then to {last} are replayed as today's traffic"
+            f"the rows are split by time: rows before {first} UTC train and evaluate the first model, rows "
+            f"from {first} to {last} are replayed as today's traffic"
         )
     else:
-        yield "the rows have no times: they are taken in the file's order and spread over the last four days"
+        yield "the rows have no times: they are spread over the last four days in file order"
     if made["lake_rows"] + made["replay_rows"] >= most:
-        yield f"{most:,} rows are read, the first of the data; --rows reads more"
+        yield f"only the first {most:,} rows are read, --rows reads more"
     left = {"duplicates": "equal copies of rows left out", "replaced": "rows replaced by later copies of them"}
     for name, words in left.items():
         if made.get(name):
             yield f"{made[name]:,} {words}"
     if made["passed_over"]:
-        yield f"passed over, as no click logs: {', '.join(made['passed_over'])}"
+        yield f"files skipped because they are not click logs: {', '.join(made['passed_over'])}"
 
 
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
-    """How it was decided, a sentence per number."""
+    """Yield sentences on the decisions, one per number."""
     known = {name: seconds for name, seconds in summary.policies.items() if seconds is not None}
     if sure := [f"{name} {seconds:.1f} s" for name, seconds in known.items() if seconds >= 0]:
-        yield f"from the change to the rows by which a policy was sure: {', '.join(sure)}"
+        yield f"from the drift to the alarm of each policy: {', '.join(sure)}"
     if early := [f"{name} {-seconds:.1f} s" for name, seconds in known.items() if seconds < 0]:
-        yield f"sure before the change, so not by it: {', '.join(early)}"
+        yield f"false alarms before the drift: {', '.join(early)}"
     drift = summary.feature_drift
     if drift.columns:
         columns = ", ".join(f"{name} {distance:.3f}" for name, distance in list(drift.columns.items())[:5])
         more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
-        yield f"features moved, seen without a label {drift.seconds:.1f} s after the change: {columns}{more}"
+        yield f"features drifted, found without labels {drift.seconds:.1f} s after the drift began: {columns}{more}"
     elif planted := summary.drift.get("columns"):
-        yield f"the values of {len(planted)} columns changed, and no bucket of rows after that shows it"
+        yield f"the values of {len(planted)} columns changed, but no bucket of rows after that shows it"
     else:
-        yield "no feature was seen to move"
+        yield "no feature drifted"
     if (found := summary.decisions) is not None:
-        sentence = f"{found.points} decisions replayed from the lake, {'all' if found.equal else 'not all'} equal"
+        sentence = (
+            f"{found.points} decisions were replayed from the lake, {'all' if found.equal else 'not all'} of them equal"
+        )
         if found.could_differ:
             sentence += (
                 f"; {found.late_requests} requests reached the monitor after their decision point and "
@@ -587,7 +606,7 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
 
 
 def serving_sentences(summary: DemoSummary) -> Iterator[str]:
-    """What was served, a sentence per number."""
+    """Yield sentences on serving, one per number."""
     if (release := summary.release) is not None:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (
@@ -597,7 +616,8 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
         )
     if (bad := summary.bad_release) is not None:
         yield (
-            f"bad release of version {bad.made.version} taken back to version {bad.taken_back.version} by itself after "
+            f"bad release of version {bad.made.version} automatically rolled back to version {bad.taken_back.version} "
+            "after "
             f"{bad.taken_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: {bad.taken_back.why}"
         )
     for found in summary.verified:
@@ -608,14 +628,15 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
 
 
 def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
-    """What the demo promised and this run did not hold, one sentence each; what was not shown promised nothing.
+    """Return the promises of the demo that this run broke, one sentence each.
 
-    On a user's own rows the monitor may rightly not fire and a model may rightly not recover: only what holds for any
-    data is checked.
+    A stage that did not run promises nothing. On a user's own rows the monitor may rightly stay
+    silent, and a model may rightly not recover. Therefore only promises that hold for any data are
+    checked there.
     """
     promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
     if (found := summary.decisions) is not None:
-        sentence = f"the {found.points} decisions replayed from the lake are not those that the monitor wrote"
+        sentence = f"the {found.points} decisions replayed from the lake differ from the monitor's decisions"
         promises.append((found.equal or found.could_differ, sentence))
     return [sentence for held, sentence in promises if not held]
 
@@ -627,7 +648,7 @@ def _loop_promises(summary: DemoSummary, *, simulated: bool) -> Iterator[tuple[b
         yield run.state != "failed", f"run {run.trigger_id} failed: {run.reason}"
     # The first run has an outcome too.
     recorded = len({run.trigger_id for run in summary.runs}) - 1
-    yield recorded >= runs, f"{runs} runs were triggered, but only {max(recorded, 0)} recorded how they ended"
+    yield recorded >= runs, f"{runs} runs were triggered, but only {max(recorded, 0)} recorded their outcome"
     yield requests["failed"] == 0, f"{requests['failed']} of {requests['sent']} requests failed, expected 0"
     yield (
         records.archived == records.published,
@@ -638,7 +659,7 @@ def _loop_promises(summary: DemoSummary, *, simulated: bool) -> Iterator[tuple[b
         yield runs == 1, f"{runs} runs were triggered, expected exactly 1"
         yield (
             share is not None and share >= MIN_REGAINED_SHARE,
-            f"the new version regained {share} of what drift cost, expected at least {MIN_REGAINED_SHARE}",
+            f"the new version regained {share} of the lost auc, expected at least {MIN_REGAINED_SHARE}",
         )
     else:
         yield runs <= 1, f"{runs} runs were triggered, expected at most 1"
@@ -650,15 +671,15 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
         yield failed == 0, f"{failed} requests failed during the release, expected 0"
     if (bad := summary.bad_release) is not None:
         failed, seconds = bad.during.requests_failed, bad.taken_back.seconds
-        yield failed == 0, f"{failed} requests failed while a bad release came and went, expected 0"
+        yield failed == 0, f"{failed} requests failed during a bad release and its rollback, expected 0"
         yield (
             seconds < MAX_TAKE_BACK_SECONDS,
-            f"a bad release was taken back after {seconds:.1f} s, expected less than {MAX_TAKE_BACK_SECONDS:g}",
+            f"a bad release was rolled back after {seconds:.1f} s, expected less than {MAX_TAKE_BACK_SECONDS:g}",
         )
     for found in summary.verified:
         wrong = ", ".join(found.wrong_checks) or "no hash"
         reason = f"{found.num_different} of {found.num_rows} logged scores, and {wrong}"
-        yield found.same, f"version {found.version} is not what was released: {reason} differ"
+        yield found.same, f"version {found.version} differs from its release: {reason} differ"
     if summary.verified:
         rows, archived = sum(found.num_rows for found in summary.verified), summary.records.archived
         yield rows == archived, f"{rows} logged scores were recomputed, expected the {archived} archived"
@@ -695,7 +716,7 @@ def _run_numbers(store: Path) -> list[RunNumbers]:
 def _event_spans(
     events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None
 ) -> dict[str, float | None]:
-    """Seconds from the change to the decision, and from there to the new version's first answer."""
+    """Return the seconds from drift to decision, and from decision to the new version's response."""
     decided_at = decision["time"] if decision else None
     served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
 
@@ -709,7 +730,10 @@ def _event_spans(
 
 
 def _overlapping(traffic: Lines, start: float, end: float) -> list[Mapping[str, Any]]:
-    """The lines about any time in [start, end]; a line is about the time since the one before it."""
+    """Return the lines that overlap with [start, end].
+
+    A line covers the time since the line before it.
+    """
     begins = [0.0, *(line["time"] for line in traffic)]
     return [line for line, begin in zip(traffic, begins) if begin <= end and line["time"] >= start]
 
@@ -734,7 +758,7 @@ def _epoch_seconds(time: str) -> float:
 def _auc_with_interval(window: Mapping[str, Any]) -> str:
     low, high = window["auc_low"], window["auc_high"]
     interval = f"95 % {low:.3f}..{high:.3f}" if low is not None and high is not None else "no interval"
-    return f"{window['auc']:.3f} ({interval}) rests on {window['rows']} rows with {window['clicks']} clicks"
+    return f"{window['auc']:.3f} ({interval}) is based on {window['rows']} rows with {window['clicks']} clicks"
 
 
 def _three_digits(value: float | None) -> str:

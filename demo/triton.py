@@ -1,9 +1,10 @@
-"""A real tritonserver on this machine, from the serving environment's wheel: for the demo, development and tests.
+"""Run a real tritonserver on this machine, from the wheel of the serving environment.
 
-It picks free ports, waits for readiness against a deadline, and ends with its owner: stopped by pid, at exit, and by
-the kernel if the owner is killed. The wheel (nvidia-pytriton) ships one stub of the python backend per Python version
-and none beside the backend, where the server looks: both are copied into a runtime folder. What is served is
-deployment's to say. Bound to loopback: this Triton (2.51) lacks later security fixes.
+The demo, development and tests use it. The server gets free ports, and must be ready before a
+deadline. It ends with its owner: by its process id, at exit, or by the kernel if the owner is
+killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not
+at the path where the server looks. Therefore stub and backend are copied into a runtime folder. The
+server listens only on loopback, because this Triton (2.51) lacks later security fixes.
 """
 
 import atexit
@@ -34,18 +35,22 @@ from evergreen.runtime.onnx_runtime import SILENT
 
 
 def models_to_load(repository: Path) -> list[str]:
-    """The models that a server over `repository` loads at its start: those with a configuration, but no rehearsal."""
+    """Return the models that a server loads at its start.
+
+    They are those with a configuration, except candidates that are only rehearsed.
+    """
     names = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
     return [name for name in names if not name.endswith(CANDIDATE_SUFFIX)]
 
 
 def check_repository(repository: Path) -> None:
-    """Returns if Triton can start with what `repository` holds, which may be nothing.
+    """Check that Triton can start with the content of `repository`, which may be empty.
 
-    A model that was not released by us names no versions in its configuration, and is Triton's to judge.
+    A model that was not released by us names no versions in its configuration, and is not checked.
 
     Raises:
-        ContractError: a configured version is absent or lacks a file, which would hang the start; names it.
+        ContractError: a configured version is absent or lacks a file, with which the start would
+            hang.
     """
     for name in models_to_load(repository):
         text = (repository / name / CONFIG_FILE).read_text()
@@ -64,10 +69,10 @@ _ASK_PYTHON = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedWheel:
-    """What is needed to start the server."""
+    """Paths and variables to start the server."""
 
     binary: Path
-    """tritonserver itself, in its place in the environment."""
+    """Path of tritonserver in the environment."""
     backends: Path
     """Folder for `--backend-directory`."""
     caches: Path
@@ -77,10 +82,12 @@ class PreparedWheel:
 
 
 def prepare(venv: Path, runtime: Path) -> PreparedWheel:
-    """The server of the environment `venv`, with its backend copied below `runtime` where it is not yet.
+    """Return the server of the environment `venv`.
+
+    Its backend is copied below `runtime` unless it is there already.
 
     Raises:
-        ContractError: the environment or something in its wheel is absent; names it.
+        ContractError: the environment or a file of its wheel is absent.
     """
     python = (venv / "bin" / "python").absolute()
     if not python.exists():
@@ -96,14 +103,15 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     backend.mkdir(parents=True, exist_ok=True)
     for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
         target = backend / source.name
-        if not target.exists():  # a running server may be using it
+        if not target.exists():  # a running server may use it
             aside = target.with_name(f".{target.name}.{os.getpid()}")
             shutil.copy2(source, aside)
             os.replace(aside, target)
     variables = {
-        # The first python3 on PATH is the interpreter of model.py; PYTHONPATH would not reach it.
+        # The first python3 on PATH interprets model.py. PYTHONPATH would not reach it.
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        # Without these the stub takes another libpython, or lacks libcudart and hangs the server.
+        # Without this path the stub loads another libpython, or lacks libcudart and hangs the
+        # server.
         "LD_LIBRARY_PATH": f"{libraries}:{Path(packages) / 'nvidia_pytriton.libs'}",
         "OMP_NUM_THREADS": "1",
         **SILENT,
@@ -114,21 +122,23 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
 logger = logging.getLogger(__name__)
 
 DEFAULT_VENV = Path(__file__).resolve().parents[1] / ".venvs" / "serving"
-"""Environment that holds the server's wheel and what `model.py` imports."""
+"""Environment with the server's wheel and the imports of `model.py`."""
 _NAME = "evergreen_"
-"""Begins the name of every server here; its owner's process id and its gRPC port follow."""
+"""Prefix of the name of every server here, followed by its owner's process id and its gRPC port."""
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 4 * 2**20
-"""Shared memory of one model instance at first; Triton's own default is larger than small machines like."""
+"""Initial shared memory of one model instance in bytes. Triton's default is too large for small
+machines."""
 _ATTEMPTS = 3
-"""Starts with fresh free ports, since another process may take one between the choice and the start."""
+"""Number of starts with new free ports, because another process may take a port before the server
+does."""
 _TAKEN = "already in use"
 _NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
-"""What every start without a GPU complains of, to no harm."""
+"""Harmless complaints of every start without a GPU."""
 
 
 class Ports(NamedTuple):
-    """Where one Triton listens."""
+    """Ports on which one Triton listens."""
 
     http: int
     grpc: int
@@ -137,26 +147,36 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TritonSettings:
-    """How the server is started and stopped."""
+    """Settings of the server's start and stop."""
 
     ready_seconds: float = 60.0
-    """From start to ready; a model whose code cannot run would hang Triton's start for ever."""
+    """Maximum time from start to ready. A model whose code cannot run would hang Triton's start
+    forever."""
     stop_seconds: float = 10.0
-    """From SIGTERM to SIGKILL; an idle server takes 1.5 to 3.5 s."""
+    """Time from SIGTERM to SIGKILL. An idle server takes 1.5 to 3.5 s."""
     cache_bytes: int | None = None
-    """Size of the response cache; None = none. Off because it pays only where requests repeat, bytes and all
-    (`benchmarks.cache`): features of a click do not, and then every request is hashed for nothing."""
+    """Size of the response cache, or None for no cache. A cache only pays off if requests repeat
+    byte by byte (`benchmarks.cache`). Click features do not repeat, so every request would be
+    hashed in vain."""
 
 
 class TritonServer:
-    """One tritonserver over `repository`, running between `start` and `stop` (or inside a `with`).
+    """One tritonserver that runs between `start` and `stop`, or inside a `with`.
 
-    It starts with the models that the repository holds, and empty otherwise; loading is explicit from then on. Which
-    versions those are is what their configurations say, so a server that was killed in the middle of a release comes
-    back with the versions published last.
-    Start it from a thread that outlives it: the kernel takes the end of that thread for the end of the owner. Spaces in
-    paths are fine. The repository is created if absent, the log appended to; `runtime` is a writable folder for the
-    prepared backend (default: `triton-runtime` beside the log); `variables` go over this process's own and the wheel's.
+    It loads the models of the repository at its start, and later models only on request. The
+    configurations in the repository name the versions. A server that was killed during a release
+    therefore restarts with the versions published last.
+
+    Start it from a thread that outlives it, because the kernel treats the end of that thread as the
+    end of the owner. Paths may hold spaces.
+
+    Args:
+        repository: Model repository, which is created if it is absent.
+        log: Log file, to which the server appends.
+        runtime: Writable folder for the prepared backend. Default: `triton-runtime` next to the
+            log.
+        variables: Environment variables that override those of this process and of the wheel.
+        settings: Settings of start and stop.
     """
 
     def __init__(
@@ -172,7 +192,7 @@ class TritonServer:
         self.log_path = log
         self.settings = settings or TritonSettings()
         self.start_seconds: float | None = None
-        """Seconds from start to ready; None before."""
+        """Seconds from start to ready, or None before."""
         self._runtime = runtime or log.parent / "triton-runtime"
         self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -200,35 +220,40 @@ class TritonServer:
 
     @property
     def metrics_address(self) -> str:
-        """Where the counters are, host:port."""
+        """host:port of the metrics."""
         return f"{LOOPBACK}:{self._listening.metrics}"
 
     @property
     def metrics_url(self) -> str:
-        """URL of the Prometheus text."""
+        """URL of the Prometheus metrics."""
         return f"http://{self.metrics_address}/metrics"
 
     @property
     def pid(self) -> int | None:
-        """The server's process id; None before the first start."""
+        """The server's process id, or None before the first start."""
         return self._process.pid if self._process else None
 
     @property
     def returncode(self) -> int | None:
-        """The exit status of a server that ended; negative = the signal that killed it; None while it runs."""
+        """Exit status of the server, or None while it runs. A negative status is a signal."""
         return self._process.poll() if self._process else None
 
     def alive(self) -> bool:
-        """Whether the process runs. It may still answer wrongly: only an inference proves a model."""
+        """Return whether the process runs.
+
+        A running process may still serve wrong answers. Only an inference proves a model.
+        """
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> "TritonServer":
-        """Returns once the server is ready; started again, on the ports that it had, where clients look for it.
+        """Start the server and wait until it is ready.
+
+        A restart uses the same ports, so that clients find it.
 
         Raises:
-            ContractError: the repository or the serving environment lacks something; names it.
-            PermanentError: the server ended at once; quotes its log.
-            TemporaryError: it was not ready in time; it has been stopped.
+            ContractError: the repository or the serving environment lacks a file.
+            PermanentError: the server ended at once. The message quotes its log.
+            TemporaryError: the server was not ready in time and was stopped.
         """
         assert not self.alive(), "the server runs already"
         ports = self._ports
@@ -255,12 +280,15 @@ class TritonServer:
         return self
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM and does not wait; `stop` does."""
+        """Send SIGTERM without waiting. `stop` waits."""
         if self._process is not None:
-            self._process.terminate()  # of one that has ended: nothing
+            self._process.terminate()  # does nothing after the end of the process
 
     def stop(self) -> int | None:
-        """Ends the server and sweeps what it left; answers its exit status, None if it never ran."""
+        """End the server and remove what it left.
+
+        Returns its exit status, or None if it never ran.
+        """
         process = self._process
         if process is None or self._is_swept:
             return self.returncode
@@ -272,7 +300,8 @@ class TritonServer:
             logger.warning("triton %d ignored SIGTERM for %s s, killing it", process.pid, self.settings.stop_seconds)
             process.kill()
             process.wait()
-        # A stub whose server crashed can outlive it and ignore SIGTERM; all are in the group that we started.
+        # A stub can outlive its crashed server and ignore SIGTERM. All of them are in the group of
+        # the server.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         self._is_swept = True
@@ -283,7 +312,7 @@ class TritonServer:
         return process.returncode
 
     def kill(self) -> None:
-        """Kills the server at once, as a crash would; `stop` still sweeps."""
+        """Kill the server at once, as a crash would. `stop` still removes what it left."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -299,7 +328,7 @@ class TritonServer:
 
     @property
     def _name(self) -> str:
-        """This server's own name, for its answers and its shared memory."""
+        """Unique name of this server, for its responses and its shared memory."""
         return f"{_NAME}{os.getpid()}_{self._listening.grpc}"
 
     def _flags(self, repository: Path, backends: Path, caches: Path) -> list[str]:
@@ -317,7 +346,8 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",
             "--pinned-memory-pool-byte-size=0",
             "--model-control-mode=explicit",
-            # config.pbtxt is complete; completing it would start every stub twice (1.5 s instead of 0.3 s).
+            # config.pbtxt is complete. Completing it would start every stub twice (1.5 s instead of
+            # 0.3 s).
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
         ]
@@ -338,13 +368,17 @@ class TritonServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Its own group: Ctrl-C in the terminal is for the owner, who stops it in order.
+                # The own group keeps Ctrl-C in the terminal from the server. The owner stops it in
+                # order.
                 start_new_session=True,
             )
         atexit.register(self.stop)
 
     def _plain(self, path: Path) -> Path:
-        """A name of `path` that a shell reads as one word: Triton starts its stub through one, without quoting."""
+        """Return a name of `path` that a shell reads as one word.
+
+        Triton starts its stub through a shell without quoting.
+        """
         path = path.absolute()
         if shlex.quote(str(path)) == str(path):
             return path
@@ -371,19 +405,20 @@ class TritonServer:
 
     def _is_ready(self) -> bool:
         try:
-            # Who took our port between choice and start may be a Triton too: only its name tells.
+            # Another Triton may have taken the port before this one. Only the name distinguishes
+            # them.
             with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
                 named = json.load(answer)["name"] == self._name
             with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
                 ready = answer.status == 200
-            # Metrics is the last port to open; a server that cannot have it ends.
+            # The metrics port opens last, and a server without it ends.
             with DIRECT.open(self.metrics_url, timeout=1):
                 return bool(named and ready and self.alive())
         except (OSError, HTTPException, ValueError, KeyError, TypeError):
             return False
 
     def _complaint(self, log_start: int) -> str:
-        """The log's last words since `log_start`, errors first."""
+        """Return the log's last lines since `log_start`, errors first."""
         with open(self.log_path, "rb") as log:
             log.seek(log_start)
             lines = log.read().decode(errors="replace").splitlines()
@@ -393,7 +428,7 @@ class TritonServer:
 
 
 def _free_ports() -> Ports:
-    """Three ports that are free now."""
+    """Return three free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
         for each in sockets:
@@ -402,7 +437,7 @@ def _free_ports() -> Ports:
 
 
 def _sweep_after_dead_owners() -> None:
-    """Removes the shared memory of servers whose owner was killed before it could."""
+    """Remove the shared memory of servers whose owner was killed."""
     for leftover in _SHM.glob(f"{_NAME}*"):
         owner = leftover.name.removeprefix(_NAME).partition("_")[0]
         try:

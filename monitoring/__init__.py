@@ -1,6 +1,6 @@
-"""The monitor: stores every record, joins outcomes, measures, decides and acts, and hands each row on to the lake.
+"""The monitor: joins records with outcomes, archives rows, decides when to retrain.
 
-Pure rooms (`measures`, `drift`, `deciding`) compute; `memory`, `acting`, `showing`, `uploader` touch files, processes
-and the network; `monitor` only sequences them. `backtest` feeds the live judge from an archive. Knows the contracts,
-storage, logs and charts, and nothing else of this repository.
+`metrics`, `drift` and `policies` only compute. `state`, `retraining`, `web` and `uploader` access
+files, processes and the network. `monitor` calls them in order, and `backtest` runs the same
+decisions over an archive. The package imports `evergreen` and nothing else of this repository.
 """

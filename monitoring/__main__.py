@@ -1,8 +1,7 @@
-"""The monitor as a process: `python -m monitoring --log sqlite:///... --state DIR --archive DIR --store DIR`.
+"""Run the monitor: `python -m monitoring --log URL --state DIR --archive DIR --store DIR`.
 
-Reads the settings (flags, else `EVERGREEN_MONITOR_*`) and the store's recommender, which says how to decide; opens what
-the loop needs, runs it until SIGTERM or SIGINT.
-What the loop does is `monitoring.monitor`'s.
+This module reads the settings (flags, else `EVERGREEN_MONITOR_*`) and the rules of the registry's
+recommender. It opens the log and the state, and runs `monitoring.monitor` until SIGTERM or SIGINT.
 """
 
 import logging
@@ -22,7 +21,7 @@ from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.plain_text import configure_logging
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 
 if TYPE_CHECKING:
     from evergreen.events.event_log import Subscriber
@@ -36,16 +35,21 @@ MAX_RETRY_SECONDS = 30.0
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the monitor until it is asked to stop."""
-    parser = build_parser(InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0])
+    """Run the monitor until it receives SIGTERM or SIGINT."""
+    parser = build_parser(
+        InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0]
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = read_settings(
-        InstallationSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+        InstallationSettings,
+        parser.parse_args(argv),
+        environment=environment,
+        prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
-    # State and archive hold what people looked at.
+    # State and archive contain what users looked at.
     umask = os.umask(0o077)
     try:
         run(settings, stop, umask=umask)
@@ -58,13 +62,13 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
     """Serve the pages and run the loop until `stop` is set.
 
     Args:
-        settings: The monitor's.
+        settings: Settings of the installation.
         stop: Ends the loop.
-        umask: That of runs which the monitor starts here; -1 = its own.
+        umask: Umask of the runs that the monitor starts locally. -1 keeps the process's own.
 
     Raises:
-        TemporaryError: another monitor holds the state folder.
-        PermanentError: the port is taken.
+        TemporaryError: Another monitor has the state folder open.
+        PermanentError: The port is in use.
     """
     from monitoring.state.store import STORE_FILE, Store
     from monitoring.web.exposition import Exposition
@@ -74,9 +78,13 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
     exposition = Exposition()
 
     def page() -> str:
-        return status_page(exposition, read_history(settings.state, settings.store), now=time.time())
+        return status_page(
+            exposition, read_history(settings.state, settings.store), now=time.time()
+        )
 
-    server = MonitorServer(exposition, settings.http, page=page, report=lambda path: read_report(settings.store, path))
+    server = MonitorServer(
+        exposition, settings.http, page=page, report=lambda path: read_report(settings.store, path)
+    )
     with closing(server):
         try:
             with closing(Store(settings.state / STORE_FILE)) as store:
@@ -88,17 +96,23 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
 
 
 def _run_loop(
-    settings: InstallationSettings, store: "Store", *, exposition: "Exposition", stop: threading.Event, umask: int
+    settings: InstallationSettings,
+    store: "Store",
+    *,
+    exposition: "Exposition",
+    stop: threading.Event,
+    umask: int,
 ) -> None:
-    """Opens the log, runs turns of the loop until `stop` is set, then takes in and archives what is there.
+    """Run iterations of the loop until `stop` is set, then drain the log and the archive.
 
-    A log that is busy or down, and a store that holds no recommender yet, are tried again, at longer and longer pauses:
-    nothing is gained by ending the process, for a supervisor would start it again, at pauses of its own. Any other
-    failure ends the process, so that its supervisor sees it.
+    A TemporaryError, such as an unreachable log or a registry without a recommender, is retried
+    after growing pauses. Ending the process would gain nothing, because the supervisor would
+    restart it after pauses of its own. Any other error ends the process, so that the supervisor
+    sees it.
     """
     from evergreen.events.locations import open_subscriber, partition_urls
     from monitoring.monitor import Monitor
-    from monitoring.retraining.acting import make_trigger
+    from monitoring.retraining.actions import make_trigger
 
     subscriber: Subscriber | None = None
     monitor: Monitor | None = None
@@ -109,23 +123,26 @@ def _run_loop(
             try:
                 subscriber = subscriber or opened.enter_context(closing(open_subscriber(log)))
                 if monitor is None:
-                    trigger = make_trigger(settings.acting, state=settings.state, store=settings.store, umask=umask)
-                    judged = with_rules(settings)
-                    write_judging(settings.state, judged.judging)
+                    trigger = make_trigger(
+                        settings.actions, state=settings.state, store=settings.store, umask=umask
+                    )
+                    complete = with_rules(settings)
+                    write_rules(settings.state, complete.judging)
                     monitor = Monitor(
-                        judged,
+                        complete,
                         subscriber=subscriber,
                         store=store,
                         trigger=trigger,
-                        recommender=logged_recommender(settings.store) or accepted(settings.store, CURRENT),
+                        recommender=logged_recommender(settings.store)
+                        or accepted(settings.store, CURRENT),
                         exposition=exposition,
                     )
                 monitor.tick()
                 pause = tick_seconds
             except TemporaryError as error:
                 pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
-                exposition.note_failed_turn(str(error))
-                logger.warning("turn cut short, next in %g s: %s", pause, error)
+                exposition.record_failed_iteration(str(error))
+                logger.warning("iteration failed, next in %g s: %s", pause, error)
             stop.wait(pause)
         if monitor is not None:
             monitor.stop()

@@ -1,9 +1,11 @@
-"""What the monitor leaves for people, the report and the backtest: `timeline.jsonl`, `events.jsonl`, `decisions.jsonl`.
+"""Append to the monitor's journal files: `timeline.jsonl`, `events.jsonl`, `decisions.jsonl`.
 
-One JSON object a line in the state folder, appended and flushed to disk. After a crash an event can stand twice (it is
-written before the step that it describes is recorded), but is never missing. While the disk is full, points and events
-wait in memory; decisions do not, since nobody may act on one that is not written. A full file becomes `<name>.1` and
-replaces the previous one. Prometheus metrics are left to `monitoring.web.metrics`.
+People, the report and the backtest read them. Each line in the state folder is one JSON object,
+appended and flushed to disk. An event is written before the step that it describes is recorded, so
+after a crash it can appear twice, but is never missing. While the disk is full, points and events
+wait in memory. Decisions do not wait, because nothing may act on an unwritten decision. A full file
+is renamed to `<name>.1`, which replaces the previous one. `monitoring.web.metrics` exports the
+Prometheus metrics.
 """
 
 import json
@@ -24,17 +26,19 @@ TIMELINE_FILE = "timeline.jsonl"
 EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 MAX_FILE_BYTES = 64 * 2**20
-"""About two days of a timeline with a point a second, at 400 bytes a point. Of decisions every 10 s, each with the
-judge's memory: ten days with the threshold policy (750 bytes a line); other policies remember more. The full file is
-kept beside the current one, so an incident can be recorded for that long at least."""
+"""Size of a full file, in bytes. A timeline of that size covers about two days, with a point of 400
+bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
+threshold policy writes them. Other policies write longer lines. The previous file stays beside the
+current one, so that an incident of that length can be recorded."""
 
 MAX_WAITING_LINES = 5_000
-"""Lines that wait in memory while they cannot be written, some 5 MB; of more the oldest are dropped and counted."""
+"""Maximum number of lines that wait in memory while they cannot be written, about 5 MB. Older lines
+are dropped and counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened, as people and programs read it."""
+    """Something that happened, for people and programs."""
 
     time: float
     """Seconds since the epoch."""
@@ -42,19 +46,25 @@ class Event:
     text: str
     """One line for people."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Further values, JSON."""
+    """Further JSON values."""
 
     def document(self) -> dict[str, Any]:
-        """The line in `events.jsonl`."""
+        """Return the line of `events.jsonl` as a JSON object."""
         return {"time": self.time, "kind": self.kind, "text": self.text, **self.details}
 
 
 class Journal:
-    """The files of one state folder."""
+    """Journal files of one state folder."""
 
-    def __init__(self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """Appends to the files in `state`; `clock` returns seconds since the epoch."""
-        self._timeline, self._events, self._clock = state / TIMELINE_FILE, state / EVENTS_FILE, clock
+    def __init__(
+        self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES
+    ) -> None:
+        """Open the files in `state` for appending. `clock` returns seconds since the epoch."""
+        self._timeline, self._events, self._clock = (
+            state / TIMELINE_FILE,
+            state / EVENTS_FILE,
+            clock,
+        )
         self._decisions = state / DECISIONS_FILE
         self._decided_until = _last_time(self._decisions)
         self._max_file_bytes = max_file_bytes
@@ -62,17 +72,18 @@ class Journal:
         """Lines of points and events that could not be written yet, oldest first."""
         self._num_dropped = 0
         self.problem: str | None = None
-        """Why lines wait to be written; None while none does."""
+        """Why lines wait to be written, or None."""
         self.listener: Callable[[Event], None] = lambda event: None
         """Called with each event after it was written."""
 
     def append_decisions(self, lines: Mapping[float, str]) -> None:
-        """Appends decisions, given as canonical lines by their decision points, oldest first.
+        """Append decisions, given as canonical lines by decision point, oldest first.
 
-        Those that a predecessor wrote before it died are left out, so that every point stands once.
+        Decisions that a predecessor wrote before it died are skipped, so that every point appears
+        once.
 
         Raises:
-            TemporaryError: a line cannot be written; append it and those after it again.
+            TemporaryError: A line cannot be written. Append it and those after it again.
         """
         for time, line in lines.items():
             if self._decided_until is None or time > self._decided_until:
@@ -83,34 +94,40 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Append also decisions on earlier points: the clock was ahead, and was set right."""
+        """Accept decisions on earlier points, because the clock was ahead and was corrected."""
         self._decided_until = None
 
     def append_point(self, point: dict[str, Any]) -> None:
-        """Appends one point of the timeline."""
+        """Append one point of the timeline."""
         self._add(self._timeline, json.dumps({"time": self._clock(), **point}, allow_nan=False))
 
     def emit(self, kind: str, text: str, **details: Any) -> None:
-        """Appends one event, logs it and passes it to the listener."""
+        """Append one event, log it and pass it to the listener."""
         event = Event(time=self._clock(), kind=kind, text=text, details=details)
         self._add(self._events, json.dumps(event.document(), allow_nan=False))
         logger.info("%s: %s", kind, text)
         self.listener(event)
 
     def write_waiting(self) -> None:
-        """Write the lines that wait, until one cannot be written; `problem` says why."""
+        """Write the waiting lines until one cannot be written, and set `problem` accordingly."""
         self.problem = None
         while self._waiting:
             path, line = self._waiting[0]
             try:
                 self._append_line(path, line)
             except OSError as error:
-                self.problem = f"{len(self._waiting)} lines of events and numbers cannot be written: {error}"
+                self.problem = (
+                    f"{len(self._waiting)} lines of events and numbers cannot be written: {error}"
+                )
                 return
             self._waiting.popleft()
         if self._num_dropped:
             number, self._num_dropped = self._num_dropped, 0
-            self.emit("lines_lost", f"{number} lines were lost while they could not be written", lines=number)
+            self.emit(
+                "lines_lost",
+                f"{number} lines were lost while they could not be written",
+                lines=number,
+            )
 
     def _add(self, path: Path, line: str) -> None:
         self._waiting.append((path, line))
@@ -126,7 +143,7 @@ class Journal:
 
 
 def _last_time(path: Path) -> float | None:
-    """`time` of the last complete line of the file, or of the full file that it follows; None if there is none."""
+    """Return `time` of the last complete line of the file or of its predecessor, or None."""
     for each in (path, path.with_name(f"{path.name}.1")):
         if each.exists() and (complete := each.read_bytes().split(b"\n")[:-1]):
             return float(json.loads(complete[-1])["time"])

@@ -1,10 +1,10 @@
-"""The monitor's loop: what happens in which order; its measuring, and its judge over a restart.
+"""Main loop of the monitor: the order of steps.
 
-One turn: pull, store, acknowledge; mature what is due; archive; measure; judge; advance the request under way. Each
-part is a module of its own: numbers are computed by `monitoring.metrics`, what is judged when is
-`monitoring.policies.judging`'s, what follows from it `monitoring.retraining`'s, and keeping rows
-`monitoring.state.store`'s. Everything runs in one thread; only the HTTP pages are served beside it. The judge's memory
-is kept in the store, its decisions in the journal, each once.
+One iteration pulls, stores and acknowledges messages, matures due rows, archives, measures,
+decides, and advances the retraining. `monitoring.metrics` computes the numbers,
+`monitoring.policies.evaluation` decides, `monitoring.retraining` acts on decisions, and
+`monitoring.state.store` stores records. Everything runs in one thread except the HTTP server. The
+evaluator's state is stored in the database, and each decision is written to the journal once.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.metrics.open_labels import ClickDelays, OpenEstimate, estimate_open
 from monitoring.metrics.window import Kpis, VersionWindows, measure_version
-from monitoring.policies.judging import Judge, serving_ahead
+from monitoring.policies.evaluation import Evaluator, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import DecisionPoint
 from monitoring.released_models import ReleasedModels
-from monitoring.retraining.acting import Acting
+from monitoring.retraining.actions import DecisionHandler
 from monitoring.retraining.new_versions import NewVersions
 from monitoring.retraining.triggers import Trigger
 from monitoring.rows import MaturedRequests, Waiting
@@ -44,16 +44,22 @@ from monitoring.settings import MonitorSettings
 from monitoring.state.admission import AdmittedVersions
 from monitoring.state.archive import Archive, set_apart_text
 from monitoring.state.database import CorruptBlock
-from monitoring.state.join import MAX_FUTURE_SECONDS, IntakeRules, UnscoredRows, attribute, read_records
-from monitoring.state.kept_watch import KeptWatch
-from monitoring.state.repeated import reuse_reason, reused_key
+from monitoring.state.drift_state import StoredDriftWatch
+from monitoring.state.join import (
+    MAX_FUTURE_SECONDS,
+    IntakeRules,
+    UnscoredRows,
+    attribute,
+    read_records,
+)
+from monitoring.state.redelivery import reuse_reason, reused_key
 from monitoring.state.store import Store
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.store_status import StoreWatcher
 
 
-class StoredJudge:
-    """A judge that continues where a predecessor was killed."""
+class StoredEvaluator:
+    """An evaluator that continues where a killed predecessor stopped."""
 
     def __init__(
         self,
@@ -64,85 +70,106 @@ class StoredJudge:
         journal: Journal,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """See `monitoring.monitor.Monitor` for the arguments; call `restore` next."""
+        """Read the predecessor's state. Call `restore` next.
+
+        See `monitoring.monitor.Monitor` for the arguments.
+        """
         self._store, self._journal, self._checkpoint = store, journal, checkpoint
         self._serving_ahead = serving_ahead(settings.judge)
-        kept = store.read_document("judge")
-        self._mark: int | None = None if kept is None else kept["mark"]
+        saved = store.read_document("evaluator")
+        self._cursor: int | None = None if saved is None else saved["cursor"]
         baselines = ReleasedModels(model_store).baseline
-        self.judge = Judge(
-            settings.judge, make_policies(settings.policies, settings.baking), baseline=baselines, memory=kept
+        self.evaluator = Evaluator(
+            settings.judge,
+            make_policies(settings.policies, settings.baking),
+            baseline=baselines,
+            memory=saved,
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
-        """Decision points that could not be written yet; nobody acts on them."""
+        """Decision points that could not be written yet. Nothing acts on them."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
-        """Takes in the matured requests held in the store, and from there the predictions not yet passed.
+        """Restore the stored matured requests and the predictions after the last decision point.
 
-        Those that matured after the memory was written last, which are the newest ones held, are handled as by a
-        running judge: a request whose point was passed before is passed over, not taken for a judged one.
+        The newest requests matured after the state was last written. These requests are observed as
+        new ones, so that a request that was too late for its decision point stays excluded.
         """
         if requests is not None:
-            num_new = 0 if self._mark is None else self._store.num_matured_after(self._mark)
+            num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
             known = len(requests) - num_new
-            self.judge.restore(requests.between(0, known))
-            self.judge.observe(requests.between(known, len(requests)))
-        judged = self.judge.judged_until
-        seen = None if judged is None else judged + self._serving_ahead
+            self.evaluator.restore(requests.between(0, known))
+            self.evaluator.observe(requests.between(known, len(requests)))
+        decided = self.evaluator.decided_until
+        seen = None if decided is None else decided + self._serving_ahead
         times, versions, canary = self._store.predictions_after(seen)
-        self.judge.note_predictions(times, versions, canary=canary)
+        self.evaluator.record_predictions(times, versions, canary=canary)
 
     def decide(self, matured_until: float) -> None:
-        """Decides on what has matured up to this event time, and stores the decisions before anyone acts on them.
+        """Decide on what matured up to this event time, and store the decisions.
+
+        Nothing acts on a decision before it is stored.
 
         Raises:
-            TemporaryError: they cannot be stored; the next call stores them first.
+            TemporaryError: The decisions cannot be stored. The next call stores them first.
         """
-        before = self.judge.judged_until
-        self._unwritten += self.judge.decide_up_to(matured_until)
-        if before is not None and (self.judge.judged_until or 0.0) < before:
+        before = self.evaluator.decided_until
+        self._unwritten += self.evaluator.decide_up_to(matured_until)
+        if before is not None and (self.evaluator.decided_until or 0.0) < before:
             self._journal.accept_earlier_decisions()
         self.write_decisions()
-        num_more = self.judge.num_passed_over - self._store.counters.get("passed_over", 0)
-        if self.judge.judged_until != before or num_more:
-            self._store.write_documents({"judge": self.memory()}, {"passed_over": num_more} if num_more else {})
-            self._checkpoint("judge.kept")
+        num_more = self.evaluator.num_passed_over - self._store.counters.get("passed_over", 0)
+        if self.evaluator.decided_until != before or num_more:
+            self._store.write_documents(
+                {"evaluator": self.memory()}, {"passed_over": num_more} if num_more else {}
+            )
+            self._checkpoint("evaluator.stored")
 
     def write_decisions(self) -> None:
         """Append the decisions that are not in the journal yet.
 
         Raises:
-            TemporaryError: they cannot be written. The judge's memory, which is past them, must not be stored then.
+            TemporaryError: They cannot be written. The evaluator's state is ahead of them and must
+                not be stored then.
         """
         if points := self._unwritten:
             self._journal.append_decisions({point.time: point.line() for point in points})
-            self._checkpoint("judge.decided")
+            self._checkpoint("evaluator.decided")
             self._newest, self._unwritten = points[-1], []
 
     def memory(self) -> dict[str, Any]:
-        """The judge's memory, and `mark`: the last matured request that it knows of."""
-        return {**self.judge.memory(), "mark": self._store.matured_mark()}
+        """Return the evaluator's state and `cursor`, the position of its last matured request."""
+        return {**self.evaluator.memory(), "cursor": self._store.matured_cursor()}
 
     def take_newest(self) -> DecisionPoint | None:
-        """The newest decision point, once; earlier ones of the same turn are history, and a drift is judged again."""
+        """Return the newest decision point once, or None.
+
+        Earlier points of the same iteration trigger nothing. A lasting drift is found again at
+        later points.
+        """
         newest, self._newest = self._newest, None
         return newest
 
 
 STALE_SECONDS = 900.0
-"""KPIs of a version without a new row for longer are no longer shown: its window says nothing about the present."""
+"""Seconds without a new row after which the KPIs of a version are hidden, because its window is out
+of date."""
 
 
-class Measuring:
-    """The numbers of one monitor."""
+class Measurements:
+    """KPIs and open-label estimates of one monitor."""
 
     def __init__(
-        self, judge: JudgeSettings, *, conversion_window_seconds: float, store: Store, clock: Callable[[], float]
+        self,
+        judge: JudgeSettings,
+        *,
+        conversion_window_seconds: float,
+        store: Store,
+        clock: Callable[[], float],
     ) -> None:
-        """Knows no row yet.
+        """Start without rows.
 
-        With `conversion_window_seconds` 0 there is no conversion rate.
+        There is no conversion rate if `conversion_window_seconds` is 0.
         """
         self._store, self._clock, self._judge = store, clock, judge
         self._conversion_window_seconds = conversion_window_seconds
@@ -150,35 +177,48 @@ class Measuring:
             store.prepare_conversion_rates()
         self.windows = VersionWindows(judge.window_rows)
         self._measured: dict[int, tuple[float, Kpis]] = {}
-        """When each version was measured last, and what was found."""
-        # Of all versions together: delays depend on users, and a new version has none for a whole window.
+        """Time and result of each version's last measurement."""
+        # Delays of all versions together, because they depend on users and a new version has none
+        # for a whole window.
         self._delays = ClickDelays()
         self.open_labels: tuple[OpenEstimate, ...] = ()
         """The newest estimate of each version with open rows."""
         self._next_estimate = 0.0
 
     def observe(self, requests: MaturedRequests) -> None:
-        """Takes in requests whose click labels are final."""
+        """Add requests whose click labels are final."""
         self.windows.update(requests)
         self._delays.update(requests.click_delays)
 
     def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
-        """Measures those of `versions` that have rows; `read_up_to`: time until which every record is in."""
+        """Compute the KPIs of those `versions` that have rows.
+
+        `read_up_to` is the watermark of the log. Without it there is no conversion rate.
+        """
         measured, conversion_rates = [], dict[int, float]()
         if read_up_to is not None and (seconds := self._conversion_window_seconds):
-            conversion_rates = self._store.conversion_rates(read_up_to - seconds, window_seconds=seconds)
+            conversion_rates = self._store.conversion_rates(
+                read_up_to - seconds, window_seconds=seconds
+            )
         for version in sorted(set(versions) & set(self.windows.versions)):
             kpis = measure_version(version, self.windows)
             measured.append(replace(kpis, conversion_rate=conversion_rates.get(version)))
             self._measured[version] = self._clock(), measured[-1]
-        # As many versions as the windows keep: a monitor runs for months.
-        self._measured = {version: each for version, each in self._measured.items() if version in self.windows.versions}
+        # Keep only the versions in the windows, because a monitor runs for months.
+        self._measured = {
+            version: each
+            for version, each in self._measured.items()
+            if version in self.windows.versions
+        }
         return measured
 
     def estimate_open(self, read_up_to: float | None) -> None:
-        """Estimates what is open, at most every `decide_seconds`; `read_up_to`: time until which every click is in."""
+        """Estimate the labels of open rows, at most every `decide_seconds`.
+
+        `read_up_to` is the watermark of the log. Nothing happens without it.
+        """
         now = self._clock()
-        # Also where the clock was set back.
+        # The upper bound also covers a clock that was set back.
         if read_up_to is None or 0 < self._next_estimate - now <= self._judge.decide_seconds:
             return
         self._next_estimate = now + self._judge.decide_seconds
@@ -187,7 +227,9 @@ class Measuring:
         if waiting is None:
             self.open_labels = ()
             return
-        open_rows = attribute(waiting, self._store.clicks_on(waiting.numbers), window_seconds=window).requests
+        open_rows = attribute(
+            waiting, self._store.clicks_on(waiting.numbers), window_seconds=window
+        ).requests
         self.open_labels = tuple(
             estimate_open(
                 rows.scores,
@@ -203,35 +245,45 @@ class Measuring:
 
     @property
     def shown(self) -> tuple[Kpis, ...]:
-        """KPIs of the versions that had a new row lately."""
+        """KPIs of the versions with a recent row."""
         now = self._clock()
-        # Neither those of a clock that was ahead.
+        # The upper bound excludes measurements made while the clock was ahead.
         lately = now - STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
-        return tuple(kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1])
+        return tuple(
+            kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1]
+        )
 
 
 logger = logging.getLogger(__name__)
 
 MATURE_REQUESTS = 10_000
-"""Most requests matured in one transaction."""
+"""Maximum number of requests matured in one transaction."""
 FILE_PARTS = 8
-"""Parts of which an archive file has at least one less: what matured together is written together."""
+"""Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""How long, beyond its window, an outcome waits for a request that is not known; then it is archived as late."""
+"""Seconds after its window for which an outcome waits for its unknown request. After that the
+outcome is archived as late."""
 _LAST_MOMENT = 2e-6
-"""Seconds; more than the rounding error of times where judgement counts in microseconds."""
+"""Seconds, more than the rounding error of times that are compared in microseconds."""
 MAX_VERSIONS_SEEN = 1000
-"""Highest model versions whose first prediction is remembered, so that it is reported once."""
+"""Number of highest model versions whose first prediction is remembered, so that it is reported
+once."""
 MAX_REASON_CHARACTERS = 400
-"""Of why a message is a dead letter; what the message holds is kept beside it."""
+"""Maximum length of a dead letter's reason. The message itself is stored beside it."""
 TICK_PULLS = 20
-"""Most full pulls in one turn: under a flood of records the loop still measures."""
-_TIMELINE_COUNTERS = (("duplicate", "s"), ("dead_letter", "s"), ("archived", ""), ("late_outcome", "s"))
+"""Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
+records."""
+_TIMELINE_COUNTERS = (
+    ("duplicate", "s"),
+    ("dead_letter", "s"),
+    ("archived", ""),
+    ("late_outcome", "s"),
+)
 
 
 class Monitor:
-    """One monitor over one log."""
+    """One monitor of one log."""
 
     def __init__(
         self,
@@ -245,12 +297,25 @@ class Monitor:
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continues where a predecessor stopped: finishes its archive file, rebuilds its windows, finds its run.
+        """Continue where a predecessor stopped: finish its archive file, windows and run.
 
-        Without a trigger people are only notified; rows of another recommender are dead letters. `checkpoint` is called
-        with the name of each step that a crash may follow: tests crash there.
+        Args:
+            settings: Settings of the process and its rules.
+            subscriber: Reader of the log.
+            store: The monitor's state.
+            trigger: Starts runs. None only notifies people.
+            recommender: Rows of another recommender become dead letters.
+            exposition: State for the HTTP pages.
+            clock: Returns seconds since the epoch.
+            checkpoint: Called with the name of each step that a crash may follow. Tests crash
+                there.
         """
-        self._settings, self._subscriber, self._store, self._recommender = settings, subscriber, store, recommender
+        self._settings, self._subscriber, self._store, self._recommender = (
+            settings,
+            subscriber,
+            store,
+            recommender,
+        )
         store.user_place = recommender.user_place
         _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
@@ -259,43 +324,52 @@ class Monitor:
         self.journal = Journal(settings.state, clock)
         self._rules = self._make_rules()
         self._archive = self._open_archive()
-        self.acting = self._make_acting(trigger)
+        self.actions = self._make_decision_handler(trigger)
         self._acts = settings.partition == 0
-        """Of a log in partitions one monitor does: the bounds on false alarms are those of one judge."""
+        """Whether this monitor acts. Only one monitor of a partitioned log does, because the bounds
+        on false alarms hold for a single evaluator."""
         if not self._acts:
             self.journal.listener = lambda event: None
-        self._measuring = self._make_measuring()
-        self.windows = self._measuring.windows
-        self._versions_seen: set[int] = set((store.read_document("versions") or {"seen": []})["seen"])
-        self._judging = StoredJudge(
-            settings.judging, model_store=settings.store, store=store, journal=self.journal, checkpoint=checkpoint
+        self._measurements = self._make_measurements()
+        self.windows = self._measurements.windows
+        self._versions_seen: set[int] = set(
+            (store.read_document("versions") or {"seen": []})["seen"]
+        )
+        self._evaluation = StoredEvaluator(
+            settings.judging,
+            model_store=settings.store,
+            store=store,
+            journal=self.journal,
+            checkpoint=checkpoint,
         )
         self._drift = self._make_drift_watch()
         self._read_up_to: float | None = None
-        """The watermark: every record published before is in; None before the log first says so.
-
-        The clock alone would close windows whose clicks still wait in the log, after a stop or under load.
-        """
+        """Watermark: every record published before this time was read. None until the log reports
+        it. A clock alone would close windows whose clicks still wait in the log, after a stop or
+        under load."""
         self._store_watcher = StoreWatcher(
             settings.store,
             store,
             self._archive,
-            has_uploader=settings.acting.upload_wait_seconds > 0,
+            has_uploader=settings.actions.upload_wait_seconds > 0,
             folders={"state": settings.state, "archive": settings.archive},
         )
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
-        """Time and model version of the newest prediction that no canary made."""
+        """Time and model version of the newest prediction of no canary."""
         self._last_decision: DecisionPoint | None = None
         self._decision_text: str | None = None
         self._forgot_at = clock()
         self._unmeasured: set[int] = set()
-        """Versions of which rows matured since they were measured."""
+        """Versions with rows that matured since their last measurement."""
         self._rebuild_windows()
         self._emit_started()
 
     def _make_rules(self) -> IntakeRules:
-        released, known = ReleasedModels(self._settings.store), self._store.read_document("versions")
+        released, known = (
+            ReleasedModels(self._settings.store),
+            self._store.read_document("versions"),
+        )
         return IntakeRules(
             form=RecordFormat(self._recommender.features),
             recommender=self._recommender.name,
@@ -312,7 +386,10 @@ class Monitor:
             roll_rows=records.archive_roll_rows,
             roll_seconds=records.archive_roll_seconds,
             keep_rows=judge.window_rows,
-            windows={CLICK: judge.attribution_window_seconds, CONVERSION: records.conversion_window_seconds},
+            windows={
+                CLICK: judge.attribution_window_seconds,
+                CONVERSION: records.conversion_window_seconds,
+            },
             on_set_apart=self._report_set_apart,
             checkpoint=self._checkpoint,
         )
@@ -320,23 +397,23 @@ class Monitor:
     def _report_set_apart(self, name: str, number: int, reason: str) -> None:
         self.journal.emit("set_apart", set_apart_text(name, number, reason), file=name, rows=number)
 
-    def _make_measuring(self) -> Measuring:
-        return Measuring(
+    def _make_measurements(self) -> Measurements:
+        return Measurements(
             self._judge_settings,
             conversion_window_seconds=self._records.conversion_window_seconds,
             store=self._store,
             clock=self._clock,
         )
 
-    def _make_drift_watch(self) -> KeptWatch:
+    def _make_drift_watch(self) -> StoredDriftWatch:
         released = ReleasedModels(self._settings.store)
         features = self._recommender.features
         watch = DriftWatch(released.reference, self._settings.judging.drift, features=features)
-        return KeptWatch(watch, self._store, journal=self.journal, clock=self._clock)
+        return StoredDriftWatch(watch, self._store, journal=self.journal, clock=self._clock)
 
-    def _make_acting(self, trigger: Trigger | None) -> Acting:
-        return Acting(
-            self._settings.acting,
+    def _make_decision_handler(self, trigger: Trigger | None) -> DecisionHandler:
+        return DecisionHandler(
+            self._settings.actions,
             self._settings.judging.restraint,
             recipe=self._settings.judging.recipe,
             notify_only=self._settings.judging.policies.notify_only,
@@ -358,18 +435,20 @@ class Monitor:
 
     @property
     def serving_version(self) -> int | None:
-        """That of the newest prediction that no canary made; None before the first.
+        """Version of the newest prediction of no canary, or None before the first.
 
-        Rows of an old version go on maturing for a whole attribution window after a release, and a rollback serves a
-        lower number.
+        Matured rows do not show the serving version, because rows of an old version mature for a
+        whole attribution window after a release. The highest version number does not show it
+        either, because a rollback serves a lower one.
         """
         return self._newest[1] if self._newest else None
 
     def tick(self) -> None:
-        """One turn of the loop.
+        """Run one iteration of the loop.
 
         Raises:
-            TemporaryError: the log is busy, or the disk is full; the next turn repeats what is missing.
+            TemporaryError: The log is busy, or the disk is full. The next iteration repeats what is
+                missing.
         """
         self._write_what_waits()
         self._forget_times_ahead(self._clock())
@@ -378,10 +457,10 @@ class Monitor:
         self._mature()
         archive_error = self._roll_archive()
         self._measure()
-        self._measuring.estimate_open(self._read_up_to)
+        self._measurements.estimate_open(self._read_up_to)
         if self._acts:
             self._act_on_decision()
-            self.acting.step(self._clock(), log_problem=self._subscriber.problem())
+            self.actions.step(self._clock(), log_problem=self._subscriber.problem())
         self._forget_old()
         self._exposition.show(self._snapshot())
         if archive_error is not None:
@@ -390,13 +469,17 @@ class Monitor:
             raise TemporaryError(self.journal.problem)
 
     def stop(self) -> None:
-        """Takes in what is in the log now, archives every matured row; the others stay for the next start."""
+        """Read the backlog of the log and archive every matured row.
+
+        Other rows stay for the next start.
+        """
         self._write_what_waits()
-        # What arrives meanwhile is left for the next start: under a flood of records the stop would never end.
+        # Messages that arrive meanwhile are left for the next start, because under a flood of
+        # records the stop would never end.
         backlog = self._subscriber.backlog()
         self._drain(TICK_PULLS * self._records.pull_messages if backlog is None else backlog)
         self._close_drift()
-        self._drift.keep({})
+        self._drift.save({})
         self._mature()
         self._measure()
         self._emit_archived(self._archive.flush())
@@ -411,8 +494,8 @@ class Monitor:
     def _rebuild_windows(self) -> None:
         requests = self._store.newest_rows()
         if requests is not None:
-            self._measuring.observe(requests)
-        self._judging.restore(requests)
+            self._measurements.observe(requests)
+        self._evaluation.restore(requests)
         if newest := self._store.newest_prediction():
             self._last_record_time = min(newest[0], self._clock())
             self._newest = (self._last_record_time, newest[1])
@@ -421,44 +504,48 @@ class Monitor:
         store = self._store
         self.journal.emit(
             "started",
-            f"{store.num_pending_rows} rows pending, {store.num_unarchived_rows} matured rows to archive",
+            f"{store.num_pending_rows} rows pending, {store.num_unarchived_rows} matured rows "
+            "to archive",
             pending=store.num_pending_rows,
             unarchived=store.num_unarchived_rows,
-            phase=self.acting.retraining.progress.phase,
+            phase=self.actions.retraining.progress.phase,
         )
 
     def _write_what_waits(self) -> None:
         self.journal.write_waiting()
-        self._judging.write_decisions()
+        self._evaluation.write_decisions()
 
     # -- intake
 
     def _drain(self, num_messages: float) -> None:
-        """Store and acknowledge what the log holds, of about `num_messages` messages at most."""
+        """Store and acknowledge about `num_messages` messages of the log at most."""
         while True:
             pulled_at = self._clock()
             deliveries = self._subscriber.pull(self._records.pull_messages)
             if deliveries:
                 self._checkpoint("intake.pulled")
-                self._take_in(deliveries, pulled_at)
+                self._store_messages(deliveries, pulled_at)
                 self._exposition.beat()
             num_messages -= len(deliveries)
             if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
-        # Also back, where a clock was ahead and is set right, or every window opened from then on would close at once.
+        # The watermark also moves back when a clock that was ahead is corrected. Otherwise every
+        # later window would close at once.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
-    def _take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
-        """Store, then acknowledge; a message that is no record, or that cannot be stored, becomes a dead letter."""
+    def _store_messages(self, deliveries: Sequence[Delivery], now: float) -> None:
+        """Store messages, then acknowledge them. Unusable messages become dead letters."""
         while deliveries:
-            deliveries = self._take_part(deliveries, now)
+            deliveries = self._store_part(deliveries, now)
 
-    def _take_part(self, deliveries: Sequence[Delivery], now: float) -> Sequence[Delivery]:
-        """Take in as many of these as fit into the memory at once, and return the others."""
+    def _store_part(self, deliveries: Sequence[Delivery], now: float) -> Sequence[Delivery]:
+        """Process as many messages as fit into memory at once, and return the others."""
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
-        bad = [(deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad]
+        bad = [
+            (deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad
+        ]
         left = [deliveries[place] for place in intake.left]
         unread = set(intake.left)
         deliveries = [each for place, each in enumerate(deliveries) if place not in unread]
@@ -470,20 +557,26 @@ class Monitor:
         except ContractError as error:
             if len(deliveries) == 1:
                 self._store.add(None, [], [deliveries[0].message_id], now=now)
-                self._set_aside([(deliveries[0], str(error)[:MAX_REASON_CHARACTERS])])
+                self._dead_letter([(deliveries[0], str(error)[:MAX_REASON_CHARACTERS])])
                 return left
-            # Each half alone: what one message spoils must not keep the others out.
+            # Store each half separately, so that one bad message does not block the others.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
-                self._take_in(half, now)
+                self._store_messages(half, now)
             return left
         if predictions is not None and len(stored.reused):
-            ids, places = predictions.ids[stored.reused].tolist(), intake.places[stored.reused].tolist()
-            bad += self._count_reused([(received[place], each) for place, each in zip(places, ids)], now)
+            ids, places = (
+                predictions.ids[stored.reused].tolist(),
+                intake.places[stored.reused].tolist(),
+            )
+            bad += self._count_reused(
+                [(received[place], each) for place, each in zip(places, ids)], now
+            )
         if stored.added is not None:
             self._drift.observe(stored.added)
         if unscored:
-            self.acting.new_versions.count_unusable(unscored, now)
-        # At once: the next steps may fail for now, and what is stored is not delivered again.
+            self.actions.new_versions.count_unusable(unscored, now)
+        # Do this at once, because the next steps may fail and stored messages are not delivered
+        # again.
         if predictions is not None:
             self._note_predictions(predictions, now)
         self._checkpoint("intake.stored")
@@ -491,15 +584,22 @@ class Monitor:
         self._subscriber.acknowledge([d.token for d in deliveries if d.token not in bad_tokens])
         self._checkpoint("intake.acknowledged")
         if bad:
-            self._set_aside(bad)
+            self._dead_letter(bad)
         return left
 
-    def _count_reused(self, reused: Sequence[tuple[Delivery, str]], now: float) -> list[tuple[Delivery, str]]:
-        """Count predictions under the id of another request, and return each with the reason why it is set aside."""
-        self._store.count_reused([reused_key(each.message_id, each.payload) for each, _ in reused], now=now)
-        return [(delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS]) for delivery, request_id in reused]
+    def _count_reused(
+        self, reused: Sequence[tuple[Delivery, str]], now: float
+    ) -> list[tuple[Delivery, str]]:
+        """Count predictions with the id of another request, and return dead-letter reasons."""
+        self._store.count_reused(
+            [reused_key(each.message_id, each.payload) for each, _ in reused], now=now
+        )
+        return [
+            (delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS])
+            for delivery, request_id in reused
+        ]
 
-    def _set_aside(self, bad: Sequence[tuple[Delivery, str]]) -> None:
+    def _dead_letter(self, bad: Sequence[tuple[Delivery, str]]) -> None:
         self._subscriber.dead_letter([(delivery.token, reason) for delivery, reason in bad])
         self._checkpoint("intake.dead_letter")
         first, reason = bad[0]
@@ -510,8 +610,8 @@ class Monitor:
     def _note_predictions(self, predictions: Predictions, now: float) -> None:
         times, versions, canary = predictions.times, predictions.versions, predictions.canary
         self._rules.versions.seen(set(versions.tolist()))
-        self._judging.judge.note_predictions(times, versions, canary=canary)
-        # A client whose clock is ahead must not decide the serving version until that time has come.
+        self._evaluation.evaluator.record_predictions(times, versions, canary=canary)
+        # A client whose clock is ahead must not determine the serving version until that time.
         times = np.minimum(times, now)
         self._last_record_time = max(float(times.max()), self._last_record_time or 0.0)
         if not canary.all():
@@ -522,56 +622,61 @@ class Monitor:
             part = "takes a share of the traffic" if canary[versions == version][0] else "serves"
             self.journal.emit("version_seen", f"model version {version} {part}", version=version)
             self._versions_seen.add(version)
-            self._keep_versions()
+            self._store_versions()
 
-    def _keep_versions(self) -> None:
+    def _store_versions(self) -> None:
         seen = sorted(self._versions_seen)[-MAX_VERSIONS_SEEN:]
         self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
 
     # -- join
 
     def _mature(self) -> None:
-        """Makes labels final whose window has closed."""
+        """Make the labels final whose window has closed."""
         if self._read_up_to is None:
             return
         window_seconds = self._judge_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
         part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
-        waiting = self._sound_waiting(before)
+        waiting = self._valid_waiting(before)
         while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, unmatched = attribute(waiting, clicks, window_seconds=window_seconds)
-            counts = {"late_outcome": float(len(late) - unmatched), "unmatched_outcome": float(unmatched)}
+            counts = {
+                "late_outcome": float(len(late) - unmatched),
+                "unmatched_outcome": float(unmatched),
+            }
             self._store.mature(requests, counts, now=self._clock(), late=late, part_rows=part_rows)
             self._checkpoint("join.matured")
-            self._measuring.observe(requests)
-            self._judging.judge.observe(requests)
+            self._measurements.observe(requests)
+            self._evaluation.evaluator.observe(requests)
             self._unmeasured.update(requests.versions.tolist())
             self._exposition.beat()
-            # Requests with the time of the last one may be in the next batch.
+            # The next batch may contain requests with the time of the last one.
             last = float(requests.times[-1]) - _LAST_MOMENT
-            waiting = self._sound_waiting(before)
-            self._judging.decide(before if waiting is None else last)
-        self._judging.decide(before)
+            waiting = self._valid_waiting(before)
+            self._evaluation.decide(before if waiting is None else last)
+        self._evaluation.decide(before)
 
-    def _sound_waiting(self, before: float) -> Waiting | None:
+    def _valid_waiting(self, before: float) -> Waiting | None:
         return self._without_corrupt(lambda: self._store.waiting(before, MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
-        """Return what `read` returns, once the corrupt blocks that it meets are given up."""
+        """Return what `read` returns after giving up the corrupt blocks that it raises."""
         while True:
             try:
                 return read()
             except CorruptBlock as error:
                 rows = self._store.give_up(error.number)
-                text = f"{rows} rows wait no more for their labels and cannot be archived: {error}"
+                text = f"{rows} rows lose their labels and cannot be archived: {error}"
                 self.journal.emit("set_apart", text, rows=rows)
 
-    # -- numbers and judgement
+    # -- numbers and decisions
 
     def _measure(self) -> None:
         versions, self._unmeasured = self._unmeasured, set()
-        for kpis in self._measuring.measure(versions, read_up_to=self._read_up_to) if versions else ():
+        for kpis in (
+            self._measurements.measure(versions, read_up_to=self._read_up_to) if versions else ()
+        ):
             counters = self._store.counters
             self.journal.append_point(
                 {
@@ -579,30 +684,44 @@ class Monitor:
                     "backlog": self._subscriber.backlog(),
                     "matured_total": int(counters.get("matured", 0)),
                     "pending": self._store.num_pending_rows,
-                    **{name + ending: int(counters.get(name, 0)) for name, ending in _TIMELINE_COUNTERS},
+                    **{
+                        name + ending: int(counters.get(name, 0))
+                        for name, ending in _TIMELINE_COUNTERS
+                    },
                 }
             )
 
     def _act_on_decision(self) -> None:
-        if (point := self._judging.take_newest()) is None:
+        if (point := self._evaluation.take_newest()) is None:
             return
-        decision = self.acting.consider(point.decision, point.decisions, now=self._clock(), data_until=point.time)
-        self._last_decision, self._decision_text = point, f"{decision.action.value}: {decision.reason}"
+        decision = self.actions.consider(
+            point.decision, point.decisions, now=self._clock(), data_until=point.time
+        )
+        self._last_decision, self._decision_text = (
+            point,
+            f"{decision.action.value}: {decision.reason}",
+        )
 
     def _close_drift(self) -> None:
-        """Passes the buckets of features that ended to the judge, and stores the open ones."""
+        """Pass the drift buckets that ended to the evaluator, and store the open ones."""
         read_up_to = self._read_up_to
-        # Clients publish after the event: at the watermark the last predictions of a bucket may still be on their way.
-        closed = None if read_up_to is None else read_up_to - self._judge_settings.drift_grace_seconds
+        # Clients publish after the event, so the last predictions of a bucket may arrive after the
+        # watermark passed its end.
+        closed = (
+            None if read_up_to is None else read_up_to - self._judge_settings.drift_grace_seconds
+        )
         if reports := self._drift.close(closed):
             for report in reports:
-                self._judging.judge.note_drift(report.evidence())
-            known = {"judge": self._judging.memory()}
-            self._drift.keep(known, reports)
-        self._drift.keep_if_due()
+                self._evaluation.evaluator.record_drift(report.evidence())
+            known = {"evaluator": self._evaluation.memory()}
+            self._drift.save(known, reports)
+        self._drift.save_if_due()
 
     def _roll_archive(self) -> TemporaryError | None:
-        """Writes what is due to the archive; returns the error if it could not: a full disk must not stop judging."""
+        """Write due archive files, and return the error.
+
+        A full disk must not stop the decisions.
+        """
         try:
             self._emit_archived(self._archive.roll(self._clock()))
         except TemporaryError as error:
@@ -615,49 +734,61 @@ class Monitor:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        # Also where the clock was set back.
+        # The absolute difference also covers a clock that was set back.
         if abs(now - self._forgot_at) >= FORGET_SECONDS:
             self._set_apart_ahead(now)
             self._archive.waiting_for_upload()
             records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
-            # Conversions are counted by the ids of their requests.
+            # The conversion rate needs the ids of the requests.
             keep_seconds = max(records.keep_ids_seconds, 2 * records.conversion_window_seconds)
             self._store.forget(
                 before=now - keep_seconds,
                 orphans_before=now - window_seconds - ORPHAN_SECONDS,
                 ahead=now + CLOCK_AHEAD_SECONDS,
             )
-            self._keep_versions()
+            self._store_versions()
             self._checkpoint("store.forgotten")
             self._forgot_at = now
 
     def _set_apart_ahead(self, now: float) -> None:
-        """Wait no more for rows from further ahead than records may be: the clocks were wrong when these came."""
+        """Set rows apart that lie further in the future than records may.
+
+        The monitor's clock was wrong when it accepted them.
+        """
         ahead = now + MAX_FUTURE_SECONDS
-        while (waiting := self._without_corrupt(lambda: self._store.waiting_ahead(ahead))) is not None:
+        while (
+            waiting := self._without_corrupt(lambda: self._store.waiting_ahead(ahead))
+        ) is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, _ = attribute(
                 waiting, clicks, window_seconds=self._judge_settings.attribution_window_seconds
             )
-            self._store.mature(requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True)
+            self._store.mature(
+                requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True
+            )
             until = datetime.fromtimestamp(float(waiting.times.max()), timezone.utc)
             self.journal.emit(
                 "set_apart",
-                f"{waiting.num_rows} rows of {len(waiting)} requests have times up to {until:%Y-%m-%d %H:%M} UTC, more "
-                "than a day ahead: the clocks were wrong when they came; they are set apart in the state folder",
+                f"{waiting.num_rows} rows of {len(waiting)} requests have times up to "
+                f"{until:%Y-%m-%d %H:%M} UTC, more "
+                "than a day ahead: the clocks were wrong when they came; they are set apart in "
+                "the state folder",
                 rows=waiting.num_rows,
             )
 
     def _forget_times_ahead(self, now: float) -> None:
-        """Forget the newest prediction where its clock was ahead: nobody waits until that time has come."""
-        if self._last_record_time is not None and self._last_record_time > now + CLOCK_AHEAD_SECONDS:
+        """Forget the newest prediction if its clock was ahead, instead of waiting for that time."""
+        if (
+            self._last_record_time is not None
+            and self._last_record_time > now + CLOCK_AHEAD_SECONDS
+        ):
             newest = self._store.newest_prediction(until=now)
             self._last_record_time = newest[0] if newest else None
             self._newest = newest
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
-        store_status = self._store_watcher.look(now)  # before the counters, which it adds to
+        store_status = self._store_watcher.look(now)  # before the counters, because it adds to them
         return Snapshot(
             recommender=self._recommender.name,
             time=now,
@@ -668,24 +799,31 @@ class Monitor:
             log_problem=self._subscriber.problem(),
             last_record_time=self._last_record_time,
             serving_version=self.serving_version,
-            windows=self._measuring.shown,
-            open_labels=self._measuring.open_labels,
+            windows=self._measurements.shown,
+            open_labels=self._measurements.open_labels,
             drift=self._drift.shown(self.serving_version),
             decided_at=self._last_decision.time if self._last_decision else None,
             decision=self._decision_text,
             decisions=self._last_decision.decisions if self._last_decision else (),
-            acting=self.acting.status(now),
+            actions=self.actions.status(now),
             store_status=store_status,
         )
 
 
 def _expect_columns_of_before(store: Store, features: Features) -> None:
-    """Raises ContractError where the stored rows have columns that are none of these; keeps the names of these."""
+    """Check that the columns of the stored rows still exist, and rearrange them.
+
+    Raises:
+        ContractError: Stored rows have a column that is not in `features`.
+    """
     known, columns = store.read_document("features") or {}, features.columns
-    if lost := [name for kind, names in known.items() for name in names if name not in columns[kind]]:
+    if lost := [
+        name for kind, names in known.items() for name in names if name not in columns[kind]
+    ]:
         raise ContractError(
-            f"the state folder holds rows with {lost}, expected rows of {sum(columns.values(), [])}: end "
-            "the monitor of before by a stop, which archives its rows, and start this one on an empty folder"
+            f"the state folder has rows with the columns {lost}, expected only "
+            f"{sum(columns.values(), [])}: stop the previous monitor, which archives its rows, "
+            "and start this one on an empty folder"
         )
     if known != columns:
         store.arrange_columns(columns, ColumnMap(known or columns, columns))

@@ -1,4 +1,4 @@
-"""What the memory hands out: open and matured requests, and outcomes that came too late for their row."""
+"""Types that the monitor's state returns: open and matured requests, and late outcomes."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,49 +14,50 @@ Click = tuple[int, int, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Waiting(Requests):
-    """Stored predictions whose labels are not final."""
+    """Stored predictions without final labels."""
 
     numbers: NDArray[np.int64]
-    """[m] under which the memory knows each."""
+    """Number of each prediction in the state, shape [m]."""
     users: NDArray[np.int64]
-    """[n] category of each row's user, `MISSING_CATEGORY` = unknown, or the recommender names no user."""
+    """Category of each row's user, shape [n]. `MISSING_CATEGORY` if the user is unknown or the
+    recommender names no user."""
 
     OF_REQUESTS: ClassVar[tuple[str, ...]] = (*Requests.OF_REQUESTS, "numbers")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRequests(Waiting):
-    """Requests with their final labels, or as they are now."""
+    """Requests with labels, which are final unless the caller asked for the labels so far."""
 
     labels: NDArray[np.uint8]
-    """[n], 1 = clicked within the attribution window."""
+    """1 if the row was clicked within the attribution window, else 0. Shape [n]."""
     click_delays: NDArray[np.float32]
-    """[n] seconds from the prediction to the click, negative where two clocks differ so; NaN = no click, or its time is
-    not known."""
+    """Seconds from the prediction to the click, shape [n]. Negative if two clocks differ. NaN
+    without a click or its time."""
 
 
 class LateOutcome(NamedTuple):
-    """An outcome that changes no label here; extraction joins it from a file of its own."""
+    """An outcome that changes no label in the monitor. Extraction joins it from a separate file."""
 
     request_id: str
     row: int
     event: str
     time: float
     predicted_at: float | None
-    """None where the request is unknown."""
+    """None if the request is unknown."""
 
 
 class Unarchived(NamedTuple):
-    """Matured requests of one UTC day that are kept together, or a late outcome, in no file yet."""
+    """A part of matured requests of one UTC day, or a late outcome, that is in no archive file."""
 
     number: int
     time: float
-    """Of the first prediction; of an outcome of an unknown request, its own."""
+    """Time of the first prediction, or of the outcome itself if its request is unknown."""
     num_rows: int
 
 
 class ArchiveOutcome(NamedTuple):
-    """A late outcome on its way to the archive."""
+    """A late outcome for the archive."""
 
     outcome: LateOutcome
     stored_at: float

@@ -1,7 +1,8 @@
-"""Every setting of the monitor: one part for each concern, defined beside what it configures.
+"""Settings of the monitor.
 
-What belongs to the installation is read from flags and `EVERGREEN_MONITOR_*` variables, which follow from the fields
-(`monitoring.flags`); the rules by which the monitor decides are the recommender's (`monitoring.judging_settings`).
+Settings of the installation come from flags and `EVERGREEN_MONITOR_*` variables, which
+`evergreen.config.reader` derives from the fields. The rules of decisions belong to the recommender
+(`evergreen.config.monitor`).
 """
 
 from dataclasses import dataclass, fields
@@ -14,7 +15,7 @@ from evergreen.events.urls import redacted
 from evergreen.registry.recommenders import accepted, read_accepted
 from evergreen.runtime.errors import TemporaryError, expect
 from evergreen.runtime.plain_text import FORMATS, TEXT
-from monitoring.retraining.acting import ActingSettings
+from monitoring.retraining.actions import ActionSettings
 from monitoring.web.server import HttpSettings
 
 ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
@@ -22,23 +23,24 @@ ENVIRONMENT_PREFIX = "EVERGREEN_MONITOR_"
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSettings:
-    """How records are taken in, joined and archived."""
+    """How records are accepted, joined and archived."""
 
     conversion_window_seconds: float = 0.0
-    """How long after its prediction a conversion counts in the conversion rate; 0 = conversions are archived only."""
+    """Seconds after its prediction within which a conversion counts in the conversion rate. 0
+    archives conversions without a rate."""
     archive_roll_rows: int = 50_000
-    """Matured rows that fill an archive file."""
+    """Matured rows of a full archive file."""
     archive_roll_seconds: float = 300.0
-    """Longest wait of a matured row for its archive file."""
+    """Maximum wait of a matured row for its archive file, in seconds."""
     tick_seconds: float = 1.0
-    """Pause between two turns of the loop."""
+    """Pause between two iterations of the loop, in seconds."""
     pull_messages: int = 1000
-    """Most messages stored in one transaction."""
+    """Maximum number of messages stored in one transaction."""
     max_age_seconds: float = 40 * 86_400.0
-    """Oldest record that is taken in; an older one is a dead letter. So an archive file is begun for at most so many
-    days at a time, whatever the records say."""
+    """Maximum age of a record, in seconds. An older record becomes a dead letter. The limit bounds
+    the number of days with open archive files."""
     keep_ids_seconds: float = 7 * 86_400.0
-    """How long ids of archived requests are remembered, to recognise redeliveries."""
+    """Seconds for which ids of archived requests are stored to recognize redeliveries."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "archive_roll_rows", "pull_messages")
@@ -49,24 +51,25 @@ class RecordSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class InstallationSettings:
-    """Where one monitor process reads, keeps and asks, and at which intervals."""
+    """Locations and intervals of one monitor process."""
 
     log: str
-    """URL of the record log: `sqlite:///<path>`, `pubsub://<project>/<topic>` or `kafka://<host>:<port>/<topic>`; with
-    `{0-3}` in it, of four partitions."""
+    """URL of the event log: `sqlite:///<path>`, `pubsub://<project>/<topic>` or
+    `kafka://<host>:<port>/<topic>`. `{0-3}` in the URL means four partitions."""
     partition: int = 0
-    """Which partition of the log is read. The monitor of the first judges by its own requests and acts for all; the
-    others join, archive and show their numbers."""
+    """Partition of the log that is read. Only the monitor of partition 0 decides and triggers runs,
+    from its own partition. Monitors of other partitions join, archive and export metrics."""
     state: Path
-    """Folder of the monitor's memory, timeline and events; survives restarts, one monitor at a time."""
+    """Folder of the monitor's state, timeline and events. It survives restarts. One monitor at a
+    time uses it."""
     archive: Path
-    """Folder where matured rows wait for the uploader, as Parquet."""
+    """Folder where matured rows wait for the uploader, as Parquet files."""
     store: Path
-    """The model store, where runs leave their outcome, and whose accepted recommender decides."""
+    """Model registry, which contains the outcomes of runs and the accepted recommender."""
     log_format: str = TEXT
-    """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
+    """Format of log lines on standard error: `text` for people, `json` for a log collector."""
     records: RecordSettings = RecordSettings()
-    acting: ActingSettings = ActingSettings()
+    actions: ActionSettings = ActionSettings()
     http: HttpSettings = HttpSettings()
 
     def __post_init__(self) -> None:
@@ -84,13 +87,16 @@ class MonitorSettings(InstallationSettings):
 
 
 def with_rules(installation: InstallationSettings) -> MonitorSettings:
-    """The settings of a monitor that decides by the newest accepted recommender of its store.
+    """Add the rules of the newest accepted recommender in the registry.
 
     Raises:
-        TemporaryError: nobody accepted one yet.
-        ContractError: a setting of its section `monitor` is wrong.
+        TemporaryError: No recommender was accepted yet.
+        ContractError: A setting in its section `monitor` is invalid.
     """
     if not read_accepted(installation.store):
-        raise TemporaryError(f"store {installation.store} holds no recommender yet, by which the monitor decides")
+        raise TemporaryError(
+            f"store {installation.store} has no recommender yet, expected an accepted one with "
+            "the monitor's rules"
+        )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
     return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))

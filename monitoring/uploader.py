@@ -1,12 +1,13 @@
-"""Moves sealed archive files into the lake: `python -m monitoring.uploader --archive DIR --lake DIR|gs://BUCKET/...`.
+"""Move sealed archive files to the lake: `python -m monitoring.uploader --archive DIR --lake DIR`.
 
-In: `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which `monitoring.state` renames
-into place when they are complete. Out: the same names below the lake, and `<archive>/uploaded/<name>.json` as the proof
-that a retraining request waits for. Which rows a file holds is the archive's concern; reading the lake, extraction's;
-how bytes are stored in a folder or a bucket, and how that is proved, `evergreen.storage`'s.
+Input is `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which
+`monitoring.state` renames into place when they are complete. Output is files of the same names in
+the lake, a folder or a `gs://` bucket, and a marker `<archive>/uploaded/<name>.json` for each. A
+retrain request waits for the markers. `evergreen.storage` stores the bytes and verifies them.
 
-The order that survives a kill: the file is stored in the lake and compared there with the local one; then the marker is
-written; then the local file is removed. Each step is repeated or skipped on the next pass, by this uploader or another.
+The order of steps survives a kill. The file is stored in the lake and compared with the local one,
+then the marker is written, then the local file is removed. The next pass of any uploader repeats or
+skips each step.
 """
 
 import json
@@ -37,8 +38,11 @@ logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
 MAX_PAUSE_SECONDS = 300.0
-"""Longest pause between two passes while the lake cannot be reached."""
-PATTERNS = tuple(f"{partition.format(day='*')}/part-*.parquet" for partition in (DAY_PARTITION, OUTCOME_PARTITION))
+"""Maximum pause between two passes while the lake is unreachable."""
+PATTERNS = tuple(
+    f"{partition.format(day='*')}/part-*.parquet"
+    for partition in (DAY_PARTITION, OUTCOME_PARTITION)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +50,18 @@ class UploaderSettings:
     """Settings of one uploader process."""
 
     archive: Path
-    """The monitor's archive."""
+    """Archive folder of the monitor."""
     lake: str
-    """Where sealed files go, under `day=YYYY-MM-DD/`: a folder, or gs://bucket/prefix."""
+    """Destination of sealed files: a folder, or gs://bucket/prefix. Files go to `day=YYYY-MM-DD/`
+    in it."""
     interval_seconds: float = 5.0
-    """Pause between two looks at the archive; longer and longer, up to 5 minutes, while the lake cannot be reached."""
+    """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
+    lake is unreachable."""
     once: bool = False
-    """Move what is sealed now and end, as a CronJob does; else until SIGTERM."""
+    """Move the sealed files once and exit, for example in a CronJob. Otherwise run until
+    SIGTERM."""
     log_format: str = TEXT
-    """Lines on standard error: `text` for people, `json` for a cluster's log collector."""
+    """Format of log lines on standard error: `text` for people, `json` for a log collector."""
 
     def __post_init__(self) -> None:
         expect(self, "above 0", lambda value: value > 0, "interval_seconds")
@@ -64,22 +71,27 @@ class UploaderSettings:
         try:
             folder = local_path(self.lake_uri)
         except ContractError as error:
-            raise ContractError(f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix") from error
+            raise ContractError(
+                f"lake is {self.lake!r}, expected a folder or gs://bucket/prefix"
+            ) from error
         if self.archive.resolve() == folder.resolve():
             raise ContractError(f"lake is {self.lake}, expected another folder than the archive")
 
     @property
     def lake_uri(self) -> str:
-        """The lake as `storage.uris.open_objects` takes it; a relative path is relative to the working folder."""
+        """The lake as `storage.uris.open_objects` expects it.
+
+        A relative path is relative to the working folder.
+        """
         return typed_uri(self.lake)
 
 
 class _Unreadable(TemporaryError):
-    """An archive file that cannot be read; no other waits for it."""
+    """An archive file that cannot be read. The other files are moved anyway."""
 
 
 def _read(source: Path) -> tuple[str, int]:
-    """Return hash and size of a file."""
+    """Return SHA-256 and size of a file."""
     try:
         return sha256_file(source), source.stat().st_size
     except OSError as error:
@@ -97,49 +109,56 @@ class Uploader:
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Opens both; a folder is created where it is missing.
+        """Open both, and create a missing folder.
 
         `checkpoint` is called with the name of each step that a crash may follow.
         """
         self._archive, self._clock, self._checkpoint = archive, clock, checkpoint
         self._lake = FolderObjects(lake) if isinstance(lake, Path) else lake
         (archive / UPLOADED_FOLDER).mkdir(parents=True, exist_ok=True)
-        # Else a power cut could take the first proofs with their folder, after the local files went.
+        # Without this flush a power cut could remove the first markers after the local files were
+        # deleted.
         fsync_path(archive)
         if isinstance(self._lake, FolderObjects):
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files whose names the lake has with other bytes, with the message: they stay, and are not tried again."""
+        """Files that exist in the lake with other bytes, with the message. These files stay in the
+        archive and are not tried again."""
 
     def run_once(self) -> list[str]:
-        """Moves every file that is sealed now, rows before outcomes and oldest day first; the names of those moved.
+        """Move the files that are sealed now, and return their names.
 
-        Within a day in the order in which they were sealed: a round that reads the lake meanwhile continues after the
-        last row that it found, and learns from older rows that arrive after newer ones only within `late_days` days.
-
-        What failed in an earlier pass comes last, so that one bad file does not hold up the others.
+        Rows come before outcomes, older days before newer ones, and earlier sealed files before
+        later ones. A pipeline run that reads the lake meanwhile continues after the newest row that
+        it found. The run trains on older rows that arrive later only within `late_days` days. Files
+        that failed in an earlier pass come last, so that one bad file does not block the others.
 
         Raises:
-            TemporaryError: a file could not be moved now; it and those after it wait for the next pass. Or, after all
-                others were moved, files cannot be read.
-            PermanentError: no file can be moved until somebody changes something (permission, disk space, the
-                bucket); all that were not moved are kept. Or, after all others were moved, `Differs`: see `refused`.
+            TemporaryError: A file could not be moved now, and the files after it wait for the next
+                pass. Or all other files were moved, and some cannot be read.
+            PermanentError: No file can be moved until somebody fixes a permission, the disk space
+                or the bucket. All files that were not moved stay. Or all other files were moved,
+                and some exist in the lake with other bytes (`Differs`, see `refused`).
         """
         moved: list[str] = []
         differing: list[Differs] = []
         unreadable: list[str] = []
-        found = [p.relative_to(self._archive).as_posix() for pattern in PATTERNS for p in self._archive.glob(pattern)]
+        found = [
+            p.relative_to(self._archive).as_posix()
+            for pattern in PATTERNS
+            for p in self._archive.glob(pattern)
+        ]
         for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):
             try:
                 if self._move(name):
                     moved.append(name)
             except Differs as error:
-                logger.error("%s is refused and kept: %s", name, error)
+                logger.error("%s is not moved and stays in the archive: %s", name, error)
                 self.refused[name] = str(error)
                 differing.append(error)
             except _Unreadable as error:
-                logger.error("%s is kept, and the others are moved: %s", name, error)
+                logger.error("%s stays in the archive, and the others are moved: %s", name, error)
                 self._failed.add(name)
                 unreadable.append(str(error))
                 continue
@@ -148,31 +167,33 @@ class Uploader:
                 raise TemporaryError(f"{name} was not moved: {error}") from error
             except PermanentError as error:
                 raise PermanentError(
-                    f"{name} was not moved, it and what is sealed after it is kept: {error}"
+                    f"{name} was not moved; it and the files sealed after it stay: {error}"
                 ) from error
             self._failed.discard(name)
         if differing:
             raise differing[0]
         if unreadable:
             first = "; ".join(unreadable[:3])
-            raise TemporaryError(f"{len(unreadable)} files were not moved, all others were: {first}")
+            raise TemporaryError(
+                f"{len(unreadable)} files were not moved, all others were: {first}"
+            )
         return moved
 
     def _upload_order(self, name: str) -> tuple[bool, str, float, str]:
         try:
             sealed_at = (self._archive / name).stat().st_mtime
         except OSError:
-            sealed_at = inf  # Another uploader has just moved it, or `_move` will say what is wrong.
+            sealed_at = inf  # another uploader has just moved it, or `_move` reports the error
         return name in self._failed, name.rpartition("/")[0], sealed_at, name
 
     def _move(self, name: str) -> bool:
-        """Moves the file; False where another uploader has moved it meanwhile."""
+        """Move the file. Returns False if another uploader has moved it meanwhile."""
         source = self._archive / name
         try:
             digest, num_bytes = _read(source)
             self._lake.upload(name, source)
         except (PermanentError, TemporaryError, OSError):
-            # A file that is gone is no failure if another uploader left its proof.
+            # A missing file is not an error if another uploader left its marker.
             if not source.exists() and marker_path(self._archive, name).exists():
                 return False
             raise
@@ -198,11 +219,14 @@ class Uploader:
 
 
 def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> None:
-    """Makes passes over the archive until `stop` is set, then a last one; what fails for now waits for a later pass.
+    """Run passes over the archive until `stop` is set, and then a last one.
+
+    A file that fails temporarily waits for a later pass.
 
     Raises:
-        TemporaryError: the last pass failed.
-        PermanentError: see `Uploader.run_once`; a file that is refused ends nothing but its own move.
+        TemporaryError: The last pass failed.
+        PermanentError: See `Uploader.run_once`. A file that exists in the lake with other bytes
+            does not end the loop.
     """
     pause = interval_seconds
     while not stop.wait(pause):
@@ -210,7 +234,7 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
             uploader.run_once()
             pause = interval_seconds
         except Differs:
-            continue  # Logged where it was found, and reported at the end.
+            continue  # logged by `run_once`, and reported at the end
         except TemporaryError as error:
             pause = min(2 * pause, max(interval_seconds, MAX_PAUSE_SECONDS))
             logger.warning("pass ended early, next in %g s: %s", pause, error)
@@ -219,23 +243,33 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the uploader until SIGTERM or SIGINT, or once."""
-    parser = build_parser(UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0])
+    """Run the uploader until SIGTERM or SIGINT, or once."""
+    parser = build_parser(
+        UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0]
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = read_settings(
-        UploaderSettings, parser.parse_args(argv), environment=environment, prefix=ENVIRONMENT_PREFIX
+        UploaderSettings,
+        parser.parse_args(argv),
+        environment=environment,
+        prefix=ENVIRONMENT_PREFIX,
     )
     configure_logging(settings.log_format)
     uploader = Uploader(settings.archive, open_objects(settings.lake_uri))
     logger.info("moving %s to %s", settings.archive, settings.lake)
     if settings.once:
         stop.set()
-    with suppress(Differs):  # reported below, with every other file that was refused
+    with suppress(Differs):  # reported below with all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
-        raise Refused("; ".join(f"{name} is kept: {reason}" for name, reason in uploader.refused.items()))
+        raise Refused(
+            "; ".join(
+                f"{name} stays in the archive: {reason}"
+                for name, reason in uploader.refused.items()
+            )
+        )
     return ExitCode.DONE
 
 

@@ -1,1 +1,1 @@
-"""The retraining pipeline: its DAG, where its steps run, its package and its submission."""
+"""The retraining pipeline: its DAG, placement, compiled file and submission."""

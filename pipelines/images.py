@@ -1,8 +1,9 @@
-"""Which image runs which step, and which local environment stands in for each image.
+"""Map each step to its image, and each image to its local environment.
 
-One image per step (its Dockerfile lies beside it), one pinned lock per environment; steps with the same needs share a
-lock. Validation's image has a newer TFDV than its environment, by `validation-trixie.lock`. Where a step runs and with
-what resources is `pipelines.placement`'s; building is `tools.build_images`'s.
+There is one image per step, built by the Dockerfile of its component, and one pinned lock per
+environment. Steps with the same needs share a lock. Validation's image has a newer TFDV than its
+environment, pinned by `validation-trixie.lock`. `pipelines.placement` decides the nodes and
+resources of each step, and `tools.build_images` builds the images.
 """
 
 ENVIRONMENT_OF_STEP = {
@@ -14,12 +15,12 @@ ENVIRONMENT_OF_STEP = {
     "deployment": "driver",
     "run_outcome": "driver",
 }
-"""Step -> the environment whose lock its image installs (validation's: `validation-trixie`); on a laptop the step runs
-in `.venvs/<environment>`."""
+"""Environment of each step. The step's image installs the lock of this environment (validation's:
+`validation-trixie`). On a laptop the step runs in `.venvs/<environment>`."""
 
 TRAINING_IMAGES = {"pytorch": "training", "torchrec": "training", "hugectr": "training_hugectr"}
-"""Training backend -> the image with its library. `components/training/Dockerfile.hugectr` is NVIDIA's image with our
-code: no lock and no environment of ours stands for it."""
+"""Image of each training backend. `components/training/Dockerfile.hugectr` adds our code to
+NVIDIA's image, without a lock or a local environment."""
 
 DOCKERFILES = {
     **{step: f"components/{step}/Dockerfile" for step in ENVIRONMENT_OF_STEP},
@@ -28,18 +29,22 @@ DOCKERFILES = {
     "inference_client": "demo/simulation/Dockerfile",
     "monitoring": "monitoring/Dockerfile",
 }
-"""Every image of the project -> its Dockerfile, from the repository's root, where all are built."""
+"""Path of the Dockerfile of each image, relative to the repository. All images are built from the
+repository's root."""
 
 STEP_OF_VARIANT = {"training_hugectr": "training", "preprocessing_gpu": "preprocessing"}
-"""Image -> the step that it runs on NVIDIA's Merlin image instead of the step's own lock."""
+"""Step of each image that is built on NVIDIA's Merlin image instead of the step's own lock."""
 
 _PREFIX = "evergreen-"
 
 
 def image_name(step: str) -> str:
-    """The image of `step` (or of another key of `DOCKERFILES`), without registry and tag.
+    """Return the name of an image without registry and tag.
 
-    So it stands in the component until the pipeline is compiled.
+    Components carry this name until the pipeline is compiled.
+
+    Args:
+        step: A step, or another key of `DOCKERFILES`.
 
     >>> image_name("run_outcome"), image_name(TRAINING_IMAGES["hugectr"])
     ('evergreen-run-outcome', 'evergreen-training-hugectr')
@@ -48,9 +53,13 @@ def image_name(step: str) -> str:
 
 
 def image_reference(step: str, *, registry: str, tag: str) -> str:
-    """The image of `step` as a cluster pulls it.
+    """Return the reference by which a cluster pulls an image.
 
-    The tag should be immutable (a git revision): KFP's cache key holds the image string, not the code inside.
+    Args:
+        step: A step, or another key of `DOCKERFILES`.
+        registry: Prefix of the images, or "" for local names.
+        tag: Immutable tag, such as a git revision. KFP's cache key holds the reference but not the
+            code in the image.
 
     >>> image_reference("training", registry="europe-docker.pkg.dev/p/r", tag="3f2a9c1")
     'europe-docker.pkg.dev/p/r/evergreen-training:3f2a9c1'
@@ -60,10 +69,10 @@ def image_reference(step: str, *, registry: str, tag: str) -> str:
 
 
 def step_of_image(reference: str) -> str:
-    """The step whose image `reference` is, whatever its registry and tag.
+    """Return the step of an image, for any registry and tag.
 
     Raises:
-        ValueError: no step of ours has such an image.
+        ValueError: the image belongs to no step.
 
     >>> step_of_image("europe-docker.pkg.dev/p/r/evergreen-run-outcome:3f2a9c1")
     'run_outcome'

@@ -1,7 +1,7 @@
-"""The compiled pipeline as a file: written for a placement, and read for its parameters, places and images' tag.
+"""Write the compiled pipeline for a placement, and read its parameters, places and tag.
 
-The file is read before a run, so that a wrong name or value is an error at once and not of a server or a traceback.
-Whoever reads it may lack kfp, which only writing imports.
+The file is read before a run, so that a wrong name or value is reported at once and not later by a
+server. Only writing needs kfp.
 """
 
 import os
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def compile_pipeline(path: Path, placement: "Placement") -> None:
-    """Writes the compiled pipeline to `path` (YAML), whole or not at all."""
+    """Write the compiled pipeline to the YAML file `path` in one step."""
     from kfp import compiler
 
     from pipelines.retraining import retraining_pipeline
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The compiler writes in place and insists on the ending.
+    # The compiler does not write atomically, and requires the ending `.yaml`.
     aside = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
     try:
         compiler.Compiler().compile(retraining_pipeline(placement), str(aside))
@@ -37,25 +37,27 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML was built with it: 0.02 s for the file instead of 0.14 s, and a run reads it twice."""
+"""libyaml's loader, if PyYAML was built with it. It parses the file in 0.02 s instead of 0.14 s,
+and a run parses it twice."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""The same for writing."""
+"""libyaml's dumper, if PyYAML was built with it."""
 
 
 def read_parameters(
     package: Path, pairs: Sequence[str], settings: Sequence[str] = (), *, from_scratch: bool = False
 ) -> dict[str, str]:
-    """Return pipeline parameters by name; all are texts, taken as they are written.
+    """Return pipeline parameters by name. All values are strings and are not interpreted.
 
     Args:
         package: The compiled pipeline.
-        pairs: NAME=VALUE each.
-        settings: SECTION.NAME=VALUE each, added to what the parameter `settings` says.
-        from_scratch: Whether the run continues no model and is compared with none.
+        pairs: Parameters as NAME=VALUE.
+        settings: Settings as SECTION.NAME=VALUE, appended to the parameter `settings`.
+        from_scratch: Whether to train without a parent and to compare with no champion.
 
     Raises:
-        ContractError: the package is absent or no compiled pipeline, a pair has no `=`, a name is not the
-            pipeline's, or a pair names a model where the run is from scratch.
+        ContractError: the file is absent or not a compiled pipeline, a pair has no `=`, the
+            pipeline has no such parameter, or a pair names a model although the run is from
+            scratch.
     """
     names = _parameters(package).keys()
     parameters: dict[str, str] = {}
@@ -64,7 +66,7 @@ def read_parameters(
         if not separator:
             raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
         if name not in names:
-            decided = f"; `evergreen compile` decides {name}, by the placement or a flag" if name in PLACES else ""
+            decided = f"; `evergreen compile` sets {name}, from the placement or a flag" if name in PLACES else ""
             raise ContractError(f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}{decided}")
         parameters[name] = text
     for name in SCRATCH if from_scratch else ():
@@ -76,10 +78,12 @@ def read_parameters(
 
 
 def run_outcome_pod(package: Path) -> tuple[str, str, str]:
-    """Image, volume claim and mount path of the exit handler: what a pod beside the pipeline's needs for the store.
+    """Return image, volume claim and mount path of the exit handler.
+
+    Another pod that needs the model registry can use the same three.
 
     Raises:
-        ContractError: the package is absent or no compiled pipeline of ours.
+        ContractError: the file is absent or not a compiled pipeline of ours.
     """
     try:
         pipeline, platform = _read_documents(package)
@@ -92,10 +96,11 @@ def run_outcome_pod(package: Path) -> tuple[str, str, str]:
 
 
 def image_tag(package: Path) -> str:
-    """The tag that all images of the compiled pipeline have: the git revision that they were built from.
+    """Return the common tag of all images of the compiled pipeline, a git revision.
 
     Raises:
-        ContractError: the package is absent or no compiled pipeline, or its images have not one immutable tag.
+        ContractError: the file is absent or not a compiled pipeline, or its images lack a common
+            immutable tag.
     """
     document = _read_document(package)
     try:
@@ -110,24 +115,26 @@ def image_tag(package: Path) -> str:
 
 
 def read_places(package: Path) -> dict[str, str]:
-    """Return the folders and servers that the compiled pipeline names, see `places.PLACES`.
+    """Return the folders and servers that the compiled pipeline names, by `places.PLACES`.
 
     Raises:
-        ContractError: the package is absent, no compiled pipeline, or one of a revision that had them as parameters.
+        ContractError: the file is absent or not a compiled pipeline, or an older revision compiled
+            it with places as parameters.
     """
     try:
         return places_of(_read_document(package))
     except (KeyError, TypeError, AttributeError) as error:
         raise ContractError(
-            f"package {package} names no model registry or lake, expected one of this revision's `evergreen compile`"
+            f"package {package} names no model registry or lake, expected a file from this revision's `evergreen"
+            " compile`"
         ) from error
 
 
 def with_places(package: Path, places: Mapping[str, str]) -> str:
-    """Return the compiled pipeline as text, with other folders and servers than it was compiled for.
+    """Return the text of the compiled pipeline with other folders and servers.
 
     Raises:
-        ContractError: the package is absent or no compiled pipeline.
+        ContractError: the file is absent or not a compiled pipeline.
     """
     documents = _read_documents(package)
     try:
@@ -149,7 +156,7 @@ def _read_document(package: Path) -> Any:
 
 
 def _read_documents(package: Path) -> list[Any]:
-    """The pipeline and, in a file of ours, its Kubernetes section."""
+    """Return the pipeline and, if the file has one, its Kubernetes section."""
     try:
         return list(yaml.load_all(package.read_text(), _LOADER))
     except OSError as error:
@@ -159,4 +166,4 @@ def _read_documents(package: Path) -> list[Any]:
 
 
 def _not_a_package(package: Path) -> ContractError:
-    return ContractError(f"package {package} is no compiled pipeline, expected one of `evergreen compile`")
+    return ContractError(f"package {package} is not a compiled pipeline, expected a file from `evergreen compile`")

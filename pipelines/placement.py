@@ -1,9 +1,9 @@
-"""Where each step runs and with what: image, nodes, GPU, volume, memory, variables, user, retries, timeout, caching.
+"""Define where and how each step runs: image, nodes, GPU, volume, memory, variables, retries.
 
-A cluster's placement may be a YAML file with the fields of `Placement`, in which `${NAME}` is replaced by the value
-from `cluster.env` beside it; the cluster's manifests are rendered from the same values. The laptop's runner ignores
-what a laptop does not have (volumes, GPUs, limits); the compiled file is the same. What the steps do and how data flows
-between them is `pipelines.retraining`'s.
+A cluster's placement may be a YAML file with the fields of `Placement`. In this file `${NAME}` is
+replaced by the value from `cluster.env` in the same folder, from which the cluster's manifests are
+rendered too. The runner on a laptop uses the same compiled file, and ignores volumes, GPUs and
+limits. `pipelines.retraining` defines the steps and their data flow.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from pipelines.places import PLACES
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one step asks of the node that runs it."""
+    """Resources that one step requests."""
 
     cpu: str
     memory: str
@@ -37,9 +37,10 @@ class Needs:
 
 
 TRAINING_RUNTIME = "evergreen-torch"
-"""Of component `kubeflow-trainer`."""
+"""Name of the training runtime of the Kustomize component `kubeflow-trainer`."""
 MAX_WAIT_SECONDS = 600
-"""Between two tries, and for a node and the image to be there."""
+"""Maximum wait in seconds between two tries, including the time until a node and the image are
+ready."""
 
 NEEDS = {
     "extraction": Needs(cpu="4", memory="8Gi", timeout_seconds=2 * 3600),
@@ -50,12 +51,13 @@ NEEDS = {
     "deployment": Needs(cpu="2", memory="16Gi", timeout_seconds=1800),
     "run_outcome": Needs(cpu="1", memory="512Mi", timeout_seconds=600),
 }
-"""Only training computes on a GPU: preprocessing encodes on CPU in either of its images."""
+"""Resources of each step. Only training uses a GPU. Preprocessing encodes on CPUs in both of its
+images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeedsChange:
-    """What one step asks for instead of its `NEEDS`; None = as it stands there."""
+    """Changes to the `NEEDS` of one step. None leaves a value unchanged."""
 
     cpu: str | None = None
     memory: str | None = None
@@ -64,21 +66,21 @@ class NeedsChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Toleration:
-    """One taint that a pod may be scheduled in spite of."""
+    """One taint that the pods tolerate."""
 
     key: str
     operator: typing.Literal["Exists", "Equal"] = "Exists"
-    """`Exists`: whatever the taint's value; `Equal`: that `value`."""
+    """`Exists` tolerates any value of the taint, and `Equal` only `value`."""
     value: str = ""
     effect: typing.Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Which nodes take a step's pods."""
+    """Nodes on which a step's pods may run."""
 
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Labels that a node must have; empty = any node."""
+    """Labels that a node must have. Empty means any node."""
     tolerations: tuple[Toleration, ...] = ()
 
 
@@ -86,114 +88,126 @@ class Nodes:
 class Variables:
     """Environment variables from a Secret of the pipeline's namespace.
 
-    Always optional: without the object the pod starts, and the variable is absent.
+    The Secret is optional. Without it the pod starts without these variables.
     """
 
     name: str
-    """Of the Secret."""
+    """Name of the Secret."""
     keys: Mapping[str, str]
-    """Its keys -> names of variables."""
+    """Names of the variables by key of the Secret."""
     steps: tuple[str, ...] = ()
-    """Steps that get them; empty = all."""
+    """Steps that get the variables. Empty means all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The cluster's side of the pipeline; fixed when it is compiled."""
+    """Properties of the cluster, fixed when the pipeline is compiled."""
 
     registry: str = ""
-    """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`; empty = local names."""
+    """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`. Empty means local
+    names."""
     tag: str = "dev"
-    """Tag of the images; on a cluster the git revision, never `latest`."""
+    """Tag of the images. On a cluster it is the git revision, never `latest`."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Secrets with the registry's credentials, where the nodes' own do not suffice."""
+    """Secrets with the registry's credentials, needed if the nodes' own credentials do not
+    suffice."""
     volume: str = "evergreen"
-    """Name of the ReadWriteMany volume claim that holds work and model store, and the lake where it is no bucket's."""
+    """Name of the ReadWriteMany volume claim that holds work files and model registry, and the lake
+    unless it is in a bucket."""
     mount_path: str = "/evergreen"
     accelerator: str = "nvidia.com/gpu"
-    """Extended resource asked for by training; empty = none. GKE offers a MIG slice as `nvidia.com/gpu` too, on
-    nodes that `gpu_nodes` selects by their partition size; NVIDIA's device plugin in its mixed strategy names it, such
-    as `nvidia.com/mig-1g.5gb`."""
+    """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
+    called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
+    device plugin in its mixed strategy calls it for example `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
-    """For the steps that ask for the accelerator; of no effect without one."""
+    """Nodes for the steps that request the accelerator. Ignored without an accelerator."""
     cpu_nodes: Nodes = Nodes()
-    """For all other steps."""
+    """Nodes for all other steps."""
     shared_memory: str = "8Gi"
-    """Size of /dev/shm of the steps with a GPU; counts against their memory."""
+    """Size of /dev/shm in the steps with a GPU. It counts as memory of the step."""
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
-    """Step -> what it asks for instead of `NEEDS`."""
+    """Changes to `NEEDS` by step."""
     run_as_user: int | None = None
-    """User id of the steps' containers, which are then refused as root; None = the image's own user, unchecked. The
-    images' own user is 10001."""
+    """User id of the steps' containers, which then cannot run as root. None means the image's own
+    user, without this check. The user of our images is 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
-    """Whether the steps' tasks carry `run_as_user`. Kubeflow Pipelines before 2.16 refuses them with it: `omit`."""
+    """Whether the pods get `run_as_user`. Set `omit` for Kubeflow Pipelines before 2.16, which
+    refuses pods with it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Further labels of the pods, such as a cost centre."""
+    """Additional labels of the pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
     lake: str = ""
-    """The click logs, day=YYYY-MM-DD partitions of Parquet in a folder or gs://bucket/prefix; empty = `lake` on the
-    volume."""
+    """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
+    Empty means `lake` on the volume."""
     store: str = ""
-    """Folder of the model registry: models, releases, promotion journal, notes of runs; empty = `store` on the
-    volume."""
+    """Folder of the model registry: models, releases, promotion journal, notes of runs. Empty means
+    `store` on the volume."""
     work: str = ""
-    """Folder for the runs' intermediate files; empty = `work` on the volume."""
+    """Folder for the runs' intermediate files. Empty means `work` on the volume."""
     repository: str = ""
-    """Triton's model repository, folder or gs://bucket/prefix; empty = `repository` on the volume."""
+    """Triton's model repository, a folder or gs://bucket/prefix. Empty means `repository` on the
+    volume."""
     triton_urls: str = ""
-    """Triton servers to load a new version, each host:grpc_port or dns:///name:grpc_port (every address of a headless
-    Service), comma-separated; empty = it is only published."""
+    """Triton servers that load a new version, comma-separated. Each is host:grpc_port, or
+    dns:///name:grpc_port for every address of a headless Service. Empty means that a new version is
+    only published."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
-    """Which Triton serves the model: NGC's images, or the server bundled for laptops."""
+    """The serving runtime: `onnxruntime` in NGC's Triton images, or `python` in the server bundled
+    for laptops."""
     device: typing.Literal["cpu", "gpu"] = "cpu"
-    """What onnxruntime runs on; a MIG slice is a GPU."""
+    """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
-    """Which trainer the training step runs, in its image."""
+    """Trainer of the training step, which also decides its image."""
     training_gpus: int = 1
-    """GPUs of the training step, which share a batch; more than one only for `hugectr` and `torchrec`."""
+    """Number of GPUs of the training step, which share each batch. More than one only for `hugectr`
+    and `torchrec`."""
     training_processes: int = 1
-    """Processes of the training step, which share a batch; more than one only for `torchrec`, and with an accelerator
-    as many as GPUs."""
+    """Number of processes of the training step, which share each batch. More than one only for
+    `torchrec`. With an accelerator there must be as many as GPUs."""
     trainer: typing.Literal["step", "kubeflow"] = "step"
-    """Where training runs: in the step's own pod, or as a TrainJob of Kubeflow Trainer that the step creates and
-    follows, by the runtimes of component `kubeflow-trainer`."""
+    """Place of training: the step's own pod, or a TrainJob of Kubeflow Trainer that the step
+    creates and follows. The TrainJob uses the runtimes of the Kustomize component
+    `kubeflow-trainer`."""
     training_nodes: int = 1
-    """Pods of the TrainJob, each with `training_gpus`; more than one only for `torchrec`."""
+    """Number of pods of the TrainJob, each with `training_gpus`. More than one only for
+    `torchrec`."""
     served: str = ""
-    """Archive of served rows that training rows are compared with, folder or gs://bucket/prefix; empty = they are not
-    compared."""
+    """Folder or gs://bucket/prefix of the archive of served rows with which training rows are
+    compared. Empty means no comparison."""
     extraction_dask_scheduler: str = ""
-    """Address of a running Dask scheduler whose workers have extraction's image; empty = the step's own processes."""
+    """Address of a running Dask scheduler whose workers have extraction's image. Empty means
+    processes in the step's pod."""
     preprocessing_dask_scheduler: str = ""
-    """The same of preprocessing."""
+    """Address of a running Dask scheduler whose workers have preprocessing's image. Empty means
+    processes in the step's pod."""
     beam_options: str = ""
-    """Beam pipeline options for statistics of very large windows, such as `--runner=DataflowRunner`; empty = the step's
-    own process."""
+    """Beam pipeline options for statistics of very large windows, such as
+    `--runner=DataflowRunner`. Empty means the step's own process."""
     num_retries: int = 2
-    """Tries after the first, whatever the exit code: steps replace their own partial output. A pod that vanished with
-    its node has no exit code; KFP tries any of them again only where its API server was told
-    `retryPolicy: Always` (docs/pipeline.md)."""
+    """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
+    A pod that vanished with its node has no exit code. KFP retries such a pod only if its API
+    server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
     training_retries: int = 4
-    """The same of training, which is the longest step and goes on from its checkpoint, so that each loss of a node
-    costs it minutes. More on nodes that come and go; an error that no try can mend is reported 10 s * 3^n
-    later for each, with 4 of them after 7 minutes."""
+    """Number of retries of training, the longest step. It resumes from its checkpoint, so that the
+    loss of a node costs minutes. Set more for preemptible nodes. Retry n, counted from 0, delays
+    the report of a permanent error by 10 s * 3^n. Four retries delay it by 7 minutes."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
         if self.training_gpus > 1 and self.backend == "pytorch":
             raise ContractError(
-                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU; "
+                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU, "
                 "expected 1, or backend hugectr or torchrec"
             )
         if self.training_processes > 1 and self.backend != "torchrec":
             raise ContractError(
                 f"training_processes is {self.training_processes} with backend {self.backend}, which trains in one "
-                "process; expected 1, or backend torchrec"
+                "process, expected 1, or backend torchrec"
             )
         if self.backend == "torchrec" and self.accelerator and self.training_processes != self.training_gpus:
             raise ContractError(
-                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected as "
-                "many: backend torchrec has a process for each GPU"
+                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected"
+                " equal numbers: backend torchrec has one process for each GPU"
             )
         many = self.trainer == "kubeflow" and self.backend == "torchrec"
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
@@ -202,29 +216,34 @@ class Placement:
                 "expected 1, or more with trainer kubeflow and a backend that trains on several nodes"
             )
         if self.backend == "hugectr" and not self.accelerator:
-            raise ContractError("backend is hugectr without an accelerator, expected one: it trains on GPUs only")
+            raise ContractError(
+                "backend is hugectr without an accelerator, expected an accelerator: hugectr trains only on GPUs"
+            )
         named = [*self.needs, *(step for each in self.secrets for step in each.steps)]
         if unknown := [step for step in named if step not in NEEDS]:
-            raise ContractError(f"step {unknown[0]!r} is none of {', '.join(NEEDS)}")
+            raise ContractError(f"step is {unknown[0]!r}, expected one of {', '.join(NEEDS)}")
 
     def needs_of(self, step: str) -> Needs:
-        """What `step` asks for on this cluster; of training, what each of its pods does."""
+        """Return the resources of `step` on this cluster.
+
+        For training they are those of each pod.
+        """
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
         return dataclasses.replace(NEEDS[step], **{name: value for name, value in change.items() if value is not None})
 
     def nodes_of(self, needs: Needs) -> Nodes:
-        """The nodes for pods with these needs."""
+        """Return the nodes for pods with these needs."""
         return self.gpu_nodes if needs.gpu and self.accelerator else self.cpu_nodes
 
     @property
     def places(self) -> dict[str, str]:
-        """Where runs read and write and what they release to, by name of the steps' arguments."""
+        """Folders and servers of the runs, by name of the steps' arguments."""
         folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")}
         return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
-    """Applies the image, nodes, resources, volume, variables, retries and timeout of `step` to its task; returns it."""
+    """Apply the placement of `step` to its task, and return the task."""
     needs, follows = placement.needs_of(step), step == "training" and placement.trainer == "kubeflow"
     if follows:
         needs = dataclasses.replace(needs, cpu="1", memory="1Gi", gpu=False)
@@ -237,12 +256,13 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
         task.set_env_variable(name, value)
     task.set_cpu_limit(needs.cpu)
     task.set_memory_limit(needs.memory)
-    # Outputs lie under the run's name, which every task takes, so a cached one would be another run's: off for all.
+    # Disable caching for all steps. The run's name is an argument of every task, and outputs are
+    # stored under it, so that a cached output would belong to another run.
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo counts this limit from the start of the first try, and the tries themselves into it: less than all of
-        # them at their longest would end a retry, or forbid it, in the middle of its work.
+        # Argo measures this limit from the start of the first try and includes the tries. It must
+        # cover all tries at their longest, or Argo would end or skip a retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
         task.set_retry(num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration=f"{longest}s")
     uses_gpu = needs.gpu and bool(placement.accelerator)
@@ -257,7 +277,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
             task, key=each.key, operator=each.operator, value=each.value or None, effect=each.effect
         )
     if uses_gpu:
-        # NCCL exchanges gradients between GPUs over shared memory; Kubernetes gives 64 MB by default.
+        # NCCL exchanges gradients between GPUs over shared memory, and Kubernetes' default of 64 MB
+        # is too small.
         kubernetes.empty_dir_mount(
             task,
             volume_name="shared-memory",
@@ -273,7 +294,7 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
 
 
 def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
-    """The pod's labels; the run's own id is `pipeline/runid`, which KFP adds."""
+    """Set the pod's labels. KFP adds the label `pipeline/runid` with the id of the run."""
     kubernetes.add_pod_label(task, "app.kubernetes.io/part-of", "evergreen")
     kubernetes.add_pod_label(task, "app.kubernetes.io/component", step.replace("_", "-"))
     for key, value in placement.labels.items():
@@ -281,7 +302,7 @@ def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
 
 
 def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
-    """The container's user, the registry's credentials and the step's variables."""
+    """Set the container's user, the registry's credentials and the step's variables."""
     if placement.run_as_user is not None and placement.security_context == "set":
         kubernetes.set_security_context(task, run_as_user=placement.run_as_user, run_as_non_root=True)
     if placement.image_pull_secrets:
@@ -292,7 +313,10 @@ def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
 
 
 def train_job_spec(placement: Placement) -> str:
-    """The spec of training's TrainJob as JSON, but for the workers' flags; empty where the step's own pod trains."""
+    """Return the spec of training's TrainJob as JSON, without the workers' flags.
+
+    Returns "" if training runs in the step's own pod.
+    """
     if placement.trainer != "kubeflow":
         return ""
     needs, by_torch = placement.needs_of("training"), placement.backend != "hugectr"
@@ -327,7 +351,7 @@ def train_job_spec(placement: Placement) -> str:
 
 
 def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
-    """What the pods of a TrainJob have beyond its runtime's."""
+    """Return the patch of a TrainJob's pods over those of its runtime."""
     nodes = placement.nodes_of(needs)
     tolerations = [{name: of for name, of in dataclasses.asdict(each).items() if of} for each in nodes.tolerations]
     memory = {"medium": "Memory", "sizeLimit": placement.shared_memory}
@@ -354,14 +378,15 @@ VALUES_FILE = "cluster.env"
 
 
 def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement:
-    """The placement in `path`, with `overrides` over it.
+    """Return the placement of the file `path`, with `overrides` over it.
 
-    Overrides are fields that were given otherwise, such as on a command line; one of text may be `${NAME}` no longer.
-    Without a path there are the defaults.
+    Args:
+        path: YAML file, or None for the defaults.
+        overrides: Fields that replace those of the file, such as flags of a command.
 
     Raises:
-        ContractError: the file cannot be read, is no mapping, has an unknown field or a wrong type, names a value that
-            `cluster.env` lacks, or describes a placement that cannot work.
+        ContractError: the file cannot be read, is not a mapping, has an unknown field or a wrong
+            type, names a value that `cluster.env` lacks, or describes a placement that cannot work.
     """
     fields: Any = dict(overrides)
     if path:
@@ -370,7 +395,7 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
         except OSError as error:
             raise ContractError(f"placement {path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ContractError(f"placement {path} is no YAML: {' '.join(str(error).split())}") from error
+            raise ContractError(f"placement {path} is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(fields, dict):
             raise ContractError(f"placement {path} is {fields!r}, expected a mapping of fields")
         fields = _with_values({**fields, **overrides}, path.with_name(VALUES_FILE))
@@ -381,7 +406,9 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
 
 
 def read_values(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines, as kustomize reads an env file: `#` opens a comment, quotes are part of the value.
+    """Return the NAME=VALUE lines of an env file, as kustomize reads them.
+
+    A line that starts with `#` is a comment, and quotes are part of the value.
 
     Raises:
         ContractError: the file cannot be read, or a line has no `=`.
@@ -402,7 +429,10 @@ def read_values(path: Path) -> dict[str, str]:
 
 
 def _with_values(value: Any, source: Path) -> Any:
-    """`value` with its `${NAME}`s replaced, at any depth; the file is read only where there is one."""
+    """Return `value` with each `${NAME}` replaced, at any depth.
+
+    `source` is read only if there is a `${NAME}`.
+    """
     if isinstance(value, dict):
         return {key: _with_values(each, source) for key, each in value.items()}
     if isinstance(value, list):
@@ -414,4 +444,4 @@ def _with_values(value: Any, source: Path) -> Any:
     except KeyError as error:
         raise ContractError(f"{value!r} names {error.args[0]}, which {source} lacks") from error
     except ValueError as error:
-        raise ContractError(f"{value!r} holds a '$' that begins no ${{NAME}}") from error
+        raise ContractError(f"{value!r} holds a '$' without a name, expected ${{NAME}}") from error

@@ -1,14 +1,14 @@
-"""The folders and servers that a compiled pipeline names: read from it, and replaced where another machine runs it.
+"""Read and replace the folders and servers that a compiled pipeline names.
 
-They are no parameters of a run: the placement decides them, and each step has them as constants. `package` reads and
-writes the files.
+Another machine that runs the pipeline replaces them. They are not parameters of a run. The
+placement decides them, and each step has them as constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 PLACES = ("lake", "store", "work", "repository", "triton_urls", "server", "device", "served")
-"""Arguments of steps, and fields of `placement.Placement` with the same names."""
+"""Names of places, which are arguments of steps and fields of `placement.Placement`."""
 
 
 def places_of(document: Any) -> dict[str, str]:
@@ -18,14 +18,14 @@ def places_of(document: Any) -> dict[str, str]:
         document: The pipeline's IR, parsed.
 
     Raises:
-        KeyError: It names no such place, as files of older revisions, whose runs were given them as parameters.
+        KeyError: The pipeline lacks a place. Older revisions compiled places as parameters.
     """
     found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
     return {name: str(found[name]) for name in PLACES}
 
 
 def describe_places(places: Mapping[str, str]) -> str:
-    """Return one line for people.
+    """Return one line that describes the places for people.
 
     >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work", "repository")}
     >>> describe_places({**folders, "triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""})
@@ -37,14 +37,14 @@ def describe_places(places: Mapping[str, str]) -> str:
 
 
 def replace_places(document: Any, places: Mapping[str, str]) -> None:
-    """Put other places into a compiled pipeline."""
+    """Replace places in a compiled pipeline."""
     for name, given in _given(document):
         if name in places:
             given["runtimeValue"]["constant"] = places[name]
 
 
 def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and value of each place among the arguments of each task."""
+    """Yield name and value of each place among the arguments of each task."""
     for group in (document["root"], *document["components"].values()):
         for task in group.get("dag", {}).get("tasks", {}).values():
             parameters = task.get("inputs", {}).get("parameters", {})

@@ -1,9 +1,10 @@
-"""The retraining pipeline: which step follows which, and nothing else.
+"""The retraining pipeline, which only orders its steps.
 
-Extraction -> validation -> (unless blocked) preprocessing -> training -> evaluation -> (if accepted) deployment, all
-inside an exit handler that records how the run ended. A step takes what the step before it hands on; what is older it
-finds by the references in that manifest. Images, folders, servers, resources and retries are `pipelines.placement`'s;
-what a step does is its component's.
+Extraction -> validation -> (unless blocked) preprocessing -> training -> evaluation -> (if
+accepted) deployment. All steps are inside an exit handler that records how the run ended. A step
+receives the manifest of the step before it. It finds earlier manifests by the references in that
+one. `pipelines.placement` defines images, folders, servers, resources and retries. The components
+define what the steps do.
 """
 
 from collections.abc import Callable
@@ -25,13 +26,14 @@ from pipelines.placement import Placement, place, train_job_spec
 def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     """Return the pipeline, placed for one cluster.
 
-    Conditions are on plain bools: kfp 2.17 silently skips an If on a NamedTuple field without an Else
-    (kubeflow/pipelines pull request 13313). Each condition costs a pod. The one before deployment stays, because a
-    deployment that ran to say that it released nothing would be green in Kubeflow's page.
+    Conditions test plain bools, because kfp 2.17 silently skips an If on a NamedTuple field without
+    an Else (kubeflow/pipelines pull request 13313). Each condition costs a pod. The condition
+    before deployment stays nevertheless. Otherwise a deployment that releases nothing would be
+    shown as successful on Kubeflow's page.
     """
     places = placement.places
-    # Kubeflow replaces a constant that is one of these, and none inside a longer text. The first is empty in a
-    # schedule's run.
+    # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
+    # longer string. The first is empty in the run of a schedule.
     noted = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
@@ -54,22 +56,25 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         recommender: str = "current",
         settings: str = "",
     ) -> None:
-        """Retrains the click model on the newest logs and releases it if it is no worse than the live one.
+        """Retrain the click model on the newest click logs, and release it if the gate accepts it.
 
         Args:
-            trigger_id: Who asked for the run; the monitor's request id. Empty for a run started by hand.
-            trigger_reason: Why the run was asked for.
-            window_start: First event time to learn from, ISO 8601 UTC; empty = after the last row that the parent
-                learned, or the first row.
-            window_end: End of the window, exclusive; empty = the newest row.
-            parent: Model to continue: current (the live one, if any), none (from scratch), or a model id.
-            champion: Model to beat: current, none, or a released model's id.
-            recommender: Description to work by, of those that people accepted in the store: current (the newest), its
-                number or its digest.
-            settings: Changes of this run to it, such as training.seed=7 model.tower=[64,32]; the model keeps them.
+            trigger_id: Id of the monitor's retrain request. Empty for a run that a person started.
+            trigger_reason: Reason for the run.
+            window_start: First event time to train on, ISO 8601 in UTC. Empty means after the last
+                training row of the parent, or without a parent the first row.
+            window_end: Exclusive end of the window, ISO 8601 in UTC. Empty means after the newest
+                row.
+            parent: Model to continue: current (the live one, if any), none (from scratch), or a
+                model id.
+            champion: Model to compare with: current, none, or the id of a released model.
+            recommender: Accepted recommender of the run: current (the newest), its number or its
+                digest.
+            settings: Settings of this run that override the recommender's, such as training.seed=7
+                model.tower=[64,32]. They are stored with the model.
         """
         record = step(run_outcome, **noted, trigger_id=trigger_id, trigger_reason=trigger_reason)
-        # Kubeflow's page shows 16 letters of these names.
+        # Kubeflow's page shows only 16 letters of these names.
         with dsl.ExitHandler(record, name="retraining"):
             extracted = step(
                 extraction,

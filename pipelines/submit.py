@@ -1,7 +1,8 @@
-"""What `evergreen submit` asks a Kubeflow Pipelines server for: a version of the pipeline, a run, a schedule.
+"""Upload the pipeline to a Kubeflow Pipelines server, and start or schedule runs.
 
-For a person and for CI. The monitor decides when a run is due, and that only one runs at a time. The connection is
-`runtime.kubeflow`'s. A version of the same name and content is kept, and a schedule of the same name is replaced.
+`evergreen submit` uses it for people and for CI. The monitor itself decides when its runs are due,
+and that only one runs at a time. `runtime.kubeflow` connects to the server. A version with the same
+name and content is reused, and a schedule with the same name is replaced.
 """
 
 import hashlib
@@ -28,32 +29,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What a run, or each run of a schedule, is made of."""
+    """Definition of a run, or of each run of a schedule."""
 
     source: Path | PipelineVersion
-    """A compiled file, or what was uploaded."""
+    """A compiled file, or an uploaded version."""
     parameters: Mapping[str, Any]
     """Pipeline parameters that differ from their defaults."""
     experiment: str = EXPERIMENT
-    """Created if absent."""
+    """Name of the experiment, which is created if it is absent."""
     service_account: str = SERVICE_ACCOUNT
-    """Empty = the server's own choice."""
+    """Kubernetes service account of the pods. Empty means the server's own choice."""
 
 
 def upload(
     server: KubeflowServer, package: Path, version: str, *, pipeline: str = PIPELINE_NAME, about: str = ""
 ) -> PipelineVersion:
-    """Upload the file as this version of the pipeline, which is created if it is absent.
+    """Upload the file as a version of the pipeline, and create the pipeline if it is absent.
 
-    A version of that name with the same content is kept. The server orders versions by time, and whoever wants the
-    newest (the monitor) takes the one that was uploaded last.
+    A version with the same name and content is reused. The server orders versions by time, and the
+    monitor runs the version that was uploaded last.
 
     Args:
         server: Kubeflow Pipelines server.
         package: The compiled pipeline.
         version: Name of the version.
         pipeline: Name of the pipeline.
-        about: What the version's page says beside the file's hash.
+        about: Text of the version's page after the file's hash.
 
     Raises:
         PermanentError: the name belongs to another file.
@@ -79,12 +80,14 @@ def upload(
 
 
 def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
-    """Start one run under this name, described by its parameters' reason and recommender, and return its id.
+    """Start one run under this name, and return its id.
 
-    A server may create a run although its answer is lost. So a run of this name that is there afterwards is the one.
+    The run's description has the reason and the recommender from its parameters. If the server's
+    response is lost, the server may still have created the run. A new run with this name then
+    counts as the created one.
 
     Raises:
-        TemporaryError: the server does not answer, and no such run is there yet.
+        TemporaryError: the server does not respond, and there is no such run yet.
     """
     reason = run.parameters.get("trigger_reason") or "no reason given"
     recommender = run.parameters.get("recommender", CURRENT)
@@ -108,10 +111,10 @@ def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
 def _created_late(
     server: KubeflowServer, experiment_id: str, name: str, *, before: set[str], error: TemporaryError
 ) -> str:
-    """Return the id of the run that a request created whose answer is lost.
+    """Return the id of the run that was created by a request whose response is lost.
 
     Raises:
-        TemporaryError: `error`, if there is no such run yet.
+        TemporaryError: there is no such run yet. The message extends that of `error`.
     """
     try:
         made = [str(each.run_id) for each in server.find_runs(experiment_id, name=name)]
@@ -120,21 +123,20 @@ def _created_late(
     new = [run_id for run_id in made if run_id not in before]
     if not new:
         raise TemporaryError(
-            f"{error}; the server may create the run later all the same: look for {name!r} there before you submit "
-            "again"
+            f"{error}. The server may still create the run: look for {name!r} there before you submit again"
         ) from error
-    logger.warning("%s; the server created the run all the same", error)
+    logger.warning("%s, but the server created the run", error)
     return new[0]
 
 
 def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = PIPELINE_NAME) -> str:
-    """Starts such a run whenever `cron` (UTC, seconds first) says, and returns the schedule's id.
+    """Schedule runs by `cron` (UTC, seconds first), and return the schedule's id.
 
-    An earlier schedule of the same name is replaced. A run that is due while the one before is active waits for it; of
-    several that were missed only the last is made up.
+    An earlier schedule of the same name is replaced. A due run waits for the end of the active one.
+    Of several missed runs, only the last one is made up for.
 
     Raises:
-        ContractError: `cron` has not six fields.
+        ContractError: `cron` does not have six fields.
     """
     cron = check_cron(cron)
     experiment_id = server.experiment_id(run.experiment)
@@ -150,7 +152,8 @@ def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = 
             service_account=run.service_account or None,
             **source_arguments(run.source),
         )
-        # Last: an error before this leaves the old schedule, an error here leaves both until the next call.
+        # Delete the old schedules last. An error before this point leaves the old schedule, and an
+        # error here leaves both until the next call.
         for each in known:
             server.client.delete_recurring_run(each.recurring_run_id)
             logger.info("the previous schedule %s was deleted", name)
@@ -158,13 +161,13 @@ def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = 
 
 
 def check_cron(cron: str) -> str:
-    """The expression with single spaces.
+    """Return the cron line with single spaces.
 
-    The server takes five fields too, but reads them as seconds to months: `0 3 * * *`, daily at three to everybody
-    else, would run every hour.
+    The server accepts five fields too, but reads them as seconds to months. It would run `0 3 * *
+    *`, which elsewhere means daily at three, every hour.
 
     Raises:
-        ContractError: it has not six fields.
+        ContractError: the line does not have six fields.
 
     >>> check_cron(" 0 0  3 * * *")
     '0 0 3 * * *'
@@ -182,8 +185,8 @@ def _keep_version(server: KubeflowServer, known: Any, *, name: str, digest: str)
     if described.startswith("sha256:") and described != digest:
         raise PermanentError(
             f"version {name} is on {server.host} with other content ({described[:19]}, this file is "
-            f"{digest[:19]}), expected a name that is not taken"
+            f"{digest[:19]}), expected an unused name"
         )
-    note = "" if described else "; its description does not say what it contains"
+    note = "" if described else ", although its description has no hash of its content"
     logger.info("version %s exists already and is used%s", name, note)
     return PipelineVersion(str(known.pipeline_id), str(known.pipeline_version_id))

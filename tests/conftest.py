@@ -1,6 +1,6 @@
-"""Fixtures every folder shares, and which environment runs which folder.
+"""Fixtures for every folder, and the environment in which each folder runs.
 
-Each step is tested in the environment that is its image; pytest started in another one passes over its folder.
+Each step is tested in the environment of its image. Another environment's pytest skips the folder.
 """
 
 import importlib.util
@@ -22,8 +22,8 @@ ENVIRONMENT_OF_FOLDER = {
     "evergreen/networks": "training",
     "components/evaluation": "training",
 }
-"""Every other folder runs in `driver`."""
-collect_ignore = ["hugectr_double"]  # holds no test, and is importable by its engine's tests alone
+"""Folders that do not run in `driver`."""
+collect_ignore = ["hugectr_double"]  # has no test, and only its engine's tests import it
 
 FOLDERS_OF_PART = {
     "loop": ("loop",),
@@ -40,18 +40,19 @@ FOLDERS_OF_PART = {
     ),
     "monitor": ("evergreen/events", "k8s", "monitoring", "tools"),
 }
-"""Parts of the driver's tests, which take longest: `everywhere.py` runs them beside each other and beside the `rest`.
-`EVERGREEN_TEST_PART` says which part a pytest is; unset = all."""
+"""Parts of the driver's tests, which take longest. `everywhere.py` runs them in parallel, and the
+`rest` beside them. `EVERGREEN_TEST_PART` selects the part of a pytest. If it is unset, all parts
+run."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Passes over folders of other environments, whose libraries are not here."""
+    """Ignore folders of other environments, whose libraries are absent."""
     try:
         relative = collection_path.relative_to(REPOSITORY / "tests").as_posix()
     except ValueError:
         return None
     if relative == "support":
-        return True  # no tests, and some of it needs another environment's libraries
+        return True  # has no tests, and parts of it need another environment's libraries
     here = Path(sys.prefix).name
     if collection_path.is_file():
         relative = str(Path(relative).parent)
@@ -65,12 +66,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def raw_table():
-    """Makes a table of `n` raw rows as `contracts.raw_rows` describes them, with a planted signal; seeded."""
+    """Draws a table of `n` raw rows with a planted signal and a fixed seed.
+
+    `contracts.raw_rows` describes the rows.
+    """
     pytest.importorskip("pyarrow")
     return _make_raw_table
 
 
-@lru_cache(maxsize=16)  # drawing a table takes longer than what most tests do with it
+@lru_cache(maxsize=16)  # drawing a table takes longer than most tests that use it
 def _make_raw_table(
     n: int = 1000,
     *,
@@ -104,7 +108,7 @@ def _make_raw_table(
     times = (start + np.arange(n) * (seconds / max(n, 1))) * 1e6
     columns[raw_rows.EVENT_TIME] = times.astype(np.int64)
     columns |= dict.fromkeys(raw_rows.SERVED_BY, pyarrow.nulls(n))
-    # pyarrow 10 does not take an Array for an array's values.
+    # pyarrow 10 does not accept an Array for an array's values.
     arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
     return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})
 
@@ -121,7 +125,7 @@ def cloud_storage_server():
 
 @pytest.fixture
 def cloud_storage(cloud_storage_server, monkeypatch):
-    """Cloud Storage on this machine with an empty bucket `models`, found by whoever opens `gs://models/...`."""
+    """A local Cloud Storage with an empty bucket `models`, where every `gs://models/...` is opened."""
     cloud_storage_server.reset()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage_server.front.host)
     return cloud_storage_server.front
@@ -129,7 +133,7 @@ def cloud_storage(cloud_storage_server, monkeypatch):
 
 @pytest.fixture
 def kubeflow(tmp_path, monkeypatch):
-    """A double of the KFP API that has the pipeline `ours`; its client's home is a folder of the test."""
+    """A double of the KFP API with the pipeline `ours`. Its client's home is a temporary folder."""
     from tests.support.kfp_server import KfpServer
 
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -141,7 +145,10 @@ def kubeflow(tmp_path, monkeypatch):
 
 
 def _find_emulator() -> None:
-    """Borrows the emulator from the driver's environment, where this one lacks it: it is plain Python by itself."""
+    """Import the emulator from the driver's environment if this one lacks it.
+
+    It is plain Python.
+    """
     name = "gcp_storage_emulator"
     if importlib.util.find_spec(name) is None:
         (package,) = (REPOSITORY / ".venvs" / "driver").glob(f"lib/python3*/site-packages/{name}/__init__.py")

@@ -1,7 +1,7 @@
-"""Runs every test and every example in a docstring, each in the environment of its image; ends with one line of counts.
+"""Runs every test and docstring example in the environment of its image, and prints the counts.
 
-Two parts more at a time than there are cores: those with servers wait for half of their time. Arguments go to every
-pytest.
+Two more parts run at a time than there are cores, because parts with servers are idle half of the
+time. Arguments are passed to every pytest.
 """
 
 import os
@@ -27,15 +27,16 @@ PARTS = (
     ("validation", ""),
     ("preprocessing", ""),
 )
-"""Environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving environment holds a server, which
-the driver's tests start."""
+"""Environment and part (`conftest.FOLDERS_OF_PART`), longest first. The serving environment has no
+part, because it only holds the server that the driver's tests start."""
 NUM_WAITING = 2
-"""Parts at a time beyond the cores: measured, those with servers and logs use half a core or less each."""
+"""Parts that run beyond the number of cores. Parts with servers and logs use half a core or less
+(measured)."""
 NO_TESTS_COLLECTED = 5
 
 
 def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, dict[str, int]]:
-    """Runs one part's tests and returns its name, pytest's exit code and the counts."""
+    """Run one part's tests and return its name, pytest's exit code and the counts."""
     results = REPOSITORY / "build" / "tests"
     results.mkdir(parents=True, exist_ok=True)
     name = f"{environment} {part}".strip()
@@ -46,7 +47,7 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
-    # One thread per library: the parts share the cores.
+    # One thread per library, because the parts share the cores.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
     with open(log, "wb") as output:
         code = subprocess.run(
@@ -57,7 +58,7 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
 
 
 def _files_with_examples(environment: str) -> list[str]:
-    """The product's modules whose docstrings hold examples, of the rooms that are this environment's."""
+    """Return the product modules of this environment whose docstrings have examples."""
     found = []
     for path in sorted(file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")):
         name = path.relative_to(REPOSITORY).as_posix()
@@ -76,8 +77,9 @@ def _counts(junit: Path) -> dict[str, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs all environments; 0 when every test passed."""
-    # A shell that starts a job in the background lets it ignore Ctrl-C, and its children too; some tests send one.
+    """Run all environments and return 0 if every test passed."""
+    # A shell starts background jobs with Ctrl-C ignored, and their children inherit that. Some
+    # tests send SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))

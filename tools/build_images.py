@@ -1,7 +1,7 @@
-"""Builds and pushes the project's images with the installed container engine: `make images`.
+"""Build and push the project's images with the installed container engine, for `make images`.
 
-`pipelines.images` lists the images; what one contains is in its Dockerfile. Needs git, docker or podman,
-and no package: a build machine has no environment of ours.
+`pipelines.images` lists the images, and their Dockerfiles define their content. Building needs git,
+docker or podman, but no package, because a build machine has no environment of ours.
 """
 
 import argparse
@@ -21,33 +21,35 @@ from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DIGESTS = REPOSITORY / "build" / "images.txt"
-"""One pushed image a line, by digest: what is signed and described, since a tag may move."""
+"""File with one line per pushed image, by digest. Signatures use digests, because a tag may
+move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-"""pip's own variables; the build stages of our own locks take them, NVIDIA's images install one package only."""
+"""Variables of pip for other indexes. Only images with our own locks get them. NVIDIA's images
+install only one package."""
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="python -m tools.build_images", description=__doc__)
     parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: all of {', '.join(sorted(DOCKERFILES))}")
     parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
-    parser.add_argument("--tag", default="", help="default: the git revision")
-    parser.add_argument("--revision", default="", help="what is built, for the label; default: asked of git")
+    parser.add_argument("--tag", default="", help="tag of the images (default: the git revision)")
+    parser.add_argument("--revision", default="", help="revision for the label (default: from git)")
     parser.add_argument("--source", default="unknown", help="address of the repository, for the label")
-    parser.add_argument("--dirty", action="store_true", help="build uncommitted changes too; says so in the tag")
+    parser.add_argument("--dirty", action="store_true", help="also build uncommitted changes, and mark the tag")
     parser.add_argument("--push", action="store_true", help=f"push too, and write their digests to {DIGESTS.name}")
     parser.add_argument("--engine", choices=("docker", "podman"), default="docker")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, as a shell takes them, and end")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands, quoted for a shell")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Builds and pushes the images that were asked for, and prints their names.
+    """Build and push the requested images, and print their names.
 
     Raises:
-        ContractError: misuse, or files that are not committed.
+        ContractError: the flags are wrong, or files are not committed.
         PermanentError: the engine is absent, or a build failed.
     """
     arguments = build_parser().parse_args(argv)
@@ -55,11 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     revision = arguments.revision or git_revision(arguments.dirty)
     tag = arguments.tag or revision
     if not _TAG.fullmatch(tag) or tag == "latest":
-        raise ContractError(f"--tag is {tag!r}, expected one that never moves, of letters, digits, _ . -")
+        raise ContractError(f"--tag is {tag!r}, expected an immutable tag of letters, digits, _ . -")
     if arguments.push and not arguments.registry:
-        raise ContractError("--push without --registry: expected the registry to push to")
+        raise ContractError("--push is given without --registry, expected the registry to push to")
     engine = arguments.engine
-    # Podman takes a name without a registry for any registry's image of that name, and would tag that one.
+    # Podman resolves a name without a registry to an image of any registry, and would tag that
+    # image.
     registry = arguments.registry or ("localhost" if engine == "podman" else "")
     references = {name: image_reference(name, registry=registry, tag=tag) for name in names}
     commands = [
@@ -81,10 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_command(engine: str, name: str, reference: str, *, tag: str, revision: str, source: str) -> list[str]:
-    """The engine's command that builds image `name`; to be run in the repository's root, which is the context.
+    """Return the engine's command that builds image `name` in the repository's root.
 
-    Wheels come from another index where the environment of the caller names one (`INDEXES`): the engine takes the
-    value of a `--build-arg` without one from there, so the address stands in no file and no log of ours.
+    If the environment names another package index (`INDEXES`), wheels come from there. The engine
+    reads the value of a `--build-arg` without a value from the environment, so that the address is
+    in no file and no log of ours.
     """
     facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
     command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]
@@ -96,35 +100,40 @@ def build_command(engine: str, name: str, reference: str, *, tag: str, revision:
 
 
 def push_command(engine: str, name: str, reference: str) -> list[str]:
-    """The engine's command that pushes image `name`; podman's leaves the registry's digest in `_digest_file`."""
+    """Return the engine's command that pushes image `name`.
+
+    Podman writes the registry's digest to `_digest_file`.
+    """
     noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
     return [engine, "push", *noting, reference]
 
 
 def git_revision(dirty: bool) -> str:
-    """The full SHA of what is checked out; with `-dirty` behind it where files differ and `dirty` allows that.
+    """Return the full SHA of the checked-out commit.
+
+    It ends with `-dirty` if files differ from the commit and `dirty` allows that.
 
     Raises:
-        ContractError: no git checkout, or files differ from their commit.
+        ContractError: there is no git checkout, or files differ from the commit.
     """
     revision = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain").splitlines()
     if changed and not dirty:
         raise ContractError(
             f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a tag by revision "
-            "would not tell what is in the image; commit, or say DIRTY=1 (--dirty)"
+            "would not identify the content of the image. Commit them, or set DIRTY=1 (--dirty)"
         )
     return f"{revision}-dirty" if changed else revision
 
 
 def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
-    """Writes what the registry calls the pushed images, by name, as one `repository@sha256:...` a line.
+    """Write the registry's digest of each pushed image, one `repository@sha256:...` per line.
 
-    Podman compresses an image anew when it pushes it: its `RepoDigests` are of the local one, so its push has noted the
-    registry's.
+    Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
+    Its push command has written the registry's digest.
 
     Raises:
-        PermanentError: the engine knows no digest of one of them, so it was not pushed.
+        PermanentError: the engine has no digest of an image, so the image was not pushed.
     """
     lines = []
     for name, reference in references.items():
@@ -147,11 +156,9 @@ def _digest_file(name: str) -> Path:
 
 
 def _chosen_images(names: Sequence[str]) -> list[str]:
-    """The images requested; all where none is."""
+    """Return the requested images, or all if none is named."""
     if unknown := sorted(set(names) - DOCKERFILES.keys()):
-        raise ContractError(
-            f"no image is called {', '.join(unknown)}, expected some of {', '.join(sorted(DOCKERFILES))}"
-        )
+        raise ContractError(f"image {', '.join(unknown)} is unknown, expected some of {', '.join(sorted(DOCKERFILES))}")
     return list(names) or sorted(DOCKERFILES)
 
 
@@ -159,9 +166,9 @@ def _git(*words: str) -> str:
     try:
         done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=REPOSITORY)
     except FileNotFoundError as error:
-        raise ContractError("git is not on PATH, so --revision and --tag must say what is built") from error
+        raise ContractError("git is not on PATH, expected --revision and --tag") from error
     if done.returncode:
-        raise ContractError(f"git {words[0]} failed, so --revision must say what is built: {done.stderr.strip()}")
+        raise ContractError(f"git {words[0]} failed, expected --revision: {done.stderr.strip()}")
     return done.stdout.strip()
 
 

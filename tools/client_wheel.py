@@ -1,7 +1,8 @@
-"""Builds the inference client as a wheel of its own: `make client-wheel`.
+"""Build the inference client as a separate wheel, for `make client-wheel`.
 
-For services that install nothing else of Evergreen. The wheel holds `inference_client` and the modules of `evergreen`
-that it imports, as they are in the repository. Needs the driver's environment and no network.
+Services that install nothing else of Evergreen use it. The wheel holds `inference_client` and the
+modules of `evergreen` that it imports, unchanged. Building needs the driver's environment and no
+network.
 """
 
 import argparse
@@ -24,11 +25,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 NAME = "evergreen-client"
 ENTRY, CORE = "inference_client", "evergreen"
 DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
-"""What the client imports wherever it is used; gRPC and Protobuf come with the last one, in versions that fit it."""
+"""Packages that the client always imports. The last one brings matching versions of gRPC and
+Protobuf."""
 EXTRAS = {"gcs": "google-cloud-storage", "kafka": "confluent-kafka", "pubsub": "google-cloud-pubsub"}
-"""What a traffic plan in a bucket, or a log, needs."""
+"""Packages for a traffic plan in a bucket, or for a log."""
 LOCKS = ("driver.lock", "serving.lock")
-"""Which versions a dependency may have: from the older of the locked ones on, with which tests run the wheel."""
+"""Locks that define the minimum version of each dependency, which is the oldest one. Tests run the
+wheel with both locks."""
 _PROJECT = """\
 [build-system]
 requires = ["setuptools"]
@@ -37,7 +40,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "{name}"
 version = "{version}"
-description = "Scores and ranks rows on a served Evergreen recommender, and logs both with what came of them"
+description = "Scores and ranks rows on a served Evergreen recommender, and logs predictions and outcomes"
 requires-python = ">=3.10"
 license = "Apache-2.0"
 license-files = ["LICENSE"]
@@ -57,7 +60,7 @@ include = ["{entry}*", "{core}*"]
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="python -m tools.client_wheel", description=__doc__)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "wheels", help="folder of the wheel")
     return parser
@@ -65,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Builds the wheel and prints its path.
+    """Build the wheel, and print its path.
 
     Raises:
         PermanentError: pip could not build it.
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lay_out(folder: Path) -> None:
-    """Writes the wheel's sources into an empty folder."""
+    """Write the wheel's sources into an empty folder."""
     for path in client_modules().values():
         place = folder / path.relative_to(REPOSITORY)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +104,10 @@ def lay_out(folder: Path) -> None:
 
 
 def client_modules() -> dict[str, Path]:
-    """The client's package and every module that it imports, at once or later: their files by name."""
+    """Return the files of the client's package and of all modules that it imports, by name.
+
+    Late imports are included.
+    """
     found: dict[str, Path] = {}
     waiting = [ENTRY]
     while waiting:
@@ -116,13 +122,16 @@ def client_modules() -> dict[str, Path]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Its file; None of a class or a function."""
+    """Return the file of a module, or None for a class or a function."""
     path = REPOSITORY / module.replace(".", "/")
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """What the file imports of the packages that move: names of modules, and of what is taken from them."""
+    """Yield the names that a file imports from the packages of the wheel.
+
+    They are names of modules, and of their members.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in (ENTRY, CORE):
             yield node.module
@@ -130,12 +139,12 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _requirement(needed: str) -> str:
-    """`needed` from the oldest version on that a lock holds."""
+    """Return `needed` with the oldest version of the locks as its minimum."""
     name = needed.partition("[")[0]
     texts = [(REPOSITORY / "requirements" / lock).read_text() for lock in LOCKS]
     versions = [found[1] for text in texts if (found := re.search(rf"^{name}==([\d.]+)", text, re.MULTILINE))]
     if not versions:
-        raise ContractError(f"{name} is in none of {', '.join(LOCKS)}, expected a version of it")
+        raise ContractError(f"{name} is in none of {', '.join(LOCKS)}, expected it in at least one")
     return f"{needed}>={min(versions, key=lambda text: [int(part) for part in text.split('.')])}"
 
 

@@ -1,7 +1,7 @@
-"""Check the docstrings and comments of every Python file against the style in CONTRIBUTING.md.
+"""Check the docstrings and comments of Python files against the style in CONTRIBUTING.md.
 
-Prints one line a fault and exits with 1 if there is one. The faults are: a function's docstring
-that does not begin with a verb, an opening word that starts a fragment, a semicolon in a first
+Prints one line per fault, and exits with 1 if there is one. These are faults: a function's
+docstring that does not begin with a verb, an opening word of a fragment, a semicolon in a first
 paragraph, a sentence over 35 words, and a word that the glossary replaces.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from evergreen.runtime.exit_codes import exits_with_code
 
 VERBS = frozenset((Path(__file__).with_name("verbs.txt")).read_text().split())
-"""Imperatives that open a docstring. Add the verb that is missing."""
+"""Imperatives that open a docstring. Add a missing verb to the file."""
 FRAGMENT_STARTS = frozenset(["Of", "In", "By", "Those", "What", "Where", "Whose", "As"])
 MAX_WORDS = 35
 GLOSSARY = {
@@ -36,7 +36,7 @@ GLOSSARY = {
     r"line of models": "lineage",
     r"judg(?:e|es|ed|ing)": "evaluate, compare or decide",
 }
-"""What the field calls otherwise: a pattern, and the field's term."""
+"""Words that the field calls otherwise: a pattern, and the field's term."""
 _IS_EXEMPT = re.compile(r"property|fixture|overload|setter|component|pipeline")
 
 

@@ -1,4 +1,5 @@
-"""What a model store tells the registries that other teams look into: MLflow and Kubeflow's Model Registry.
+"""Export a model registry to those of other teams: MLflow and Kubeflow's Model Registry.
 
-Reads the store alone and is no part of a round, so that no round waits for a registry or fails by it.
+The export only reads the store. It is not part of a run, so that no run waits for a foreign
+registry or fails with it.
 """

@@ -1,7 +1,8 @@
-"""`evergreen export`: brings MLflow, Kubeflow's Model Registry or both up to date with a model store.
+"""`evergreen export` brings MLflow, Kubeflow's Model Registry or both up to date.
 
-What is there already is left, so a call that failed or never came is made good by the next. A registry that is away
-costs one line and exit code 3; the other one is still brought up to date.
+The source is a model registry of ours. Entries that exist already stay as they are, so the next
+call also makes up for failed or missed ones. If a registry is unreachable, the command logs one
+line and ends with exit code 3, but still brings the other one up to date.
 """
 
 import argparse
@@ -19,17 +20,19 @@ from evergreen.storage.uris import typed_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen export", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--mlflow", help="tracking URI of MLflow, such as http://mlflow:5000")
-    parser.add_argument("--model-registry", help="address of Kubeflow's, such as http://model-registry:8080")
+    parser.add_argument(
+        "--model-registry", help="address of Kubeflow's Model Registry, such as http://model-registry:8080"
+    )
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exports once."""
+    """Export once, and return the exit code."""
     arguments = build_parser().parse_args(argv)
     log_as_text("%(asctime)s %(name)s %(message)s")
     if not (arguments.mlflow or arguments.model_registry):
@@ -47,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exporters(mlflow: str | None, model_registry: str | None) -> Iterator[Callable[[Exported], None]]:
-    """Those that are asked for; each client takes seconds to import."""
+    """Yield the requested exporters. Each client takes seconds to import."""
     if mlflow:
-        # Otherwise it tells its makers of its use, tries a server that is away for four minutes, and prints addresses.
+        # Disable usage reports, four minutes of retries for an unreachable server, and printed
+        # addresses.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")

@@ -1,6 +1,7 @@
-"""What goes to a registry: the rounds that the gate judged, the versions that answered, and which of them does now.
+"""Collect what is exported: evaluated models, released versions, and the live one.
 
-Joins the store to the registries' clients (`mlflow_server`, `kubeflow`), which know nothing of its files.
+The clients of the registries (`mlflow_server`, `kubeflow`) do not read the store's files
+themselves.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,23 +17,25 @@ from evergreen.storage.uris import local_path
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """One store as registries show it."""
+    """Content of one store, as other registries show it."""
 
     name: str
-    """The recommender's."""
+    """Name of the recommender."""
     rounds: list[ModelCard]
-    """Those whose model the gate judged, oldest first."""
+    """Cards of the models that the gate evaluated, oldest first."""
     versions: list[tuple[Release, ModelCard]]
-    """Those that answered, live or as a canary, and whose graph is in the store still, ascending; with their models."""
+    """Versions that served traffic, live or as a canary, with the cards of their models. They are
+    in ascending order. Versions without a graph in the store are left out."""
     aliases: dict[str, int | None]
-    """`champion`, the live version, and `candidate`, the canary, by the promotion journal; None = there is none."""
+    """Number of the live version as `champion` and of the canary as `candidate`, by the promotion
+    journal. None if there is no such version."""
 
 
 def read_store(store: Path) -> Exported | None:
-    """What the store holds now; None while the gate has judged no model.
+    """Return the content of the store, or None if the gate has evaluated no model yet.
 
     Raises:
-        ContractError: the journal or a manifest is damaged.
+        ContractError: the journal or a manifest is corrupt.
     """
     rounds = [ModelCard.read(path) for path in sorted((store / "verdicts").glob(f"*/{card_path(store, '').name}"))]
     if not rounds:
@@ -52,7 +55,10 @@ def read_store(store: Path) -> Exported | None:
 
 
 def parameters_of(card: ModelCard) -> dict[str, str]:
-    """What the round was asked for: the network, the recommender's settings, the gate's thresholds, and its data."""
+    """Return the parameters of the run that trained a model.
+
+    They are the network, the recommender's settings, the gate's thresholds, and the training data.
+    """
     model = card.model
     named = model.recommender.named_settings | {f"model.{name}": value for name, value in model.config.items()}
     named |= {f"gate.{name}": value for name, value in card.gate.items()}
@@ -62,7 +68,7 @@ def parameters_of(card: ModelCard) -> dict[str, str]:
 
 
 def metrics_of(card: ModelCard) -> dict[str, float]:
-    """What came out, on the held-out rows; a number that does not exist is left out."""
+    """Return the metrics of a model on its held-out rows. Undefined metrics are left out."""
     verdict = card.verdict
     groups = {"": verdict.candidate, "champion_": verdict.champion, "lead_": verdict.difference}
     found = {f"{prefix}{name}": v for prefix, part in groups.items() if part for name, v in asdict(part).items()}
@@ -73,7 +79,7 @@ def metrics_of(card: ModelCard) -> dict[str, float]:
 
 
 def tags_of(card: ModelCard) -> dict[str, str]:
-    """The gate's verdict, and what names the model, its data and its description; its reason is `Verdict.reason`."""
+    """Return the gate's decision, and the ids of the model, its data and its recommender."""
     verdict, model = card.verdict, card.model
     found = {"model_id": card.model_id, "verdict": verdict.decision, "accepted": str(verdict.accepted).lower()}
     return {**found, "data_sha256": model.raw_digest, "recommender_sha256": model.recommender.digest}

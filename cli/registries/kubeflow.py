@@ -1,7 +1,9 @@
-"""One store in the model registry of Kubeflow Hub: a model version with its graph's URI for each version that answered.
+"""Export one store to the model registry of Kubeflow Hub.
 
-By the registry's own client, which finds a token where pods have theirs. The registry has no aliases: the registered
-model's properties `champion` and `candidate` name the versions, empty where there is none. Graphs stay where they are.
+Each version that served traffic becomes a model version with the URI of its graph, so that graphs
+are not uploaded. The registry's own client finds its token at the place where pods have it. The
+registry has no aliases. Therefore the registered model's properties `champion` and `candidate` name
+the versions. A property is empty if there is no such version.
 """
 
 import logging
@@ -20,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def export(address: str, exported: Exported) -> None:
-    """Brings the registry at `address` up to date.
+    """Bring the registry at `address` up to date.
 
     Raises:
-        TemporaryError: it is away, or refuses.
+        TemporaryError: the registry is unreachable or refuses.
     """
     try:
         _export(_connected(address), exported)
@@ -32,11 +34,11 @@ def export(address: str, exported: Exported) -> None:
 
 
 def _connected(address: str) -> ModelRegistry:
-    """Return the client, which asks the registry for its models at once."""
+    """Return the client, which requests the registry's models when it is created."""
     try:
         return ModelRegistry(address, author="evergreen", log_level=logging.ERROR)
     except NotFoundException as error:
-        text = f"Model Registry: {address} answers 404 to the API v1, expected a Kubeflow Hub that has it"
+        text = f"Model Registry: {address} answers 404 to the API v1, expected a Kubeflow Hub with this API"
         raise TemporaryError(text) from error
 
 
@@ -50,9 +52,10 @@ def _export(registry: ModelRegistry, exported: Exported) -> None:
         if number not in present:
             told = {"metadata": {**tags_of(card), **metrics_of(card)}, "version_description": card.verdict.reason}
             registry.register_model(name, uri, version=number, **told, **_FORMAT)
-            logger.info("Model Registry: version %s is there", number)
+            logger.info("Model Registry: created version %s", number)
         elif release.version == last and registry.get_model_artifact(name, number) is None:
-            # Its export was killed between the client's calls; those of the versions before it went on to the next.
+            # An export was killed between two calls of the client, so that only the newest version
+            # can lack its artifact.
             registry.async_runner(registry._register_model_artifact(present[number], name, uri, **_FORMAT))
     model = registry.get_registered_model(name)
     aliases = {alias: str(number or "") for alias, number in exported.aliases.items()}

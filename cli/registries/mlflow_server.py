@@ -1,7 +1,9 @@
-"""One store in MLflow: a run for each judged round, a model version for each version, aliases as the journal has them.
+"""Export one store to MLflow.
 
-By MLflow's own client, which finds user, token and certificates in its own variables (`MLFLOW_TRACKING_TOKEN`, ...).
-A run is `FINISHED` when all of it is there; one that is not is written again.
+Each evaluated model becomes a run, each version becomes a model version, and aliases follow the
+promotion journal. MLflow's own client reads user, token and certificates from its variables
+(`MLFLOW_TRACKING_TOKEN`, ...). A run becomes `FINISHED` once it is complete. An incomplete run is
+written again.
 """
 
 import logging
@@ -30,19 +32,21 @@ from evergreen.runtime.errors import TemporaryError, first_line
 from evergreen.storage.uris import local_path
 
 VERSION_TAG = "evergreen.version"
-"""The store's number of a model version; of a run the tag `model_id` says what is there already."""
+"""Tag of a model version with our version number. Runs have the tag `model_id`, by which existing
+ones are found."""
 _MOST_RUNS = 50_000
-"""Of an experiment that a server names in one answer: those of five years of hourly rounds."""
+"""Maximum number of runs that a server returns in one response, enough for five years of hourly
+runs."""
 _TYPES = {"FP32": np.dtype(np.float32), "INT64": np.dtype(np.int64)}
 
 logger = logging.getLogger(__name__)
 
 
 def export(uri: str, exported: Exported) -> None:
-    """Brings the server at `uri` up to date.
+    """Bring the server at `uri` up to date.
 
     Raises:
-        TemporaryError: the server is away, or refuses.
+        TemporaryError: the server is unreachable or refuses.
     """
     try:
         mlflow.set_tracking_uri(uri)
@@ -64,13 +68,19 @@ def export(uri: str, exported: Exported) -> None:
 
 @dataclass(frozen=True)
 class Graph:
-    """MLflow's flavor `onnx` for files that are there: its own module reads a graph into memory to write it again."""
+    """MLflow's flavor `onnx` for files that exist already.
+
+    MLflow's own module would read the graph into memory and write it again.
+    """
 
     path: Path
     features: Features
 
     def save_model(self, path: str, mlflow_model: Model, **_: Any) -> None:
-        """Lays out the model in `path`, as `Model.log` asks a flavor to; uploads follow the links to the store."""
+        """Create the model's folder `path`, as `Model.log` expects of a flavor.
+
+        The folder has links to the files in the store, and the upload follows these links.
+        """
         folder = Path(path)
         folder.mkdir()
         for source in (self.path.with_name(name) for name in (GRAPH_FILE, DATA_FILE)):
@@ -87,7 +97,7 @@ class Graph:
 
 
 def _run_of(client: MlflowClient, experiment: str, card: ModelCard, *, found: Run | None) -> str:
-    """The id of the round's run, which is made where it was not `found`."""
+    """Return the id of the model's run, and create the run if it was not `found`."""
     if found and found.info.status == "FINISHED":
         return str(found.info.run_id)
     made = int(moment_of(card.model.created_at).timestamp() * 1000)
@@ -98,12 +108,12 @@ def _run_of(client: MlflowClient, experiment: str, card: ModelCard, *, found: Ru
     client.log_batch(run_id, metrics=metrics, params=[Param(*each) for each in parameters_of(card).items()])
     client.log_text(run_id, card_page(card), "card.html")
     client.set_terminated(run_id, end_time=made)
-    logger.info("MLflow: run %s of model %s", card.run, card.model_id)
+    logger.info("MLflow: created run %s of model %s", card.run, card.model_id)
     return run_id
 
 
 def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_id: str) -> str:
-    """MLflow's number of the version, whose graph is uploaded and registered where it is not there."""
+    """Return MLflow's number of the version, and register the graph if it is not registered yet."""
     name = card.model.recommender.name
     if found := client.search_model_versions(f"name = '{name}' and tags.`{VERSION_TAG}` = '{release.version}'"):
         return str(found[0].version)
@@ -113,12 +123,12 @@ def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_i
         await_registration_for=0, tags={VERSION_TAG: str(release.version), **tags_of(card)},
     )  # fmt: skip
     number = str(made.registered_model_version)
-    logger.info("MLflow: version %d is there as %s", release.version, number)
+    logger.info("MLflow: created version %d, with MLflow's number %s", release.version, number)
     return str(client.update_model_version(name, number, description=card.verdict.reason).version)
 
 
 def _point(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
-    """Sets each alias to the version of that MLflow number; removes it where that is None."""
+    """Set each alias to the version with that MLflow number, or remove the alias if it is None."""
     found = client.get_registered_model(name).aliases
     for alias, number in aliases.items():
         if number == found.get(alias):
@@ -127,4 +137,4 @@ def _point(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> N
             client.delete_registered_model_alias(name, alias)
         else:
             client.set_registered_model_alias(name, alias, number)
-        logger.info("MLflow: %s is %s", alias, number or "gone")
+        logger.info("MLflow: alias %s is %s", alias, number or "removed")

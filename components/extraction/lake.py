@@ -74,7 +74,7 @@ class LateClicks:
         """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
 
         Raises:
-            UnfitFiles: files of outcomes are damaged, or lack a column.
+            UnfitFiles: files of outcomes are corrupt, or lack a column.
         """
         # A click whose prediction the monitor had forgotten by then lies on its own day, any number of days later.
         late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
@@ -343,7 +343,7 @@ class Lake:
         """SHA-256 over names, sizes and contents of the day's files that may hold a row of the window or a late one.
 
         Raises:
-            ContractError: a file of the day is damaged.
+            ContractError: a file of the day is corrupt.
         """
         hashes, digest = self.files.of_day(day).sha256, hashlib.sha256()
         for file, path in self._read_files(day, window):
@@ -355,7 +355,7 @@ class Lake:
         """Return how many files may hold a row of the window, or hold late ones.
 
         Raises:
-            UnfitFiles: footers of such files are damaged.
+            UnfitFiles: footers of such files are corrupt.
         """
         days = [
             day
@@ -439,7 +439,7 @@ class Lake:
         """The files with rows that are ahead of the clock, by day and name.
 
         Raises:
-            UnfitFiles: such files are damaged.
+            UnfitFiles: such files are corrupt.
         """
         if self.ahead_from is None:
             return []
@@ -475,7 +475,7 @@ class Lake:
         Rows are sorted by event time, within a table and from one to the next.
 
         Raises:
-            ContractError: a file is damaged or too malformed.
+            ContractError: a file is corrupt or too malformed.
         """
         yield from self.tables_of(self.pieces(window), malformed)
 
@@ -490,7 +490,7 @@ class Lake:
         """The pieces that hold the window's rows, in order; their files are here then, and the late clicks in memory.
 
         Raises:
-            ContractError: a file is damaged.
+            ContractError: a file is corrupt.
         """
         window = self._due(window)
         days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
@@ -513,7 +513,7 @@ class Lake:
         rows without a time are recorded once.
 
         Raises:
-            ContractError: a file is damaged or too malformed.
+            ContractError: a file is corrupt or too malformed.
         """
         if self.seen is None:
             return
@@ -650,7 +650,7 @@ def sorted_day(
     """Read the rows of raw files, all of the day, as `Lake.tables` does, but with words; others are malformed.
 
     Raises:
-        ContractError: a file is damaged or too malformed.
+        ContractError: a file is corrupt or too malformed.
     """
     span = day_span(day)
     for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):

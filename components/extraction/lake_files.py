@@ -229,7 +229,7 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
     """The objects that are a day, of those in its folder.
 
     Raises:
-        ContractError: a marker is damaged, or a file that it names is absent or of another size.
+        ContractError: a marker is corrupt, or a file that it names is absent or of another size.
     """
     own = [each for name, each in sorted(names.items()) if is_own_file(name)]
     version = newest_complete(names)
@@ -364,7 +364,7 @@ class DownloadCache:
                 path.unlink()
 
     def _is_whole(self, wanted: ObjectInfo) -> bool:
-        """Whether the object is here with the bytes that were listed; one that the disk damaged is removed."""
+        """Whether the object is here with the bytes that were listed; one that the disk corrupted is removed."""
         path = self.path(wanted)
         if not path.is_file() or path.stat().st_size != wanted.size:
             return False

@@ -78,7 +78,7 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
     `model` is an id or `current`; None = all.
 
     Raises:
-        ContractError: no such model, nothing is live, or a manifest is damaged.
+        ContractError: no such model, nothing is live, or a manifest is corrupt.
     """
     if not store.is_dir():
         raise ContractError(f"model store {store} does not exist, expected a folder")

@@ -222,7 +222,7 @@ def find_rivals(store: Path, *, parent: str, champion: str, features: Features) 
     """The models that `parent` (`current`, `none` or a model's id) and `champion` (a released one's) name.
 
     Raises:
-        ContractError: a model is unknown, its manifest is damaged, the parent learned a column of `features` as another
+        ContractError: a model is unknown, its manifest is corrupt, the parent learned a column of `features` as another
             kind, or the champion takes a column that is not among `features`, so that it cannot be judged on the same
             rows.
     """

@@ -1,4 +1,7 @@
-"""The training step as a plain command: TrainingSet manifest in, Model manifest out."""
+"""The training step as a plain command.
+
+It reads a TrainingSet manifest and writes a Model manifest.
+"""
 
 import argparse
 import importlib

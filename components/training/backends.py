@@ -1,4 +1,4 @@
-"""The training backends by name: which of them can learn a network, and the engine of each."""
+"""Training backends by name: checks of what they support, and their engines."""
 
 from collections import defaultdict
 from pathlib import Path

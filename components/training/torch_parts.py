@@ -1,4 +1,4 @@
-"""What the engines of PyTorch and TorchRec share: batches and their look-ups, the optimizer, the dense part."""
+"""Parts that the PyTorch and TorchRec engines share: batches, look-ups, Adam and dense parameters."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -1,6 +1,7 @@
-"""Settings: the sections of a recommender's file, one module each, and the one reader of all settings.
+"""Settings: the sections of a recommender's file, and the reader of all settings.
 
-`spec` is the file as a whole, `sections` checks all of it, and `reader` reads any section from a mapping, flags,
-environment variables or a URL. What belongs to an installation has its class beside the program that uses it, and is
-read by the same reader. Light: programs and the client import it before anything else.
+Each section has its module. `spec` represents the complete file, and `sections` checks every
+section. `reader` reads a section from a mapping, flags, environment variables or a URL. A setting
+of an installation belongs to a class in the module of the program that uses it, and the same reader
+reads it. This package imports few others, because programs and the client import it first.
 """

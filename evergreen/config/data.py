@@ -11,52 +11,56 @@ OWN_COLUMNS = (
     *("label", "request_id", "row", "event_time", "model_version", "score", "position", "propensity"),
     *("shadow_version", "shadow_score", "canary"),
 )
-"""Columns that rows have whatever their features: no feature has one of these names."""
+"""Columns of every raw row, whatever its features. No feature may have one of these names."""
 WEIGHT = "sample_weight"
-"""Column of a row's weight, in rows of a recommender whose file names one (`ColumnNames.weight`)."""
+"""Column of the row's weight, if the recommender's file names one (`ColumnNames.weight`)."""
 TIME_FORMATS = (
     "iso", "YYYYMMDD", "YYMMDDhh", "YYYYMMDDhh", "YYMMDDhhmm", "YYYYMMDDhhmm", "YYYYMMDDhhmmss",
     "seconds", "milliseconds", "microseconds", "nanoseconds",
 )  # fmt: skip
-"""How files may write times: as ISO 8601, as the digits of a UTC time, or as a count since 1970."""
+"""Time formats of files: ISO 8601, the digits of a UTC time, or a count since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
     """Names that a user's files give to the columns of every raw row.
 
-    A column with a name of its own must be in the files. A column with its default name may be absent, except the
-    label. Without `row`, the rows of a request are numbered in file order. Without `request_id`, each row is a request
-    of its own. Without `event_time`, rows have no time until they are given one.
+    A column whose name is not the default must be in the files. A column with its default name may
+    be absent, except the label. Without `row`, the rows of a request are numbered in file order.
+    Without `request_id`, each row is its own request. Without `event_time`, rows have no time until
+    `evergreen ingest` assigns one.
 
     Raises:
-        ContractError: a name is empty, or stands for two columns.
+        ContractError: a name is empty, or two columns have the same name.
 
     >>> ColumnNames(label="clicked", event_time="ts").request_id
     'request_id'
     """
 
     label: str = "label"
-    """1 where the row was clicked, else 0."""
+    """1 if the row was clicked, else 0."""
     weight: str | None = None
-    """How much the row counts beside others: a finite number of at least 0, such as 10 where one in ten rows without a
-    click was kept. Rows that the monitor archived count 1. Training weighs all that it does by it, the gate what
-    depends on the click rate; nothing is weighted without the key, and backend hugectr refuses it."""
+    """Sample weight of the row, a finite number of at least 0. Set it to 10 if, for example, one in
+    ten rows without a click was kept. Rows that the monitor archived have weight 1. Training
+    weights every row. The gate weights the metrics that depend on the click rate. Without this key
+    no row is weighted. Backend hugectr does not support it."""
     request_id: str = "request_id"
-    """Which rows were shown together; without the column each row is a request of its own."""
+    """Identifies the rows that were shown together. Without this column each row is its own
+    request."""
     row: str = "row"
-    """Number of the row in its request; without the column the rows are numbered in file order."""
+    """Number of the row in its request. Without this column rows are numbered in file order."""
     event_time: str = "event_time"
-    """When the row was shown; without the column rows have no time until `evergreen ingest` gives them one."""
+    """Time when the row was shown. Without this column rows have no time until `evergreen ingest`
+    assigns one."""
     time_format: str | None = None
-    """How the files write times, one of `TIME_FORMATS`; without it the form is found from the values, and refused where
-    two forms fit or the times would lie outside 1990 to tomorrow."""
+    """Time format of the files, one of `TIME_FORMATS`. Without it the format is inferred from the
+    values. The files are refused if two formats fit, or if times fall outside 1990 to tomorrow."""
     user: str | None = None
-    """The categorical feature that says who saw the row. With it the gate counts the rows of a user as alike, and tells
-    how well each user's rows are ordered."""
+    """Categorical feature that identifies the user. With it the gate treats the rows of a user as
+    correlated, and reports how well each user's rows are ranked."""
     item: str | None = None
-    """The categorical feature that says what was shown. With it the gate also judges the rows of items that are new in
-    this round, and of those without an id of their own, each as a slice."""
+    """Categorical feature that identifies the item shown. With it the gate also compares two
+    slices: rows of items that are new in this run, and rows of items without an id."""
 
     def __post_init__(self) -> None:
         names = [self.label, self.request_id, self.row, self.event_time]

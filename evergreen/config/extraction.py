@@ -1,6 +1,6 @@
 """The section `extraction`: which rows of a lake become a dataset.
 
-Settings of a single run, such as the two ends of its window, are flags of the step.
+The settings of a single run, such as the start and end of its window, are flags of the step.
 """
 
 import math
@@ -9,53 +9,59 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, MAX_REPLAY_DAYS = 366, 3_660
-"""Each model names the files of so many days."""
+"""A model lists every file of these days, so their number is limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionSettings:
-    """Settings of the dataset that a window becomes.
+    """Settings of the dataset that is extracted from a window.
 
     Raises:
         ContractError: a value is out of its range.
     """
 
     holdout_fraction: float = 0.1
-    """Share of the window's rows, the newest ones, kept from training; in (0, 1). Each side gets one at least. Fewer
-    are kept where a rival learned some of them."""
+    """Share of the window's rows that is held out from training, in (0, 1). The newest rows are
+    held out. Training and holdout each get at least one row. The holdout is smaller if a baseline
+    was trained on some of its rows."""
     max_malformed_fraction: float = 0.01
-    """Share of a file's rows that may be malformed before the file is unfit to read; in [0, 1]. Criteo's own files have
-    none; 1 % tolerates a torn line or a bad concatenation, and stops at a file whose columns have moved."""
+    """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit to
+    read. Criteo's own files have no malformed rows. 1 % tolerates a torn line or a bad
+    concatenation, and catches a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
-    """Share of the rows that may have the request and row of another row with other features before the step stops; in
-    [0, 1]. Of such rows the newest counts, and the others are left out. A larger share means that request and row do
-    not name one row. Copies of equal features do not count."""
+    """Maximum share of conflicting rows, in [0, 1]. Rows conflict if they have the same request and
+    row number but different features. The newest of them is used, and the others are left out. The
+    step stops at a larger share, because request and row number then do not identify a row. Copies
+    with equal features do not count."""
     max_quarantined_file_fraction: float = 0.1
-    """Share of the files with rows of the window, late ones included, that may be unfit to read before the step stops,
-    in [0, 1]. A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed
-    rows. The step leaves an unfit file out and names it. A later run learns its rows once it is mended. The same share
-    applies to the files of late outcomes, and to those of replayed days."""
+    """Maximum share of unfit files among the files with rows of the window, including late rows, in
+    [0, 1]. A file is unfit if it is corrupt, lacks a column, has a column of another type, or has
+    too many malformed rows. The step leaves an unfit file out and names it. A later run trains on
+    its rows once the file is fixed. The same share applies to the files of late outcomes and to the
+    files of replayed days."""
     replay_share: float = 0.0
-    """Share of older rows among the rows that training will learn from, in [0, 1); 0 = the window alone."""
+    """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
     replay_days: int = 7
-    """Days before the window, the newest that have rows, from which old rows are drawn: those to replay, and as many
-    as the window's holdout (100,000 at most) for measuring what is remembered, whatever `replay_share` is. 0 = none is
-    read: measured over six days of 300,000 rows, in one file each, the reading took 3.5 s of a core (not
-    measured again since 2026-11-23)."""
+    """Number of days before the window from which older rows are drawn: the newest days that have
+    rows. They are drawn for training, and for measuring what the model still remembers: as many as
+    the window's holdout, at most 100,000, whatever `replay_share` is. 0 = no older row is read.
+    Reading six days of 300,000 rows, in one file each, took 3.5 s of a core (measured 2026-11-23).
+    """
     full_days: float = 0.0
-    """Days that the window of a round without a parent has, counted back from its end, where the run's `window_start`
-    does not say; 0 = from the first row."""
+    """Length in days of the window of a run without a parent, counted back from its end. It applies
+    if the run does not set `window_start`. 0 = from the first row."""
     late_days: int = 1
-    """Days before the last row that the parent learned of which rows are learned, too, that came to the lake later,
-    where `window_start` does not say; 0 = none."""
+    """Late rows: those that reached the lake after the parent was trained, and whose time is before
+    the parent's last row. This is their maximum age in days before that last row. It applies if the
+    run does not set `window_start`. 0 = no late rows."""
     pass_over: tuple[str, ...] = ()
-    """Patterns of names below the lake that are not read, such as `notes/*`. Any other file that has no place in a lake
-    stops the step, because its rows would be missing."""
+    """Patterns of file names relative to the lake that are not read, such as `notes/*`. Any other
+    unexpected file stops the step, because its rows would be missing."""
     columns: tuple[str, ...] = ()
-    """Features to learn from; empty = all."""
+    """Features to train on. Empty = all."""
     attribution_hours: float = 0.0
-    """Hours after a row in which its click may still come: younger rows are left for the next round; 0 = labels are
-    final."""
+    """Hours after a row in which its click may still arrive. Younger rows are left for the next
+    run. 0 = labels are final."""
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")

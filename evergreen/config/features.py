@@ -1,8 +1,8 @@
 """The section `features`: the feature columns of a recommender, their order and their options.
 
-Each recommender names its own features. `contracts.raw_rows` has the columns that every raw row has beside them. In
-files a missing value is null. Tensors and log records have no null. A missing numeric value is NaN there, and a missing
-category is `MISSING_CATEGORY`.
+Each recommender names its own features. `contracts.raw_rows` has the other columns of every raw
+row. A missing value is null in files. Tensors and log records have no null: a missing numeric value
+is NaN, and a missing category is `MISSING_CATEGORY`.
 """
 
 import hashlib
@@ -16,39 +16,41 @@ from typing import Any, Literal, NamedTuple
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
 
 MISSING_CATEGORY = -1
-"""A missing category in an int64 tensor; no category has this value."""
+"""Missing category in an int64 tensor. No category has this value."""
 MAX_CATEGORY = 2**52 - 1
-"""Largest category: NVTabular reads categories as float64, which holds every whole number up to here."""
+"""Largest category. NVTabular reads categories as float64, which is exact up to this number."""
 INDICATOR = "{name}/missing"
-"""Name of the dense input that says whether the feature `name` is missing; no feature's name has a slash."""
+"""Name of the dense input that indicates whether the feature `name` is missing. No feature's name
+has a slash."""
 PLACE = "{name}/{number}"
-"""Name of one place of the list `name`, from 0, where places are columns."""
+"""Name of one position of the list `name`, counted from 0, where each position is a column."""
 LENGTH = "{name}/length"
-"""Name under which the numbers of elements of the list `name` are counted, beside its elements under its own name."""
+"""Name under which the lengths of the list `name` are counted. Its elements are counted under its
+own name."""
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
 _BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
 MAX_COLUMNS = 4096
-"""Most columns of the tensors of one recommender; a list has one for each of its places."""
+"""Maximum columns of the tensors of one recommender. A list has one column for each position."""
 MAX_NAME = 200
-"""Longest name of a feature."""
+"""Maximum length of a feature's name in characters."""
 MAX_WIDTH = 4096
-"""Longest vector of a category."""
+"""Maximum length of a category's vector."""
 MAX_BUCKETS = 1024
-"""Of one feature: a served row is compared with each bucket's lower end."""
+"""Maximum buckets of one feature. Serving compares each row with the lower end of every bucket."""
 
 
 def category_of(text: str) -> int:
     """Return the category of a text: its number if it is a whole number in range, else a hash.
 
-    A number is written as Python prints it. A truth value is 1 or 0, whatever its case (`plain_word`), because other
-    programs write it that way. The hash is the upper 52 bits of the text's BLAKE2b with 8 bytes. Among a million texts,
-    two get the same category with a probability of 1 in 9,000. `contracts.values.word_of` makes the text of a value of
-    any type.
+    A number must be written as Python prints it. A truth value is 1 or 0, whatever its case
+    (`plain_word`), because other programs write it in other cases. The hash is the upper 52 bits of
+    the text's BLAKE2b with 8 bytes. Among a million texts, two get the same category with a
+    probability of 1 in 9,000. `contracts.values.word_of` converts a value of any type to its text.
 
-    >>> category_of("7"), category_of("07"), category_of("red"), category_of("True"), category_of("false")
-    (7, 777266936069733, 244716414365860, 1, 0)
+    >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
+    [7, 777266936069733, 244716414365860, 1, 0]
     """
     if _WHOLE.fullmatch(text) and int(text) <= MAX_CATEGORY:
         return int(text)
@@ -70,7 +72,7 @@ def plain_word(text: str) -> str:
 
 
 TRUTH_WORDS = ("false", "true")
-"""The one spelling of each truth value as a word."""
+"""Canonical spelling of each truth value as a text."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 
@@ -83,17 +85,19 @@ class CategoricalOptions:
     """
 
     type: Literal["int64", "string"] = "int64"
-    """`int64`: whole numbers of 64 bits, signed or unsigned; `string`: texts, or whole numbers as texts. `true` and
-    `false` in any case are the two truth values in both. A number from 0 to 2^52 - 1 is its own category, also as a
-    text; any other value is hashed to 52 bits."""
+    """`int64`: whole numbers of 64 bits, signed or unsigned. `string`: texts, or whole numbers as
+    texts. `true` and `false` in any case are the truth values in both types. A number from 0 to
+    2^52 - 1 is its own category, also as a text. Any other value is hashed to 52 bits."""
     served_as: int | str | None = None
-    """A value that the served model takes in every row, whatever the row holds: 1 for the place of an item in a list.
-    The network learns from the real values how much they mattered, and what was shown where is then no reason to show
-    it there again. The gate judges by this value as well, and the mean score of the rows so served is their click
-    rate. A request may leave the feature out; a row that is logged without it teaches nothing of it."""
+    """Value that the served model uses in every row instead of the row's own, such as 1 for the
+    position of an item in a list. The network learns the effect of the real values. The position
+    where an item was shown then does not cause it to be shown there again. The gate evaluates the
+    model with this value too, so that the mean score of rows served so equals their click rate. A
+    request may leave the feature out. A row that is logged without it adds nothing to what is
+    learned about the feature."""
     embed: int | None = None
-    """Length of the vectors of its categories, at least 1; null = the model's `embedding_dim`. Of `dcn`: a
-    network that multiplies vectors with each other needs all of one length."""
+    """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only `dcn`
+    supports it, because the other networks multiply vectors with each other and need one length."""
 
     def __post_init__(self) -> None:
         _require_width(self.embed)
@@ -101,26 +105,32 @@ class CategoricalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """Options of a list of categories; a row may have an empty list.
+    """Options of a list of categories. A row may have an empty list.
 
     Raises:
-        ContractError: `max` or `embed` is below 1 or too large, or a type or `embed` is stated beside a table.
+        ContractError: `max` or `embed` is below 1 or too large, or a type or `embed` is given
+            together with a table.
     """
 
     type: Literal["int64", "string"] = "int64"
-    """What the elements are, as of a categorical feature. With `table` they are what that feature holds."""
+    """Type of the elements, as in a categorical feature. With `table` it is the type of that
+    feature."""
     max: int = 10
-    """Elements of a row that count, at most; of a longer list only these do."""
+    """Maximum elements of a row that are used. The others of a longer list are dropped."""
     keep: Literal["newest", "oldest"] = "newest"
-    """Which elements of a longer list count: its last ones, or its first ones."""
+    """Which elements of a longer list are used: the last ones (`newest`) or the first ones
+    (`oldest`)."""
     pool: Literal["mean", "sum"] = "mean"
-    """How the vectors of a row's elements become one; of no elements it is zero."""
+    """How the vectors of a row's elements are combined. The vector of an empty list is zero."""
     table: str | None = None
-    """The categorical feature whose categories and vectors the list uses; without it the list has its own."""
+    """Categorical feature whose categories and vectors the list shares. Without it the list has its
+    own."""
     embed: int | None = None
-    """Length of the vectors of its elements, as of a categorical feature. With `table` it is that feature's."""
+    """Length of the elements' vectors, as in a categorical feature. With `table` it is the length
+    of that feature's vectors."""
     separator: str = "|"
-    """What stands between the elements in a text file. A field in brackets is read as a JSON list whatever it is."""
+    """Text between the elements in a text file. A field in brackets is read as a JSON list whatever
+    the separator is."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max <= MAX_COLUMNS:
@@ -143,22 +153,25 @@ def _require_width(embed: int | None) -> None:
 
 
 class PooledPlaces(NamedTuple):
-    """Positions of one list on the categorical axis, from `start` to before `stop`, whose vectors are pooled."""
+    """Positions of a list on the categorical axis: `start` (included) to `stop` (excluded).
+
+    The vectors at these positions are pooled.
+    """
 
     start: int
     stop: int
     pool: str
-    """As in `ListOptions`."""
+    """Pooling as in `ListOptions`."""
 
 
 class Places(NamedTuple):
-    """Positions on the categorical axis: one for each categorical feature, then those of the lists."""
+    """Positions on the categorical axis: first those of the categorical features, then of lists."""
 
     slots: tuple[int, ...]
-    """The slot whose vectors each place looks up."""
+    """Slot in whose table each position is looked up."""
     lists: tuple[PooledPlaces, ...]
-    """In the order of the vectors that they become, which stand behind those of the categorical features; those of
-    bucketed features are the last."""
+    """Lists in the order of their pooled vectors. These follow the vectors of the categorical
+    features and precede those of the bucketed features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +179,8 @@ class NumericOptions:
     """Options of a numeric feature: how it becomes an input of the network.
 
     Raises:
-        ContractError: `fill` or a bound is no finite float32, or `transform` is no sequence of steps that there is.
+        ContractError: `fill` or a bound is not a finite float32, or `transform` is not a valid
+            sequence of steps.
 
     >>> NumericOptions(transform=("clip(-1..1)", "minmax")).bounds
     (-1.0, 1.0)
@@ -175,22 +189,24 @@ class NumericOptions:
     """
 
     fill: float = 0.0
-    """Stands for a missing value, before the transform."""
+    """Value that replaces a missing value, before the transform."""
     indicator: bool = False
-    """Whether the network has one more input, 1 where the value is missing and else 0."""
+    """Whether the network gets one more input, which is 1 if the value is missing and else 0."""
     transform: tuple[str, ...] = ("clip(0)", _LOG, _STANDARDIZE)
-    """Steps in this order, each of which may be left out: `clip(least)` or `clip(least..largest)`; `log1p`, the
-    logarithm of 1 + x, which needs a `clip` at 0 or more; and one scaling by the rows of the first round, `standardize`
-    (mean 0, standard deviation 1) or `minmax` (0 to 1). Where all values are the same, a scaling only subtracts.
-    `quantile_buckets(n)`, alone or after a `clip`, makes a category of the number: one of n buckets of about equally
-    many rows of the first round, or missing, each with a vector in place of the dense input. Quantiles that are equal
-    leave fewer buckets; later rounds keep them as they keep a scaling. They are exact, NumPy's by its method `higher`:
-    the first round holds 12 bytes for each distinct value of the column."""
+    """Steps in a fixed order, all of them optional. `clip(least)` or `clip(least..largest)` limits
+    the value. `log1p` is the logarithm of 1 + x and needs a `clip` at 0 or more. One scaling may
+    follow: `standardize` (mean 0, standard deviation 1) or `minmax` (0 to 1), with statistics of
+    the first run's rows. If all values are equal, a scaling only subtracts. `quantile_buckets(n)`,
+    alone or after a `clip`, converts the number to one of n buckets of about equally many rows of
+    the first run. Each bucket, and a missing value, has a vector, which replaces the dense input.
+    Equal quantiles are merged, so that there are fewer buckets. Later runs reuse the buckets and
+    the scaling. The quantiles are exact (NumPy's method `higher`), and the first run needs 12 bytes
+    for each distinct value of the column."""
     embed: int | None = None
-    """Length of the buckets' vectors, as of a categorical feature."""
+    """Length of the buckets' vectors, as in a categorical feature."""
 
     def __post_init__(self) -> None:
-        """Check the options, and store equal options in one form."""
+        """Check the options, and store equal options in the same form."""
         object.__setattr__(self, "fill", _float32(self.fill, "fill"))
         object.__setattr__(self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform))
         kinds = [next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None) for each in self.transform]
@@ -236,7 +252,7 @@ class NumericOptions:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value after the clip; infinite if there is no clip."""
+        """Return the smallest and the largest value after the clip, infinite without a clip."""
         if match := next(filter(None, map(_CLIP.fullmatch, self.transform)), None):
             return float(match[1]), float(match[2] or math.inf)
         return -math.inf, math.inf
@@ -258,7 +274,7 @@ class NumericOptions:
 
     @property
     def num_buckets(self) -> int:
-        """Return the maximum number of buckets; 0 if the feature is a dense input."""
+        """Return the maximum number of buckets, or 0 if the feature is a dense input."""
         match = _BUCKETS.fullmatch(self.transform[-1]) if self.transform else None
         return int(match[1]) if match else 0
 
@@ -276,10 +292,10 @@ def _plain(clip: re.Match[str]) -> str:
 
 
 _LARGEST = (2 - 2**-23) * 2.0**127
-"""Of float32."""
+"""Largest finite float32."""
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
 _STEPS["buckets"] = _BUCKETS
-"""Steps of a transform in their order."""
+"""Steps of a transform in their required order."""
 _NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), CategoricalOptions(), ListOptions()
 
 
@@ -287,31 +303,36 @@ _NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), Cat
 class Features:
     """Feature columns of one recommender, in the order of files and tensors.
 
+    A valid name has 1 to `MAX_NAME` printable characters, no slash, and no space at its start or
+    end.
+
     Raises:
-        ContractError: there is no feature, they come to more than `MAX_COLUMNS` columns, a name is there twice, or a
-            name is none: empty, longer than `MAX_NAME`, with a slash or a character that is not printable, or with a
-            space at its begin or end.
+        ContractError: there is no feature, there are more than `MAX_COLUMNS` columns, a name is
+            used twice, or a name is invalid.
 
     >>> Features(numeric=("price",), categorical=("item", "shop")).names
     ('price', 'item', 'shop')
     """
 
     numeric: tuple[str, ...]
-    """Columns of numbers: float32 in files, one column each of the tensor `dense`; see `bucketed`."""
+    """Columns of numbers: float32 in files. Each is one column of the tensor `dense`, unless it is
+    `bucketed`."""
     categorical: tuple[str, ...]
-    """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files, one column each of the tensor `categorical`."""
+    """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files. Each is one column of the
+    tensor `categorical`."""
     lists: tuple[str, ...] = ()
-    """Columns of lists of categories: list<int64> in files, where no element is null, and null stands for no element;
-    `ListOptions.max` columns each of the tensor `categorical`, behind the others."""
+    """Columns of lists of categories: list<int64> in files. No element is null, and a null list is
+    empty. Each has `ListOptions.max` columns of the tensor `categorical`, after the other features.
+    """
     numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
-    """Of the numeric features that have other options than the defaults."""
+    """Options of the numeric features that differ from the defaults."""
     categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
-    """Of the categorical ones, likewise."""
+    """Options of the categorical features that differ from the defaults."""
     list_options: Mapping[str, ListOptions] = field(default_factory=dict)
-    """Of the lists, likewise."""
+    """Options of the lists that differ from the defaults."""
 
     def __post_init__(self) -> None:
-        """Refuse columns that cannot be distinguished, and convert the lists of JSON to tuples."""
+        """Check the columns, and convert the lists of JSON to tuples."""
         object.__setattr__(self, "numeric", tuple(self.numeric))
         object.__setattr__(self, "categorical", tuple(self.categorical))
         object.__setattr__(self, "lists", tuple(self.lists))
@@ -343,12 +364,15 @@ class Features:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return all features, numeric ones first."""
+        """Return all features: numeric ones, categorical ones, then lists."""
         return self.numeric + self.categorical + self.lists
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the columns of tensors and records by kind, for JSON. A list has a column for each position."""
+        """Return the columns of tensors and records by kind, for JSON.
+
+        A list has a column for each position.
+        """
         return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
     def options_of(self, name: str) -> NumericOptions:
@@ -357,18 +381,24 @@ class Features:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the categorical features and lists of strings, see `CategoricalOptions`."""
+        """Return the categorical features and lists of strings (see `CategoricalOptions`)."""
         return tuple(name for name in self.categorical + self.lists if self.type_of(name) == "string")
 
     def type_of(self, name: str) -> str:
-        """Return the type of the categorical feature or of the list's elements, see `CategoricalOptions`."""
+        """Return the type of a categorical feature or of a list's elements.
+
+        See `CategoricalOptions`.
+        """
         if name in self.lists:
             options = self.list_options_of(name)
             return options.type if options.table is None else self.type_of(options.table)
         return self.categorical_options.get(name, _CATEGORICAL_DEFAULTS).type
 
     def embed_of(self, name: str) -> int | None:
-        """Return the vector length of a categorical or bucketed feature or a list; None = the model's."""
+        """Return the vector length of a categorical or bucketed feature or a list.
+
+        Returns None if the feature has the model's length.
+        """
         if name in self.numeric:
             return self.options_of(name).embed
         if name in self.lists:
@@ -378,7 +408,7 @@ class Features:
 
     @property
     def served_as(self) -> dict[int, int]:
-        """Return the category of each position that is served as one value.
+        """Return the fixed category of each position that is served with one value.
 
         See `CategoricalOptions.served_as`.
         """
@@ -387,30 +417,34 @@ class Features:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Return the features that a request must have: all except those served as one value."""
+        """Return the features that a request must have: all but those served with one value."""
         served = {self.categorical[place] for place in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Return the features that have their own vocabulary and rows of the table.
+        """Return the features that have their own vocabulary and their own rows in the table.
 
-        The categories of a bucketed feature are its buckets' numbers.
+        The categories of a bucketed feature are the numbers of its buckets.
         """
         own_lists = tuple(name for name in self.lists if self.list_options_of(name).table is None)
         return self.categorical + own_lists + self.bucketed
 
     @property
     def bucketed(self) -> tuple[str, ...]:
-        """Return the numeric features that are looked up by bucket, see `NumericOptions.transform`."""
+        """Return the numeric features that are looked up by bucket.
+
+        See `NumericOptions.transform`.
+        """
         return tuple(name for name in self.numeric if self.options_of(name).num_buckets)
 
     @property
     def places(self) -> Places:
         """Return the positions on the categorical axis of tensors.
 
-        >>> options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1, pool="sum")}
-        >>> features = Features(numeric=(), categorical=("user", "item"), lists=("last", "tags"), list_options=options)
+        >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
+        >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
+        >>> features = Features(**names, list_options={"last": last, "tags": tags})
         >>> features.places.slots, [tuple(each) for each in features.places.lists]
         ((0, 1, 1, 1, 2), [(2, 4, 'mean'), (4, 5, 'sum')])
         """
@@ -426,7 +460,8 @@ class Features:
         """Return the positions on the axis of ids: `places`, then one for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
-        >>> Features(numeric=("price",), categorical=("item",), numeric_options=options).id_places.slots
+        >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
+        >>> features.id_places.slots
         (0, 1)
         """
         slots, lists = self.places
@@ -444,12 +479,12 @@ class Features:
 
     @property
     def vector_names(self) -> tuple[str, ...]:
-        """Return the feature of each vector that a network takes; a list has one pooled vector."""
+        """Return the feature of each vector that a network takes. A list has one pooled vector."""
         return self.categorical + self.lists + self.bucketed
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """Return the name of each position as a column."""
+        """Return the column name of each position."""
         return self.categorical + tuple(place for name in self.lists for place in self.places_of(name))
 
     @property
@@ -458,7 +493,7 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the position names of a categorical feature (its own name) or of a list, see `PLACE`."""
+        """Return the position names of a list (see `PLACE`) or the name of a categorical feature."""
         if name in self.categorical:
             return (name,)
         return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))
@@ -492,13 +527,17 @@ class Features:
         )
 
     def expect_continues(self, before: "Features", *, parent: str) -> None:
-        """Refuse these features for a round that continues a model with other features.
+        """Refuse to continue the parent's model if its features are incompatible.
 
-        Columns may come, go and change their order: what was learned of a column is found by its name.
+        Columns may be added, removed and reordered, because the weights of a column are found by
+        its name.
+
+        Args:
+            before: Features of the parent.
+            parent: Version of the parent, for the error.
 
         Raises:
-            ContractError: a column has another kind or other options, or none is left of `before`; names those, and the
-                parent.
+            ContractError: a column changed its kind or options, or no column of `before` is left.
         """
         kept = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
@@ -520,14 +559,14 @@ class Features:
     def _from_scratch(self, before: "Features") -> str:
         """Return the flags of a run from scratch.
 
-        A model of `before` is left out if it cannot score rows of these features.
+        The run leaves out the champion if it cannot score rows of these features.
         """
         return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
         """Return the tensor columns of `other` for which rows of these features have no values.
 
-        If other elements of a list count, these are all columns of the list.
+        All columns of a list are returned if the two keep different elements of it.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
@@ -537,11 +576,12 @@ class Features:
         return lost
 
     def joined(self, other: "Features") -> "Features":
-        """Return these features, and after those of each kind the columns that only `other` has.
+        """Return these features, followed within each kind by the columns that only `other` has.
 
-        Columns that both have keep the options of these features.
+        Columns of both keep the options of these features.
 
-        >>> Features(numeric=("a",), categorical=("b",)).joined(Features(numeric=("c", "a"), categorical=())).names
+        >>> other = Features(numeric=("c", "a"), categorical=())
+        >>> Features(numeric=("a",), categorical=("b",)).joined(other).names
         ('a', 'c', 'b')
         """
         theirs = [name for name in other.names if name not in self.names]

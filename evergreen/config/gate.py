@@ -1,4 +1,4 @@
-"""The section `gate`: what a candidate must achieve to be released."""
+"""The section `gate`: what a candidate must achieve before it is released."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,16 @@ class GateSettings:
     """Limits that a candidate must meet."""
 
     min_auc: float = 0.6
-    """AUC that a model needs to be released at all."""
+    """Minimum AUC of a released model."""
     max_auc_loss: float = 0.002
-    """AUC by which the candidate may trail the champion (non-inferiority margin)."""
+    """Maximum AUC by which the candidate may trail the champion (non-inferiority margin)."""
     max_slice_loss: float = 0.02
-    """Part by which the candidate's log loss may exceed the champion's in any slice: all rows, an hour of the day, a
-    position, rows with new categories, or those with one of the five most frequent values of a column. A row belongs to
-    the slice of each element of its lists, so slices overlap, for which the number of tests is corrected."""
+    """Maximum relative increase of the log loss over the champion in any slice. A slice is all
+    rows, an hour of the day, a position, rows with new categories, or rows with one of the five
+    most frequent values of a column. A row belongs to the slice of each element of its lists.
+    Slices therefore overlap, and the tests are corrected for their number."""
     max_calibration_factor: float = 1.5
-    """Factor by which expected clicks may exceed, or fall short of, observed ones."""
+    """Maximum ratio of expected to observed clicks, and of observed to expected clicks."""
 
     def __post_init__(self) -> None:
         expect(self, "a number in [0, 1]", lambda value: 0.0 <= value <= 1.0, "min_auc", "max_auc_loss")

@@ -1,7 +1,8 @@
 """The section `model`: the networks, and the configuration of each.
 
-A configuration has the name of its network and all widths, so its users need no dataset. The module of a network is
-imported when the network is built (`networks.network.build_network`). This file needs no torch.
+A configuration has the name of its network and all widths, so that its users need no dataset. The
+module of a network is imported when the network is built (`networks.network.build_network`). This
+module does not import torch.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,7 +17,7 @@ from evergreen.runtime.errors import ContractError
 
 MAX_LAYERS = 100
 MAX_TOWER_WIDTH = 65_536
-"""Largest width of a hidden layer, and of a cross layer's projection."""
+"""Maximum width of a hidden layer, and of a cross layer's projection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,28 +25,30 @@ class NetworkConfig:
     """Settings that all networks have in common. The defaults suit a laptop."""
 
     network: ClassVar[str]
-    """Name in `NETWORKS`, and the module of `evergreen.networks` that has the `nn.Module`."""
+    """Name in `NETWORKS`, and name of the module of `evergreen.networks` with the `nn.Module`."""
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
     fresh_vectors: ClassVar[float] = 1.0
-    """Bound of a fresh vector's numbers, in 1/sqrt(rows of its slot). 1 is HugeCTR's; where vectors are multiplied with
-    each other, products of such numbers are noise that a first model would have to unlearn."""
+    """Bound of the values of a new vector, in units of 1/sqrt(rows of its slot). HugeCTR uses 1.
+    Networks that multiply vectors use less, because products of such values are noise that the
+    first model would have to unlearn."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
-    """Whether the vectors of a column that is added to a trained network must be zero for its logits to stay as they
-    are. Where not, zero weights at the column's places do that, and its vectors start as in a fresh network."""
+    """Whether the vectors of a column that is added to a trained network must start at zero to
+    leave its logits unchanged. If not, the column's weights start at zero, and its vectors start as
+    in a new network."""
 
     num_dense: int
     """Number of dense values in a row."""
     num_categorical: int
-    """Number of vectors in a row: of each categorical column one, of each list one."""
+    """Number of vectors in a row: one of each categorical column and one of each list."""
     embedding_dim: int = 16
     """Width of a category's vector."""
     widths: tuple[int, ...] = ()
-    """Width of each of a row's vectors, where not all have `embedding_dim`; else empty."""
+    """Width of each vector of a row. Empty if all have `embedding_dim`."""
     tower: tuple[int, ...] = (128, 64)
     """Widths of the tower's hidden layers."""
     dropout: float = 0.0
-    """Share of tower activations that training sets to zero; 0 = none."""
+    """Share of tower activations that training sets to zero. 0 = none."""
 
     def __post_init__(self) -> None:
         _require_at_least(0, "num_dense", self.num_dense)
@@ -69,25 +72,29 @@ class NetworkConfig:
 
     @property
     def input_width(self) -> int:
-        """Return the number of values of a row: of its vectors, and its dense values."""
+        """Return the number of input values of a row: those of its vectors and its dense values."""
         return (sum(self.widths) or self.num_categorical * self.embedding_dim) + self.num_dense
 
     @property
     def table_widths(self) -> tuple[int, ...]:
-        """Return the distinct widths in ascending order. Each has its own table (`evergreen.networks.files`)."""
+        """Return the distinct widths in ascending order.
+
+        Each width has its own table (`evergreen.networks.files`).
+        """
         return tuple(sorted(set(self.widths))) or (self.embedding_dim,)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the dense parameters whose shapes depend on the columns.
 
-        With zeros at new positions, a network with more columns gives the logits of the network without them.
+        A network with more columns gives the same logits as before if its weights at the new
+        positions are zero.
 
         Args:
             vectors: Names of a row's vectors, [num_categorical].
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            By parameter: the axis, and the owner of each position on it.
+            For each parameter its axis, and the owner of each position on that axis.
         """
         raise NotImplementedError
 
@@ -105,7 +112,8 @@ class DcnConfig(NetworkConfig):
     num_cross_layers: int = 3
     """Number of cross layers."""
     projection_dim: int = 0
-    """Rank of the cross layers' matrices (DCN v2); 0 = DCN v1, whose cross layers have one weight vector each."""
+    """Rank of the cross layers' matrices (DCN v2). 0 = DCN v1, whose cross layers have one weight
+    vector each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +123,7 @@ class DcnConfig(NetworkConfig):
         _require_at_most(MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return every layer with an input or output for each value of x0, see `NetworkConfig`."""
+        """Return every layer with an input or output for each value of x0 (see `NetworkConfig`)."""
         widths = self.widths or [self.embedding_dim] * len(vectors)
         x0: list[Hashable] = [*((name, i) for name, width in zip(vectors, widths) for i in range(width)), *dense]
         cross = {"cross_u": 1, "cross_v": 2} if self.projection_dim else {"cross_weight": 1}
@@ -132,12 +140,15 @@ class DeepFmConfig(NetworkConfig):
     takes_new_vectors_at_zero = True
 
     def __post_init__(self) -> None:
-        """Refuse vectors that cannot hold a first-order weight and a factor."""
+        """Refuse vectors that are too short for a first-order weight and a factor."""
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the weights and factors of numeric columns and the tower's input, see `NetworkConfig`."""
+        """Return the weights and factors of numeric columns and the tower's input.
+
+        See `NetworkConfig`.
+        """
         axes: dict[str, tuple[int, list[Hashable]]] = {
             "dense_factors": (0, [*dense]),
             "tower.0.weight": (1, [*product(vectors, range(1, self.embedding_dim)), *dense]),
@@ -162,7 +173,10 @@ class DlrmConfig(NetworkConfig):
             )
 
     def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the inputs of both towers, see `NetworkConfig`. The top tower takes pairs of vectors."""
+        """Return the inputs of both towers (see `NetworkConfig`).
+
+        The top tower takes pairs of vectors.
+        """
         bottom = [""] if dense else []
         multiplied = [*bottom, *vectors]
         pairs = [frozenset((multiplied[i], other)) for i in range(len(multiplied)) for other in multiplied[:i]]
@@ -177,13 +191,14 @@ NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnC
 
 
 def network_config(recommender: Recommender) -> NetworkConfig:
-    """Return the network that the section `model` describes, for the features of its recommender.
+    """Return the configuration of the network that the section `model` describes.
 
-    The setting `kind` is the name of the network.
+    Its input widths follow from the recommender's features. The setting `kind` is the name of the
+    network.
 
     Raises:
-        ContractError: no network has this name, the network has no such setting, a value is out of range, or the
-            network cannot be built from so few features.
+        ContractError: no network has this name, the network has no such setting, a value is out of
+            range, or the recommender has too few features for the network.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item", "shop"))
@@ -216,7 +231,7 @@ def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
     """Return the configuration that `as_document` wrote.
 
     Raises:
-        ContractError: no network has the document's name, or its settings have unknown or missing names.
+        ContractError: no network has the document's name, or it has unknown or missing settings.
     """
     settings = {name: value for name, value in document.items() if name != "network"}
     kind = _config_class(document.get("network"))

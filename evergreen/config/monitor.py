@@ -1,6 +1,6 @@
-"""The section `monitor`: which rows are compared, what counts as drift, and when a run is requested.
+"""The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-One class for each concern. In the section, all of their settings are one flat list.
+Each concern has a class. The section itself is one flat list of all their settings.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_GRACE_BUCKETS = 8
-"""Ten buckets of three versions are open at a time then: no more than the drift watch holds."""
+"""Limit of the grace period. At this limit ten buckets of three versions are open at a time, which
+is the most that the drift watch holds."""
 MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
-"""What `monitoring.policies.policies` has, in its order."""
+"""Names of the policies in `monitoring.policies.policies`, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +24,15 @@ class JudgeSettings:
     """Which rows the policies evaluate, and how often."""
 
     window_rows: int = 20_000
-    """Newest matured rows of each model version that the KPIs are computed over."""
+    """Number of the newest matured rows of each model version from which the KPIs are computed."""
     attribution_window_seconds: float = 1800.0
-    """How long after its prediction a click counts; the label is final when this has passed."""
+    """Time after a prediction in which a click counts, in seconds. The label is final
+    afterwards."""
     decide_seconds: float = 10.0
-    """Event time between two decision points, which are its multiples."""
+    """Event time between two decision points, in seconds. Decision points are its multiples."""
     drift_grace_seconds: float = 60.0
-    """How long a bucket of features, and the verdict on which version serves, wait for predictions that come late."""
+    """Grace period for late predictions, in seconds. A bucket of features, and the decision about
+    which version serves, wait for it."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
@@ -55,7 +58,7 @@ def policy_names(text: str) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names in a comma-separated list, without a check."""
+    """Return the names in a comma-separated list, unchecked."""
     return [name.strip() for name in text.split(",")]
 
 
@@ -67,29 +70,33 @@ class PolicySettings:
     """
 
     policies: str = "sequential"
-    """Names by commas, of threshold, sequential, data_drift, schedule: any that says retrain wins,
-    and the first of them gives the reason."""
+    """Comma-separated names of threshold, sequential, data_drift, schedule. A run is requested if
+    any policy decides to retrain, and the first such policy gives the reason."""
     notify_only: str = ""
-    """Policies, by commas, whose confirmed drift starts no run and only notifies people, such as `data_drift`."""
+    """Comma-separated policies whose confirmed drift only notifies people and starts no run, such
+    as `data_drift`."""
     min_clicks: int = 200
-    """Fewest clicks, and fewest rows without one, that a window is judged on."""
+    """Minimum clicks, and minimum rows without a click, of a window that is evaluated."""
     consecutive_breaches: int = 3
-    """Breaches in a row, one per decision point, that confirm a drift."""
+    """Consecutive breaches, at most one per decision point, that confirm a drift."""
     min_rows_since_breach: int = 0
-    """Rows that must mature after the first breach: the run needs rows from after the change to learn from."""
+    """Minimum rows that must mature after the first breach, so that the run can train on rows from
+    after the change."""
     auc_threshold: float = 0.0
-    """A breach is where the whole 95 % interval of the windowed AUC lies below this; 0 = not given, which policy
-    threshold refuses: it depends on the task."""
+    """Threshold of the windowed AUC. A breach is a 95 % interval that is completely below it. 0 =
+    not set. Policy threshold needs a value, because it depends on the task."""
     sequential_alpha: float = 0.01
-    """Largest probability of a false alarm between two changes, over all time and all versions released meanwhile."""
+    """Maximum probability of a false alarm between two changes, over all time and over all versions
+    released meanwhile."""
     sequential_tolerance: float = 0.02
-    """AUC below the gate's interval that is no drift: serving meets other rows than the gate."""
+    """Maximum AUC below the gate's interval that is not drift. It allows for differences between
+    the served rows and the gate's rows."""
     drift_buckets: int = 3
-    """Drifted buckets in a row that confirm a data drift."""
+    """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
-    """Columns that must have drifted for a bucket to count."""
+    """Minimum drifted columns of a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Time that a version may serve before the schedule requests its successor."""
+    """Maximum serving time of a version in seconds. Policy schedule then requests a run."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
@@ -116,11 +123,12 @@ class RestraintSettings:
     """How often a run may be requested."""
 
     cooldown_seconds: float = 3600.0
-    """Pause after a released run."""
+    """Pause after a released run, in seconds."""
     failure_backoff_seconds: float = 900.0
-    """Pause after a run that failed or was refused; doubles with each further one, up to a day."""
+    """Pause after a run that failed or was refused, in seconds. It doubles with each consecutive
+    one, up to a day."""
     daily_budget: int = 4
-    """Most requests in any 24 hours."""
+    """Maximum requests in any 24 hours."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "daily_budget")
@@ -134,9 +142,10 @@ class RecipeSettings:
     """When a run starts from scratch."""
 
     full_every_releases: int = 0
-    """Every how many releases one comes from a full run; 0 = this rule is off."""
+    """Number of releases after which the next run is a full one. 0 = this rule is off."""
     full_after_refusals: int = 0
-    """Incremental runs refused in a row after which the next run is full; 0 = this rule is off."""
+    """Consecutive refused incremental runs after which the next run is full. 0 = this rule is
+    off."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 0", lambda value: value >= 0, "full_every_releases", "full_after_refusals")
@@ -148,22 +157,24 @@ class DriftSettings:
     """Buckets and thresholds of drift detection."""
 
     drift_bucket_seconds: float = 3600.0
-    """Event time that predictions are compared over with the training rows; 0 = drift is not watched."""
+    """Length of a bucket in seconds of event time. Its predictions are compared with the training
+    rows. 0 = no drift detection."""
     drift_min_rows: int = 2000
-    """Minimum rows of a comparison; a smaller bucket joins the next one of its version."""
+    """Minimum rows of a comparison. A smaller bucket is merged into the next one of its version."""
     false_discovery_rate: float = 0.01
-    """Share of the columns called drifted or outlying that may be so by chance (false discovery rate). Where nothing
-    moved, that is the probability of any in a bucket."""
+    """False discovery rate: maximum expected share of false alarms among the columns reported as
+    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket."""
     categorical_drift: float = 0.02
-    """Change of one category's share that counts as drift, if it is not explained by chance."""
+    """Minimum change of one category's share that counts as drift, unless chance explains it."""
     categorical_drift_relative: float = 0.5
-    """The same relative to the share that the category had; the smaller of the two applies, down to 0.002."""
+    """Minimum change relative to the category's previous share. The smaller of this and
+    `categorical_drift` applies, but at least 0.002."""
     numeric_drift: float = 0.003
-    """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
+    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
     missing_drift: float = 0.02
-    """Change of a column's share of missing values that counts as drift."""
+    """Minimum change of a column's share of missing values that counts as drift."""
     outlier_drift: float = 0.005
-    """Rise of a numeric column's share of outliers that is an alarm."""
+    """Minimum increase of a numeric column's share of outliers that raises an alarm."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
@@ -184,10 +195,10 @@ class JudgingSettings:
     drift: DriftSettings = DriftSettings()
     recipe: RecipeSettings = RecipeSettings()
     baking: BakingSettings = BakingSettings()
-    """Of the section `release`: what takes a new version back."""
+    """Limits of the section `release` that roll back a new version."""
 
     def __post_init__(self) -> None:
-        """Refuse a window that is too small to evaluate, and a grace period of too many buckets."""
+        """Refuse a window too small to evaluate, and a grace period with too many buckets."""
         window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
             needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"
@@ -206,10 +217,13 @@ def own_parts() -> dict[str, type[Any]]:
 
 
 def judging_settings(recommender: Recommender) -> JudgingSettings:
-    """Return the settings of a recommender's section `monitor`, and the baking limits of its `release`.
+    """Return a recommender's settings of the section `monitor` and its baking limits.
+
+    The baking limits are settings of the section `release`.
 
     Raises:
-        ContractError: a setting is unknown, of another type, or out of range; the message has its path.
+        ContractError: a setting is unknown, of another type, or out of range. The message has its
+            path.
     """
     values, kinds = recommender.settings.get("monitor", {}), own_parts()
     known = [name for kind in kinds.values() for name in flat_settings(kind)]

@@ -18,23 +18,26 @@ class PreprocessingSettings:
     """
 
     engine: Literal["numpy", "nvtabular"] = "numpy"
-    """What encodes the rows; both write the same bytes, see preprocessing.md."""
+    """Engine that encodes the rows. Both write the same bytes (see preprocessing.md)."""
     frequency_threshold: int = 5
-    """Sightings in training rows, summed over rounds, that a category needs to get an id of its own; at least 1."""
+    """Minimum count of a category in the training rows, summed over runs, before it gets its own
+    id. At least 1."""
     category_ttl_days: float = 0.0
-    """Days after which a category that no window held loses its id, and one without an id its count; 0 = never."""
+    """Days without an occurrence in any window after which a category loses its id or its count. 0
+    = never."""
     max_candidates: int = 1_000_000
-    """Categories without an id, per column, whose sightings the next round still knows. Above it those with the fewest
-    sightings are forgotten, of equally many those seen longest ago, of equally old those with the higher values. Each
-    takes 24 bytes of memory."""
+    """Maximum categories without an id, per column, whose counts are saved for the next run. The
+    least frequent ones are dropped first. Among equal counts, those seen longest ago are dropped,
+    and among these the higher values. Each needs 24 bytes of memory."""
     partition_rows: int = 250_000
-    """Rows that a process has in memory at a time, and per output file; a larger Parquet row group stays whole."""
+    """Rows that a process has in memory at a time, and rows per output file. A larger Parquet row
+    group is not split."""
     processes: int = 0
-    """Processes of this machine that share the rows; 0 = one per core, at most `forked.MAX_PROCESSES`. No result
-    depends on it."""
+    """Processes of this machine that share the rows. 0 = one per core, at most
+    `forked.MAX_PROCESSES`. The result does not depend on it."""
     negative_rate: float = 1.0
-    """Share of the training rows without a click that is kept, in (0, 1]; scores are corrected for it, and held-out
-    rows are never thinned."""
+    """Share of the training rows without a click that is kept, in (0, 1]. Scores are corrected for
+    it. The holdout is never downsampled."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "frequency_threshold", "partition_rows")
@@ -47,5 +50,8 @@ class PreprocessingSettings:
 
     @property
     def ttl(self) -> int:
-        """Return `category_ttl_days` in microseconds, rounded up, because 0 means that categories never expire."""
+        """Return `category_ttl_days` in microseconds.
+
+        It is rounded up, because 0 means that categories never expire.
+        """
         return math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY)

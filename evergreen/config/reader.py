@@ -1,11 +1,11 @@
-"""Read settings from a mapping (YAML, JSON), flags, environment variables, a URL's query or words of a command.
+"""Read settings from a mapping, flags, environment variables, a URL's query or a command line.
 
-A section is a frozen dataclass: its fields are the settings, their docstrings the meanings, its `__post_init__` checks
-what goes beyond a type. A section may hold other sections. In files they are nested. As flags, variables and options
-all settings are one flat list of unique names.
+A section is a frozen dataclass. Its fields are the settings, their docstrings describe them, and
+`__post_init__` checks what a type cannot. A section may contain other sections. They are nested in
+files. As flags, variables and options, all settings are one flat list of unique names.
 
-Every error names the setting, its value and what was expected. The line of a file is added by the reader of its text
-(`evergreen.recommender_file.document`).
+Every error names the setting, its value and what was expected. The reader of a file's text adds the
+line (`evergreen.recommender_file.document`).
 """
 
 import argparse
@@ -30,17 +30,17 @@ S = TypeVar("S")
 
 
 class Setting(NamedTuple):
-    """One field of a section, or of one of the sections that it holds."""
+    """One field of a section, or of a section that it contains."""
 
     type: Any
     default: Any
     """`dataclasses.MISSING` if the setting is required."""
     text: str
-    """The docstring of the field in one line, empty if it has none."""
+    """Docstring of the field in one line, or empty."""
 
 
 def flat_settings(kind: Any) -> dict[str, Setting]:
-    """Return every setting of a section, and of the sections that it holds, by name.
+    """Return every setting of a section and of the sections that it contains, by name.
 
     Raises:
         TypeError: Two sections have a setting of the same name.
@@ -60,7 +60,10 @@ def flat_settings(kind: Any) -> dict[str, Setting]:
 
 
 def flat_values(settings: Any) -> dict[str, Any]:
-    """Return the values of a section and of the sections that it holds, by name: what `make_settings` takes."""
+    """Return the values of a section and of the sections that it contains, by name.
+
+    `make_settings` accepts them.
+    """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -69,10 +72,10 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def make_settings(kind: type[S], /, **values: Any) -> S:
-    """Return a section from flat values, which have the types of the fields; those left out have their defaults.
+    """Return a section from flat values of the fields' types. Absent values have their defaults.
 
     Raises:
-        ContractError: A name is no setting, or the section refuses a value.
+        ContractError: A name is not a setting, or the section refuses a value.
         TypeError: A required setting is missing.
     """
     known = flat_settings(kind)
@@ -91,15 +94,18 @@ def make_settings(kind: type[S], /, **values: Any) -> S:
 
 
 def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
-    """Return a section from the values of YAML or JSON. A list stands for a tuple, an integer for a float.
+    """Return a section from the values of YAML or JSON.
+
+    A list is converted to a tuple and an integer to a float where the setting has that type.
 
     Args:
         kind: The section.
-        values: By name; a section in the section is a mapping again.
-        path: Where the values come from, for errors.
+        values: Values by name. The value of a nested section is a mapping.
+        path: Source of the values, for errors.
 
     Raises:
-        ContractError: A name is no setting, a value is of another type, or the section refuses it.
+        ContractError: A name is not a setting, a value is of another type, or the section refuses
+            it.
     """
     _refuse_unknown(kind, values, path)
     try:
@@ -109,7 +115,10 @@ def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
 
 
 def _refuse_unknown(hint: Any, value: Any, path: str) -> None:
-    """Refuse names that are no field of the dataclasses in a type, at any depth; msgspec would pass over them."""
+    """Refuse names that are no field of the dataclasses in a type, at any depth.
+
+    msgspec would ignore such names.
+    """
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         hints = typing.get_type_hints(hint)
         names = [each.name for each in dataclasses.fields(hint) if each.init]
@@ -126,7 +135,7 @@ def _refuse_unknown(hint: Any, value: Any, path: str) -> None:
 
 
 def _inner(hint: Any, key: str = "") -> Any:
-    """Return the type of what a value of a type holds: of the field `key` of a dataclass, else of each element."""
+    """Return the type of the field `key` of a dataclass, or of the elements of any other type."""
     if dataclasses.is_dataclass(hint):
         return typing.get_type_hints(hint)[key]
     arguments = [each for each in typing.get_args(hint) if each not in (type(None), ...)]
@@ -138,7 +147,7 @@ def _described(error: msgspec.ValidationError, values: Mapping[str, Any], *, kin
     value: Any = values
     hint: Any = kind
     for step in re.findall(r"\[\.\.\.\]|[^.\[\]`]+", at):
-        if step == "[...]":  # msgspec does not say which value of a mapping it means.
+        if step == "[...]":  # msgspec does not say which value of a mapping failed.
             step = next(name for name, each in value.items() if not _is_valid(each, _inner(hint)))
             path = f"{path}.{step}"
         else:
@@ -167,13 +176,16 @@ def _is_valid(value: Any, hint: Any) -> bool:
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "", variables: str = "") -> None:
-    """Add one flag for each setting of a section. A flag that is not given is absent from the parsed arguments.
+    """Add one flag for each setting of a section.
+
+    A flag that is not given is absent from the parsed arguments.
 
     Args:
         parser: The parser.
         kind: The section.
-        prefix: What stands before the name in each flag, such as `triton_`.
-        variables: Prefix of the environment variables that hold the defaults, for the help; empty = there are none.
+        prefix: Text before the name in each flag, such as `triton_`.
+        variables: Prefix of the environment variables with the defaults, for the help text. Empty =
+            none.
     """
     for name, setting in flat_settings(kind).items():
         default = "required" if setting.default is dataclasses.MISSING else f"default: {setting.default!r}"
@@ -188,16 +200,20 @@ def add_flags(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "", v
 
 
 def build_parser(kind: Any, *, prog: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of a command whose flags are the settings of a section, see `add_flags`."""
+    """Return the parser of a command whose flags are the settings of a section.
+
+    See `add_flags`.
+    """
     parser = CommandParser(prog=prog, description=description, argument_default=argparse.SUPPRESS)
     add_flags(parser, kind)
     return parser
 
 
 def read_flags(kind: Any, arguments: argparse.Namespace, *, prefix: str = "") -> dict[str, Any]:
-    """Return the settings of a section that parsed arguments state, by name, for `make_settings`.
+    """Return the settings of a section that parsed arguments contain, by name, for `make_settings`.
 
-    An argument that is None or absent states nothing. A text is converted, any other value is taken as it is.
+    An argument that is None or absent is skipped. A text is converted, and any other value is used
+    unchanged.
 
     Raises:
         ContractError: A text cannot be converted.
@@ -214,12 +230,12 @@ def read_flags(kind: Any, arguments: argparse.Namespace, *, prefix: str = "") ->
 def read_environment(
     kind: Any, environment: Mapping[str, str], *, prefix: str, is_strict: bool = True
 ) -> dict[str, Any]:
-    """Return the settings of a section that environment variables state, by name, for `make_settings`.
+    """Return the settings of a section from environment variables, by name, for `make_settings`.
 
     Args:
         kind: The section.
-        environment: The variables; that of the setting `tls` is the prefix with `TLS` behind it.
-        prefix: Begin of the variables' names.
+        environment: The variables. The variable of the setting `tls` is `TLS` after the prefix.
+        prefix: Prefix of the variables' names.
         is_strict: Whether a variable with the prefix that names no setting is refused.
 
     Raises:
@@ -238,10 +254,16 @@ def read_environment(
 
 
 def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
-    """Return a section from the options of a URL, as texts by name; `source` is named in errors.
+    """Return a section from the options of a URL.
+
+    Args:
+        kind: The section.
+        options: Texts by name.
+        source: Name of the source, for errors.
 
     Raises:
-        ContractError: A name is no setting, a text cannot be converted, or the section refuses a value.
+        ContractError: A name is not a setting, a text cannot be converted, or the section refuses a
+            value.
     """
     known = flat_settings(kind)
     if unknown := sorted(options.keys() - known.keys()):
@@ -253,10 +275,11 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
 
 
 def read_settings(kind: type[S], arguments: argparse.Namespace, *, environment: Mapping[str, str], prefix: str) -> S:
-    """Return a section from parsed flags, and from environment variables if a flag is not given.
+    """Return a section from parsed flags, or from environment variables where a flag is absent.
 
     Raises:
-        ContractError: A required setting is missing, a text cannot be converted, or the section refuses a value.
+        ContractError: A required setting is missing, a text cannot be converted, or the section
+            refuses a value.
     """
     values = {**read_environment(kind, environment, prefix=prefix), **read_flags(kind, arguments)}
     required = [name for name, setting in flat_settings(kind).items() if setting.default is dataclasses.MISSING]
@@ -267,12 +290,14 @@ def read_settings(kind: type[S], arguments: argparse.Namespace, *, environment: 
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Return the settings by path that a person writes for one run, such as `training.seed=7 model.kind=dcn`.
+    """Return the settings by path in a text for one run, such as `training.seed=7 model.kind=dcn`.
 
-    They are separated and quoted as a shell's words are. A value is JSON, else the text itself.
+    They are separated and quoted like words of a shell. A value is parsed as JSON. If that fails,
+    it is the text itself.
 
     Raises:
-        ContractError: A word is no PATH=VALUE, a path is there twice, or a value is no finite number.
+        ContractError: A word is not PATH=VALUE, a path occurs twice, or a value is not a finite
+            number.
 
     >>> parse_settings("training.seed=7 model.tower=[64,32] model.kind=dcn")
     {'training.seed': 7, 'model.tower': [64, 32], 'model.kind': 'dcn'}
@@ -307,7 +332,13 @@ def _parsed(path: str, text: str) -> Any:
 
 
 def _converted(text: str, hint: Any, name: str) -> Any:
-    """Return the value of a text; `name` is the flag, variable or option that holds it."""
+    """Convert a text to the type of its setting.
+
+    Args:
+        text: The text.
+        hint: Type of the setting.
+        name: Flag, variable or option of the text, for errors.
+    """
     kind = _bare(hint)
     if kind is bool:
         if text.lower() not in ("true", "false"):
@@ -320,13 +351,13 @@ def _converted(text: str, hint: Any, name: str) -> Any:
 
 
 def _bare(hint: Any) -> type[Any]:
-    """Return the type that a text is converted to: `Path` of `Path | None`."""
+    """Return the type to which a text is converted, such as `Path` for `Path | None`."""
     (kind,) = (each for each in typing.get_args(hint) or (hint,) if each is not type(None))
     return typing.cast("type[Any]", kind)
 
 
 def nearest(name: object, known: Sequence[str]) -> str:
-    """Return what an error about an unknown name goes on with: the known name that is meant, else all of them.
+    """Return the end of an error about an unknown name: the closest known name, or all of them.
 
     >>> nearest("trainin", ["training", "gate"])
     ', expected training'
@@ -337,7 +368,10 @@ def nearest(name: object, known: Sequence[str]) -> str:
 
 @functools.cache
 def field_docstrings(kind: type[Any]) -> dict[str, str]:
-    """Return the text below each field of a dataclass and of its bases, in one line; absent if there is none."""
+    """Return the docstring of each field of a dataclass and of its bases, in one line.
+
+    Fields without a docstring are absent.
+    """
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         (definition,) = ast.parse(inspect.getsource(each)).body

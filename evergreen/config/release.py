@@ -1,6 +1,7 @@
-"""The section `release`: how a model is rounded, released, served and watched.
+"""The section `release`: how a model is quantized, released, served and watched.
 
-The installation sets the repository and the backend (`repository.triton_config.ServingOptions`).
+The deployment target and its server are settings of the installation
+(`repository.triton_config.ServingOptions`).
 """
 
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from evergreen.runtime.errors import ContractError, expect
 
 FLOAT32, FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
-"""How an accepted model gets its traffic: all at once, a growing share, or none, its scores only logged. `auto` is
-`full` after a pass and where nothing is live yet, and `canary` where the gate could not tell. With `none` it is kept,
-and no server hears of it."""
+"""How an accepted model gets its traffic: all at once, a growing share, or none while its scores
+are logged. `auto` is `full` after a pass or if no version is live, and `canary` if the gate was
+inconclusive. With `none` the model is registered but not deployed."""
 MAX_INSTANCES = 64
 MAX_QUEUED = 1_000_000
 
@@ -22,28 +23,28 @@ class ServingSettings:
     """Settings of a served version that do not depend on the server.
 
     Raises:
-        ContractError: a value is outside the range that servers accept.
+        ContractError: no server supports a value.
     """
 
     instances: int = 2
-    """Number of model instances that run in parallel, per GPU if `device` is `gpu`. With one
-    instance and a limited queue, Triton 2.51 occasionally misses a wake-up, and that request waits
-    half a second (measured: 99 of 16,200 requests, with two instances 0 of 33,500)."""
+    """Copies of the model that run in parallel (per GPU, on `gpu`). With one copy and a limited
+    queue, Triton 2.51 sometimes loses a wake-up, and the request waits half a second. This was
+    measured for 99 of 16,200 requests, and for 0 of 33,500 with two copies."""
     response_cache: bool = False
-    """Whether Triton may answer a repeated request from its response cache, which needs
-    `--cache-config`. The cache key is a hash of the model's name and version and of the inputs'
-    names and bytes. The key does not contain the weights. Deployment therefore never reuses a
-    version number for other weights."""
+    """Whether the server may reuse its answer to an equal request. The server needs a cache for it
+    (flag `--cache-config`). The cache's key is a hash of the model's name, its version and the
+    names and bytes of the inputs, but not of the weights. A version number must therefore never be
+    given to other weights, and deployment uses each number once."""
     warmup_rows: int = 4
-    """Number of golden rows that the model must score before it reports ready. 0 = no warm-up."""
+    """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int = 512
-    """Maximum number of queued requests. Further requests are rejected immediately."""
+    """Maximum waiting requests. The next one is refused at once."""
     queue_timeout_microseconds: int = 5_000_000
-    """Longest time in the queue. Triton checks it every half second, so a rejection can come that
-    much later."""
+    """Maximum wait in the queue. Triton checks it every half second, so that a refusal may come
+    that much later."""
     max_queue_delay_microseconds: int = 0
-    """Longest time that a request waits for others to form a batch. 0 = batch only what is already
-    queued, which adds no latency to a single request."""
+    """Maximum time that a batch waits for more requests. 0 = the batch takes what is queued, so
+    that a single request does not wait."""
 
     def __post_init__(self) -> None:
         expect(self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances")
@@ -59,12 +60,13 @@ class TableSettings:
     """Number format of the served tables.
 
     Raises:
-        ContractError: no such numbers.
+        ContractError: the number format is unknown.
     """
 
     tables: str = FLOAT32
-    """Numbers of the served tables: `float32` (as learned), `float16` (half the bytes) or `int8` (a quarter of
-    them, and 4 bytes for each vector, whose largest number becomes 127). The gate judges the rounded model."""
+    """Number format of the served tables: `float32` (as trained), `float16` (half the bytes), or
+    `int8` (a quarter of the bytes, plus a 4-byte scale for each vector, whose largest value becomes
+    127). The gate evaluates the quantized model."""
 
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(TABLE_TYPES)}", lambda value: value in TABLE_TYPES, "tables")
@@ -75,34 +77,37 @@ class BakingSettings:
     """How long a new version is watched after its release, and what rolls it back.
 
     Raises:
-        ContractError: a limit that no version, or every version, would pass.
+        ContractError: a value is outside the range in `_BOUNDS`.
     """
 
     bake_seconds: float = 3600.0
-    """How long a version bakes at least after it was released or promoted; with `bake_rows` 0 too, none ever does."""
+    """Minimum baking time after a release or promotion, in seconds. If `bake_rows` is 0 too,
+    versions do not bake."""
     bake_rows: int = 100_000
-    """Matured rows after which baking ends, unless there is evidence against the version; 0 = live traffic is not
-    judged, only the servers' counters."""
+    """Matured rows after which baking ends, unless there is evidence against the version. 0 = only
+    the servers' counters are evaluated, and live traffic is not."""
     bake_alpha: float = 0.01
-    """Highest probability of ever taking back, by its outcomes or scores, a version that is within the limits."""
+    """Maximum probability of ever rolling back a version within the limits because of its outcomes
+    or scores."""
     max_auc_loss: float = 0.02
-    """AUC that the version may lose on live traffic against what the gate measured, or against its predecessor's live
-    AUC where that was lower: each by the lower end of its 95 % interval."""
+    """Maximum AUC loss on live traffic. The version is compared with the gate's AUC, or with its
+    predecessor's live AUC if that was lower. Each is represented by the lower end of its 95 %
+    interval."""
     max_calibration_ratio: float = 1.5
-    """How many times more, or fewer, clicks than predicted are tolerated."""
+    """Maximum ratio of observed to predicted clicks, and of predicted to observed clicks."""
     min_click_rate_ratio: float = 0.5
-    """Lowest click rate that is tolerated, as a share of its predecessor's."""
+    """Minimum click rate, as a share of the predecessor's."""
     max_unusable_scores: float = 0.001
-    """Highest share of rows whose score is no number from 0 to 1. Judged from 100 such rows of 50 requests over 30 s
-    on, and as far as the servers counted as many requests."""
+    """Maximum share of rows whose score is not a number from 0 to 1. The check needs at least 100
+    such rows of 50 requests over 30 s, and the servers must have counted as many requests."""
     max_failure_margin: float = 0.01
-    """Rate of failed requests beyond the predecessor's that is tolerated."""
+    """Maximum increase of the rate of failed requests over the predecessor's."""
     max_latency_ratio: float = 2.0
-    """Highest mean time in the model, as a multiple of the predecessor's."""
+    """Maximum mean time in the model, as a multiple of the predecessor's."""
     max_p99_ratio: float = 3.0
-    """Highest p99 of the time in the model, as a multiple of the predecessor's."""
+    """Maximum p99 of the time in the model, as a multiple of the predecessor's."""
     max_reloads: int = 2
-    """How often a server may have to reload the version because it answers wrongly or not at all."""
+    """Maximum reloads of the version by a server because its answers were wrong or absent."""
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -111,7 +116,7 @@ class BakingSettings:
 
     @property
     def bakes(self) -> bool:
-        """Return whether versions bake at all."""
+        """Return whether versions bake."""
         return self.bake_seconds > 0 or self.bake_rows > 0
 
 
@@ -135,15 +140,15 @@ class RolloutSettings(TableSettings, ServingSettings, BakingSettings):
     """How a model is rolled out and served, and what rolls it back.
 
     Raises:
-        ContractError: the rollout is unknown, or a value is outside the range that servers accept.
+        ContractError: the rollout is unknown, or no server supports a value.
     """
 
     rollout: str = AUTO
-    """`auto`, `full`, `canary`, `shadow` or `none`. `full` gives the version all traffic at once,
-    and needs a pass. `canary` starts with a small share, which grows while the canary is not worse.
-    `shadow` scores and logs requests beside the live model, and serves none. `none` evaluates and
-    stores the model, which a person may promote later. `auto` is `full` after a pass or for the
-    first version, and `canary` if the gate was inconclusive."""
+    """How an accepted model gets its traffic. `full` sends all traffic at once and needs a pass.
+    `canary` sends a small share first, which grows while the version does no worse. `shadow` scores
+    live requests and logs the scores, but serves nothing. `none` registers the model, and it is
+    deployed only if a person promotes it. `auto` is `full` after a pass or as the first version,
+    and `canary` if the gate was inconclusive."""
 
     def __post_init__(self) -> None:
         for kind in (TableSettings, ServingSettings, BakingSettings):
@@ -155,7 +160,8 @@ def served_tables(recommender: Recommender) -> str:
     """Return the number format of the tables that a recommender serves.
 
     >>> from evergreen.config.features import Features
-    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+    >>> features = Features(numeric=("price",), categorical=("item",))
+    >>> shop = Recommender(name="shop", features=features)
     >>> served_tables(shop), served_tables(shop.with_settings({"release.tables": "int8"}))
     ('float32', 'int8')
     """

@@ -1,6 +1,6 @@
 """All sections of a recommender: their classes, and the check of a description before a run.
 
-A wrong setting is found before the first step starts, not in the step that reads it.
+A wrong setting is reported before the first step starts.
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ SECTION_CLASSES: dict[str, type[Any]] = {
     "gate": GateSettings,
     "release": RolloutSettings,
 }
-"""Of the sections that one dataclass reads. `model` is read by the class of its `kind` (`config.model`),
-`monitor` by those of `config.monitor.own_parts`."""
+"""Sections that one dataclass reads. `model` is read by the class of its `kind` (`config.model`),
+and `monitor` by the classes of `config.monitor.own_parts`."""
 
 
 def section_classes(section: str) -> list[type[Any]]:
@@ -42,14 +42,15 @@ def section_classes(section: str) -> list[type[Any]]:
 
 
 _ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=("other",)))
-"""Stands for a recommender that is not at hand."""
+"""Recommender for checks that have none."""
 
 
 def check_settings(recommender: Recommender) -> None:
     """Check every section of a recommender.
 
     Raises:
-        ContractError: a setting is unknown, of another type or out of range; the message has its path.
+        ContractError: a setting is unknown, of another type or out of range. The message has its
+            path.
     """
     for name, kind in SECTION_CLASSES.items():
         recommender.section(name, kind)
@@ -58,12 +59,14 @@ def check_settings(recommender: Recommender) -> None:
 
 
 def check_changes(settings: str) -> None:
-    """Check the settings of a run without its model registry, and so without its recommender.
+    """Check the settings of a run without access to its recommender in the model registry.
 
-    Each section is checked with its defaults. `model` is not checked unless the settings name its kind.
+    Each section is checked with its defaults. `model` is not checked unless the settings name its
+    kind.
 
     Raises:
-        ContractError: a setting is unknown, of another type or out of range; the message has its path.
+        ContractError: a setting is unknown, of another type or out of range. The message has its
+            path.
     """
     changes = parse_settings(settings)
     if "model.kind" not in changes:

@@ -1,7 +1,8 @@
-"""A recommender as its file describes it: name, features, and the settings that differ from the defaults.
+"""Content of a recommender's file: name, features, and the settings that differ from the defaults.
 
-The description enters a run at extraction and travels in the manifests, so each step reads its section from its input.
-Reading the file is `cli.recommender`'s task, keeping accepted descriptions is `registry.recommenders`'.
+The description enters a run at extraction and is part of the manifests, so that each step reads its
+section from its input. `cli.recommender` reads the file, and `registry.recommenders` stores
+accepted descriptions.
 """
 
 import dataclasses
@@ -18,10 +19,10 @@ from evergreen.config.reader import nearest, read_mapping
 from evergreen.runtime.errors import ContractError
 
 SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
-"""What settings there are: each section is read by the room of its name, `model` by `evergreen.networks`, `gate` by
-evaluation, `release` by deployment."""
+"""All sections. The package of the same name reads each, but `evergreen.networks` reads `model`,
+evaluation reads `gate` and deployment reads `release`."""
 CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
-"""Ends of the names of the models beside the served one."""
+"""Suffixes of the models beside the served one."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 T = TypeVar("T")
@@ -32,17 +33,17 @@ class Recommender:
     """Content of the file of one recommender.
 
     Raises:
-        ContractError: the name is none, a feature is the label or named as a column of every row, or a section is
-            unknown or no mapping.
+        ContractError: the name is invalid, a feature is the label or has the name of a column of
+            every row, or a section is unknown or not a mapping.
     """
 
     name: str
-    """Of the served model, and the label of metrics."""
+    """Name of the served model, and label of its metrics."""
     features: Features
     data: ColumnNames = ColumnNames()
-    """What the user's files call the columns that every row has."""
+    """Names that the user's files give to the columns of every row."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By section (`SECTIONS`) and name, what differs from the defaults."""
+    """Settings that differ from the defaults, by section (`SECTIONS`) and name."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -73,15 +74,22 @@ class Recommender:
                 raise ContractError(f"section {section} is {values!r}, expected settings by name")
 
     def dumps(self) -> bytes:
-        """Return the description as canonical JSON: equal for equal content, whatever the order of keys in the file."""
+        """Return the description as canonical JSON.
+
+        Equal content gives equal bytes, whatever the order of keys in the file.
+        """
         return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
 
     @classmethod
     def loads(cls, content: bytes, *, source: str) -> "Recommender":
-        """Return what `dumps` wrote; `source` is named in errors.
+        """Return the description that `dumps` wrote.
+
+        Args:
+            content: The bytes.
+            source: Name of the source, for errors.
 
         Raises:
-            ContractError: the content is no description of a recommender.
+            ContractError: the content is not a description of a recommender.
         """
         try:
             values = json.loads(content)
@@ -93,7 +101,10 @@ class Recommender:
 
     @property
     def columns_of_users(self) -> tuple[str, ...]:
-        """Return the feature that identifies the user, and the lists of its values; empty if there is none."""
+        """Return the feature that identifies the user and the lists of its values.
+
+        Returns an empty tuple if no feature identifies the user.
+        """
         if self.data.user is None:
             return ()
         features = self.features
@@ -102,7 +113,10 @@ class Recommender:
 
     @property
     def user_place(self) -> int | None:
-        """Return the user's position on the categorical axis of tensors; None without such a feature."""
+        """Return the user's position on the categorical axis of tensors.
+
+        Returns None if no feature identifies the user.
+        """
         return None if self.data.user is None else self.features.categorical.index(self.data.user)
 
     @property
@@ -118,10 +132,11 @@ class Recommender:
         }
 
     def section(self, name: str, kind: type[T]) -> T:
-        """Return a section as its dataclass. Settings that are not named have the defaults of the class.
+        """Return a section as its dataclass. Absent settings have the defaults of the class.
 
         Raises:
-            ContractError: a setting is unknown, of another type, or refused by the class; the message has its path.
+            ContractError: a setting is unknown, of another type, or refused by the class. The
+                message has its path.
         """
         return read_mapping(kind, self.settings.get(name, {}), path=name)
 
@@ -129,9 +144,11 @@ class Recommender:
         """Return the recommender with some settings changed, each by its path.
 
         Raises:
-            ContractError: a path does not name a section and a setting. The setting's own room checks the rest.
+            ContractError: a path does not name a section and a setting. The reader of the section
+                checks the value.
 
-        >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+        >>> features = Features(numeric=("price",), categorical=("item",))
+        >>> shop = Recommender(name="shop", features=features)
         >>> shop.with_settings({"training.seed": 7}).settings
         {'training': {'seed': 7}}
         """

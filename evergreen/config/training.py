@@ -1,7 +1,7 @@
 """The section `training`: optimizer, batches, passes, precision and checkpoints.
 
-`config.model` has the shape of the network. The step chooses rows and parent. The defaults suit both a first model and
-an incremental round on some ten thousand rows.
+`config.model` has the shape of the network. The step chooses rows and parent. The defaults suit
+both a first model and an incremental run on some ten thousand rows.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,19 +17,21 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 class SolverSettings:
     """Settings of HugeCTR alone. The defaults suit data-centre GPUs.
 
-    Not here, because both backends have them alike (`TrainingSettings`): `eval_interval`, since a fit scores its last
-    tenth itself; the stop at an AUC (`metrics_spec`), since the passes are fixed; `max_iter`, `num_epochs` (`passes`);
-    `snapshot` (`checkpoint_minutes`); `batchsize`, `lr`, `seed`; and `enable_tf32_compute`, which `precision="tf32"`
-    asks for. `vvgpu` are the GPUs that the step is given. What else `CreateSolver` takes keeps HugeCTR's default.
+    `TrainingSettings` has the settings of both backends. It replaces HugeCTR's `max_iter` and
+    `num_epochs` by `passes`, `snapshot` by `checkpoint_minutes`, and `enable_tf32_compute` by
+    `precision="tf32"`. It also has `batchsize`, `lr` and `seed`. `eval_interval` is not needed,
+    because a fit scores its last tenth itself. `metrics_spec`, the stop at an AUC, is not needed,
+    because the number of passes is fixed. `vvgpu` are the GPUs that the step gets. Any other
+    argument of `CreateSolver` has HugeCTR's default.
     """
 
     prove_restores: bool = True
-    """Save every restored model at once and compare it with what was to be loaded: HugeCTR only logs what it could not
-    load, and would train on from random weights."""
+    """Save every restored model at once and compare it with the files that were loaded. If HugeCTR
+    cannot load a file, it only logs this and continues from random weights."""
     loss_interval: int = 100
-    """Steps between looks at the loss, each of which waits for the GPU."""
+    """Steps between two readings of the loss. Each reading waits for the GPU."""
     stage_rows: int = 1_048_576
-    """Rows written as one set of Parquet files while the set before is trained."""
+    """Rows of one set of Parquet files, which is written while the previous set is trained."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
@@ -41,35 +43,40 @@ class TrainingSettings:
     """Settings of one fit."""
 
     learning_rate: float = 0.003
-    """Adam's, for dense parameters and embeddings: a first model's at its begin; a round's are shares of it."""
+    """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
+    incremental run uses a share of it (`round_rates`)."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
-    """Shares of it at which an incremental round is tried; a later one is taken where it is better by a standard error.
-    On 20,000 rows of an unchanged world the low rate gains 0.002 AUC and a high one loses 0.006; where the newest third
-    has changed, the low one regains 26 % of the lost AUC and the high one 78 %."""
+    """Shares of the learning rate that an incremental run tries. A later share is chosen only if it
+    is better by a standard error. On 20,000 rows of unchanged traffic the low rate gains 0.002 AUC
+    and the high one loses 0.006. If the newest third of the rows has changed, the low rate regains
+    26 % of the lost AUC and the high one 78 %."""
     beta1: float = 0.9
     """Decay of Adam's mean of gradients, per step."""
     beta2: float = 0.999
     """Decay of Adam's mean of squared gradients, per step."""
     epsilon: float = 1e-7
-    """Added to the root of Adam's second moment, uncorrected (HugeCTR's placement and default)."""
+    """Constant added to the root of Adam's second moment, without bias correction (HugeCTR's order
+    and default)."""
     batch_size: int = 2048
-    """Rows per optimizer step, at most; fewer where a pass would have less than `min_steps` of them."""
+    """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have less
+    than `min_steps` steps."""
     min_steps: int = 600
-    """Optimizer steps in a pass, at least, as far as `min_batch_size` allows: a row is learned once, so a short window
-    has to move the weights far enough in its few rows."""
+    """Minimum optimizer steps in a pass, as far as `min_batch_size` allows. Each row is used once
+    per pass, so that a short window needs enough steps to move the weights."""
     min_batch_size: int = 16
-    """Rows per optimizer step, at least, where `batch_size` is not less: a window of a few hundred rows makes fewer
-    steps than `min_steps` rather than steps that follow the noise of single rows."""
+    """Minimum rows per optimizer step, unless `batch_size` is smaller. A window of a few hundred
+    rows gets fewer steps than `min_steps`, because smaller batches would follow the noise of single
+    rows."""
     passes: int = 1
     """Passes over the rows."""
     seed: int = 42
-    """Decides initial weights, the order of rows and dropout."""
+    """Seed of the initial weights, the order of rows and dropout."""
     precision: str = "float32"
-    """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16. Weights, sums and the
-    optimizer are float32 in all three."""
+    """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16.
+    Weights, sums and the optimizer are float32 in each case."""
     checkpoint_minutes: float = 5.0
-    """Time between saves within a fit: what a kill loses at most. A save writes the table with its optimizer state
-    (2 GB for 10 million rows of width 16)."""
+    """Time between saves within a fit, in minutes. A kill loses at most this much work. A save
+    writes the table with its optimizer state (2 GB for 10 million rows of width 16)."""
     solver: SolverSettings = SolverSettings()
     """HugeCTR's own settings."""
 
@@ -88,5 +95,5 @@ class TrainingSettings:
             raise ContractError(f"round_rates is {self.round_rates}, expected at least one positive number")
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings that decide the fitted weights, as JSON-ready values."""
+        """Return the settings that determine the fitted weights, as JSON-ready values."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}

@@ -1,11 +1,12 @@
 """The section `validation`: thresholds, and the rules with their default actions.
 
 Actions:
-- `block`: the run ends here, because training on such rows would be wrong;
-- `quarantine`: the offending rows are stored apart with their reason and the rest goes on; for `domain` alone;
-- `warn`: reported, and the run goes on; retraining is the answer, or people should know;
-- `notify`: as `warn`, and the message about the run's end repeats it;
-- `info`: reported, and the decision stays `pass`;
+- `block`: the run ends here, because training on such rows would be wrong.
+- `quarantine`: the offending rows are stored separately with their reason, and the run continues
+  with the others. Only `domain` supports it.
+- `warn`: the finding is reported, and the run continues.
+- `notify`: like `warn`, and the message about the run's end repeats the finding.
+- `info`: the finding is reported, and the decision stays `pass`.
 - `off`: the rule is not applied.
 
 `components.validation` applies the rules. Importing this module loads nothing heavy.
@@ -25,35 +26,42 @@ class ValidationSettings:
     """Thresholds of the rules, and the actions that differ from the defaults.
 
     Raises:
-        ContractError: a threshold is out of range, or a rule or an action is none.
+        ContractError: a threshold is out of range, or a rule or an action is unknown.
     """
 
     actions: dict[str, str] = field(default_factory=dict)
-    """Rule -> action, of rules whose action is not that of `RULES`, such as `{"column_empty": "warn"}`."""
+    """Actions by rule, for rules whose action differs from `RULES`, such as `{"column_empty":
+    "warn"}`."""
 
     categorical_drift: float = 0.02
-    """Change of one category's share that counts as drift, if it is not explained by chance."""
+    """Minimum change of one category's share that counts as drift, unless chance explains it."""
     categorical_drift_relative: float = 0.5
-    """The same relative to the share that the category had; the smaller of the two applies, down to 0.002."""
+    """Minimum change relative to the category's previous share. The smaller of this and
+    `categorical_drift` applies, but at least 0.002."""
     numeric_drift: float = 0.003
-    """Jensen-Shannon divergence in bits, beyond what chance adds, that counts as drift."""
+    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
     mean_drift: float = 0.1
-    """Shift of a numeric column's mean, in standard deviations of its bucket number, that counts as drift."""
+    """Minimum shift of a numeric column's mean that counts as drift, in standard deviations of the
+    bucket number."""
     missing_drift: float = 0.02
-    """Change of a column's share of missing values that counts as drift."""
+    """Minimum change of a column's share of missing values that counts as drift."""
     new_value_share: float = 0.05
-    """Largest share of rows with a category unknown to the champion that passes without a finding."""
+    """Maximum share of rows with a category unknown to the champion. A larger share is a
+    finding."""
     click_rate_factor: float = 2.0
-    """How many times larger or smaller the share of clicks may become without a finding."""
+    """Maximum factor by which the share of clicks may rise or fall. A larger factor is a
+    finding."""
     false_discovery_rate: float = 0.05
-    """Share of the features reported as drifted that may be reported by chance (false discovery rate)."""
+    """False discovery rate: maximum expected share of false alarms among the features reported as
+    drifted."""
     skew_share: float = 0.001
-    """Largest share of rows, joined between training and serving, whose value may differ."""
+    """Maximum share of rows, joined between training and serving, whose value may differ."""
     range_factor: float = 1000.0
-    """How many times the extremes of the first run a later value may be (used when the schema is inferred). Of counts
-    with a heavy tail a window's largest value is one request's: 86 of 400 pairs of windows exceeded 10 times it."""
+    """Maximum factor by which a later value may exceed the extremes of the first run. It applies
+    when the schema is inferred. In counts with a heavy tail, one request often sets the largest
+    value: in 86 of 400 pairs of windows it was more than 10 times as large."""
     max_quarantined_fraction: float = 0.05
-    """Largest share of the rows that may be quarantined."""
+    """Maximum share of the rows that may be quarantined."""
 
     def __post_init__(self) -> None:
         for rule, action in self.actions.items():
@@ -82,7 +90,7 @@ SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: IN
 DATASET = "dataset"
 """The `feature` of a finding that concerns all columns."""
 DOMAIN = "domain"
-"""The rule that looks at single rows, so that it can quarantine them."""
+"""Rule about single rows. Only this rule can quarantine rows."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ class Rule:
     action: str
     about: str
     settings: tuple[str, ...] = ()
-    """The fields of `ValidationSettings` that belong to it."""
+    """Fields of `ValidationSettings` that belong to the rule."""
 
 
 RULES: dict[str, Rule] = {
@@ -135,7 +143,7 @@ RULES: dict[str, Rule] = {
 
 
 UNLEARNABLE = frozenset({"no_rows", "label_invalid", "label_one_class"})
-"""Rules whose findings leave nothing to learn from, whatever their action is."""
+"""Rules whose findings make training impossible, whatever their action is."""
 
 
 def _check_action(rule: str, value: Any) -> None:

@@ -1,5 +1,6 @@
-"""What two programs must agree on: columns, manifests, served tensors, log records, metric definitions.
+"""Contracts between programs: columns, manifests, served tensors, log records, metric definitions.
 
-Needs the standard library, NumPy and msgspec only (`record_format` Protobuf too), runs on Python 3.10 to 3.12, and
-imports no other room of this repository. A module belongs here if it can name the two rooms that it joins.
+The package needs only the standard library, NumPy and msgspec (`record_format` also Protobuf). It
+runs on Python 3.10 to 3.12 and imports no other package of this repository. A module belongs here
+if it connects two packages that it can name.
 """

@@ -1,7 +1,7 @@
-"""A new version bakes: for how long it is watched after its release, what takes it back, and what was found of it.
+"""The baking of a new version: how long it is watched, what rolls it back, and the findings.
 
-Joins the recommender's file (section `release`), which sets the limits, the monitor, which judges live traffic by them,
-and deployment's controller, which judges the servers' counters and may take a version back.
+The limits are in the recommender's file (section `release`). The monitor evaluates live traffic by
+them. Deployment's controller evaluates the servers' counters, and can roll a version back.
 """
 
 from dataclasses import dataclass, field
@@ -9,39 +9,40 @@ from dataclasses import dataclass, field
 from evergreen.runtime.errors import expect
 
 BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
-"""What the monitor says of a version: too early to say, as good as promised for as long as it bakes, or to be taken
-back."""
+"""States in the monitor's findings: too early to decide (`bakes`), within the limits so far
+(`well`), to be rolled back (`bad`)."""
 
 
 MIN_UNUSABLE_ROWS = 100
-"""Rows without a usable score below which they are no evidence, whatever their share."""
+"""Minimum rows without a usable score. Fewer are no evidence, whatever their share."""
 MIN_UNUSABLE_REQUESTS = 50
-"""Distinct requests that these rows come from at least."""
+"""Minimum distinct requests of these rows."""
 MIN_UNUSABLE_SECONDS = 30.0
-"""Time between the first and the last of these requests: a few kB that somebody publishes are over sooner."""
+"""Minimum time between the first and the last of these requests. A few forged messages span less
+time."""
 UNUSABLE_REQUESTS = "unusable_requests"
-"""Number in the findings of such a version: requests that the servers must have counted too."""
+"""Key in `Findings.numbers` of the number of requests that the servers must have counted too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What the monitor found of one version so far.
+    """Findings of the monitor about one version so far.
 
     Raises:
-        ContractError: no such state.
+        ContractError: the state is unknown.
     """
 
     version: int
     state: str
     """One of `STATES`."""
     reason: str
-    """In one line, with the numbers."""
+    """Reason in one line, with the numbers."""
     found_at: str
-    """ISO 8601 UTC."""
+    """Time of the findings, ISO 8601 UTC."""
     rows: int = 0
-    """Matured rows that were judged."""
+    """Matured rows that were evaluated."""
     numbers: dict[str, float | None] = field(default_factory=dict)
-    """What the reason rests on; a number that does not exist is None."""
+    """Numbers behind the reason. A number that does not exist is None."""
 
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(STATES)}", lambda value: value in STATES, "state")

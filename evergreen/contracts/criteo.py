@@ -1,6 +1,6 @@
-"""The features of the Criteo click log, under the names that a recommender without a file of its own has.
+"""Features of the Criteo click log, with the names that a recommender without a file uses.
 
-Leaves what a feature is to `config.features`.
+`config.features` defines features.
 """
 
 from evergreen.config.features import Features

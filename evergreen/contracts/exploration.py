@@ -1,14 +1,22 @@
-"""The rule by which a client explores: two neighbours of a ranked list change places now and then, at known odds.
+"""The rule of exploration: two neighbours of a ranked list are sometimes swapped, at known odds.
 
-Joins the client, which draws by the rule and logs each row's propensity, to evaluation, which weighs clicks by it.
+The client applies the rule and logs each row's propensity. Evaluation weights clicks by the
+propensity.
 
-With probability `share` a list of k >= 2 rows is shown with one of its k - 1 pairs of neighbours swapped, each pair as
-likely as the others; otherwise it is shown in the order of its scores. A row's propensity is the probability with which
-it stood at the place where it was shown: share / (k - 1) for the two rows of a swapped pair, 1 - share / (k - 1) for
-any other row at an end of the list, and 1 - 2 share / (k - 1) between. A share below 1/2 keeps swapped rows below 1/2
-and all others above, so that the propensities alone tell which pair was swapped, and the share. Swaps of
-neighbours are the least visible exploration that tells what an order is worth (FairPairs: Radlinski and Joachims 2006,
-AAAI; swap interventions: Joachims, Swaminathan and Schnabel 2017, WSDM).
+With probability `share`, one of the k - 1 pairs of neighbours of a list of k >= 2 rows is swapped.
+All pairs are equally likely. Otherwise the list is shown in the order of its scores.
+
+The propensity of a row is the probability of the position where it was shown:
+- share / (k - 1) for the two rows of a swapped pair.
+- 1 - share / (k - 1) for any other row at an end of the list.
+- 1 - 2 share / (k - 1) for any other row.
+
+With a share below 1/2, swapped rows have a propensity below 1/2 and all other rows one above. The
+propensities alone therefore identify the swapped pair and the share.
+
+Swaps of neighbours are the least visible exploration that can measure the value of a ranking
+(FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and
+Schnabel 2017, WSDM).
 """
 
 import numpy as np
@@ -17,11 +25,11 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MAX_SHARE = 0.5
-"""Shares lie below it."""
+"""Exclusive upper bound of the share."""
 
 
 def check_share(share: float) -> None:
-    """Returns if `share` is one that the rule knows.
+    """Check the share of lists to explore.
 
     Raises:
         ContractError: it is not in [0, 0.5).
@@ -31,11 +39,11 @@ def check_share(share: float) -> None:
 
 
 def explored(order: NDArray[np.int64], share: float, chance: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The order that is shown, and the propensity of each of its rows; both [k].
+    """Return the order that is shown, [k], and the propensity of each of its rows, [k].
 
     Args:
         order: The rows of the list, best first, [k], k >= 1.
-        share: See `check_share`; 0 changes nothing, and all propensities are 1.
+        share: See `check_share`. With 0 the order is unchanged, and all propensities are 1.
         chance: A uniform random number in [0, 1).
 
     >>> order, propensities = explored(np.array([7, 8, 9]), 0.25, 0.2)

@@ -1,7 +1,8 @@
-"""HugeCTR's folder of encoded rows: the file list that gives its Parquet files their order.
+"""HugeCTR's folder of encoded rows: the file list that orders its Parquet files.
 
-Joins preprocessing, which writes such folders, to training and evaluation, which read them row for row. The first line
-of the list is the number of files, each other line the path of one. Columns and types are `manifests.TrainingSet`'s.
+Preprocessing writes such folders, and training and evaluation read them row by row. The first line
+of the list is the number of files, and each other line is the path of a file.
+`manifests.TrainingSet` has the columns and types.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,18 @@ FILE_LIST = "_file_list.txt"
 
 
 def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
-    """Writes the list of the files `names` into `folder`, right for where the folder will lie, at `final`."""
+    """Write the list of the files `names` into `folder`, with their paths below `final`.
+
+    `final` is the later path of `folder`.
+    """
     lines = [str(len(names)), *(str(final / name) for name in names)]
     write_whole(folder / FILE_LIST, "\n".join(lines) + "\n")
 
 
 def listed_files(folder: Path) -> list[Path]:
-    """The folder's Parquet files in row order, whatever machine and path they were written at.
+    """Return the folder's Parquet files in row order.
+
+    Only the names in the list count, so that the folder may have been moved or copied.
 
     Raises:
         ContractError: the list is absent, its count is wrong, or a file is absent.

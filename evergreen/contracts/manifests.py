@@ -1,7 +1,7 @@
-"""The small JSON documents that steps hand to each other; big data is named by URI inside them.
+"""The JSON documents that steps pass to each other. They name large data by URI.
 
-Joins each step to the next (see each class). A manifest carries its kind and `format_version`; a reader refuses
-what it does not know instead of guessing. Numbers that do not exist are `None`.
+Each class names the step that writes it and the steps that read it. A manifest has its kind and
+`format_version`, and a reader refuses any other. Numbers that do not exist are `None`.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 _CHECKSUM = "crc32"
-"""Key of a document's checksum; one that a person wrote may lack it."""
+"""Key of a document's checksum. A document that a person wrote may lack it."""
 M = TypeVar("M", bound="Manifest")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What all manifests share: writing, and reading that refuses."""
+    """Common part of all manifests: writing, and strict reading."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
     def dumps(self) -> bytes:
-        """The manifest as JSON."""
+        """Return the manifest as JSON."""
         document = {
             "kind": type(self).__name__,
             "format_version": self.FORMAT_VERSION,
@@ -39,31 +39,39 @@ class Manifest:
         return (json.dumps(checksummed(document), indent=2, allow_nan=False) + "\n").encode()
 
     def write(self, path: str | Path) -> None:
-        """Writes the manifest as JSON to `path`, whole or not at all."""
+        """Write the manifest as JSON to `path` atomically."""
         write_whole(Path(path), self.dumps())
 
     @classmethod
     def read(cls: type[M], path: str | Path) -> M:
-        """The manifest at `path`.
+        """Return the manifest at `path`.
 
         Raises:
-            ContractError: absent, not JSON, another kind or format version, not as its checksum says, or missing or
-                unknown fields.
+            ContractError: the file is absent, not JSON, of another kind or format version, does not
+                match its checksum, or has missing or unknown fields.
         """
         return cls.loads(read_content(path), source=str(path))
 
     @classmethod
     def loads(cls: type[M], content: bytes, *, source: str) -> M:
-        """The manifest in `content`; `source` is named in errors, which are those of `read`."""
+        """Return the manifest in `content`.
+
+        Args:
+            content: The bytes.
+            source: Name of the source, for errors.
+
+        Raises:
+            ContractError: as in `read`.
+        """
         fields = parse_document(content, kind=cls.__name__, version=cls.FORMAT_VERSION, source=source)
         return _from_fields(cls, fields, source=source)
 
 
 def read_content(path: str | Path) -> bytes:
-    """The bytes of the file.
+    """Return the bytes of the file.
 
     Raises:
-        ContractError: it cannot be read.
+        ContractError: the file cannot be read.
     """
     try:
         return Path(path).read_bytes()
@@ -72,10 +80,17 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_document(content: bytes, *, kind: str, version: int, source: str) -> dict[str, Any]:
-    """The fields of a JSON document of that kind and format version, without these two; `source` is named in errors.
+    """Return the fields of a JSON document, without its kind and format version.
+
+    Args:
+        content: The bytes.
+        kind: Expected kind.
+        version: Expected format version.
+        source: Name of the source, for errors.
 
     Raises:
-        ContractError: not a JSON object, another kind, another format version, or other than its checksum.
+        ContractError: the content is not a JSON object, has another kind or format version, or does
+            not match its checksum.
     """
     try:
         document = json.loads(content)
@@ -92,26 +107,26 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
     whole = {"kind": kind, "format_version": version, **document}
     if expected is not None and expected != (found := _crc32(whole)):
         raise ContractError(
-            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was damaged, or edited without removing its "
-            f"key {_CHECKSUM}"
+            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was corrupted, or edited without removing "
+            f"its key {_CHECKSUM}"
         )
     return document
 
 
 def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with its checksum, which `parse_document` compares."""
+    """Return the document with its checksum, which `parse_document` verifies."""
     return {**document, _CHECKSUM: _crc32(document)}
 
 
 def _crc32(document: Mapping[str, Any]) -> str:
-    """Return the CRC-32 of a document's values, however its text is laid out."""
-    # Once through JSON: keys that are numbers are sorted as the texts that a reader finds.
+    """Return the CRC-32 of a document's values, independent of the layout of its text."""
+    # The round trip through JSON sorts numeric keys as the texts that a reader gets.
     values = json.loads(json.dumps(document))
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
 def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
-    """The dataclass `kind` with these values; dataclasses among its fields are made of the objects in their place."""
+    """Return the dataclass `kind` with these values, converting nested objects to dataclasses."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}
     required = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
@@ -126,7 +141,10 @@ def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
 
 
 def _nested(annotation: Any, value: Any, source: str) -> Any:
-    """`value` as the dataclass, or the list or mapping of them, that `annotation` names; itself where it names none."""
+    """Convert `value` to the dataclass in `annotation`, or to a list or mapping of it.
+
+    Returns `value` unchanged if `annotation` has no dataclass.
+    """
     kinds = [k for k in (annotation, *get_args(annotation)) if isinstance(k, type) and dataclasses.is_dataclass(k)]
     if not kinds:
         return value
@@ -143,123 +161,146 @@ def _nested(annotation: Any, value: Any, source: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Manifest of an earlier step, by which a step finds what it was not handed (`evergreen.storage.references`)."""
+    """Reference to the manifest of an earlier step (see `evergreen.storage.references`)."""
 
     uri: str
-    """File of the shared folder or of the model registry."""
+    """File in the shared folder or in the model registry."""
     sha256: str
-    """Of the file's bytes, 64 hex digits."""
+    """SHA-256 of the file's bytes, 64 hex digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawDataset(Manifest):
-    """Rows of one window, split by time. Extraction -> validation -> preprocessing; then by reference."""
+    """Rows of one window, split by time.
+
+    Extraction writes it. Validation and preprocessing read it, and later steps read it by
+    reference.
+    """
 
     source_uri: str
     window_start: str | None
-    """Where the window begins, ISO 8601 UTC, inclusive: as asked for, a number of days before its end, or after the
-    parent's last learned row; None = from the first row."""
+    """Start of the window, ISO 8601 UTC, inclusive. The run sets it, or it is a number of days
+    before the end, or follows the parent's last training row. None = from the first row."""
     window_end: str | None
-    """Where it ends, exclusive: as asked for, less the hours of rows that are left for the next round; None = to the
-    last row."""
+    """End of the window, exclusive. It is the end that the run sets, minus the hours of rows that
+    are left for the next run. None = to the last row."""
     first_event_time: str
-    """Oldest row read of the window; the late rows (`num_late_rows`) are older."""
+    """Time of the oldest row of the window. Late rows (`num_late_rows`) are older."""
     last_event_time: str
-    """Newest row read of the window."""
+    """Time of the newest row of the window."""
     last_learned_time: str
-    """Newest row that the model of this round will have learned, late and replayed rows aside: of `train_uri`, or of
-    the parent's rows where those are newer. Every row held out is newer, and is in the next round's window."""
+    """Time of the newest training row, without late and replayed rows. It is the newest row of
+    `train_uri`, or the parent's if that is newer. Every held-out row is newer and belongs to the
+    next run's window."""
     train_uri: str
-    """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`), in time order of file names: the late
-    rows, then those of the window."""
+    """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
+    are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
-    """Folder of the newest rows, kept from training; same schema. Neither the candidate nor its parent nor the champion
-    learned a row that is as new, and no request has rows here and in `train_uri` or `replay_uri`."""
+    """Folder of the newest rows, which are held out from training, in the same schema. The
+    candidate, its parent and the champion were trained on older rows only. No request has rows both
+    here and in `train_uri` or `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
-    """Malformed rows, kept beside their reason in `malformed_uri`."""
+    """Malformed rows, which `malformed_uri` lists with their reasons."""
     malformed_uri: str | None
     num_duplicates: int
-    """Rows left out because another row has their (request_id, row) and the same content."""
+    """Rows left out because another row has the same (request_id, row) and the same content."""
     digest: str
-    """SHA-256 over the Parquet files: the version of the data."""
+    """SHA-256 over the Parquet files. It is the version of the data."""
     parent_model_id: str | None = None
-    """The model that the round continues; None = from scratch."""
+    """Model that the run continues. None = from scratch."""
     champion_model_id: str | None = None
-    """The model that the candidate must beat; None = it is judged alone."""
+    """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
-    """Rows left out because another copy counts, which has the same features and another label, time or score."""
+    """Rows left out because another copy with the same features but another label, time or score is
+    used."""
     num_conflicting: int = 0
-    """Rows left out because another copy counts, which has other features."""
+    """Rows left out because another copy with other features is used."""
     num_ahead: int = 0
-    """Rows that were not read because their event times are ahead of the clock; a later round reads them. Their files
-    are in `ahead_uri`, each with its number of rows and a reason."""
+    """Rows left out because their event times are in the future. A later run reads them. Their
+    files are in `ahead_uri`, each with its number of rows and a reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
-    """Files that the parent's line has not seen and that this round does not learn: they are older than late rows are
-    learned, or than the window that somebody asked for."""
+    """Files that are new to the parent's lineage but too old for this run: older than the limit of
+    late rows, or than the window that the run sets."""
     num_left_rows: int | None = 0
-    """Their rows; None where a file could not be counted."""
+    """Rows of these files. None if a file could not be counted."""
     num_straddling_rows: int = 0
-    """Rows newer than `last_learned_time` that are not held out either, because training rows belong to their requests.
-    Like the rows held out they are in the window of the next round."""
+    """Rows newer than `last_learned_time` that are in neither set, because their requests also have
+    training rows. Like the holdout they belong to the window of the next run."""
     replay_uri: str | None = None
-    """Folder of rows drawn from days before the window, to be learned beside it; same schema. None = no replay."""
+    """Folder of training rows drawn from days before the window, in the same schema. None = no
+    replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
-    """Folder of other rows of those days, kept from training: how well the old distribution is remembered."""
+    """Folder of other rows of those days, held out from training. They measure how well the model
+    remembers the old distribution."""
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the rows learned that the run asked for, in [0, 1)."""
+    """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
-    """Each: day (YYYY-MM-DD), num_rows, num_holdout_rows drawn from it and its version."""
+    """One entry per day: day (YYYY-MM-DD), version, and num_rows and num_holdout_rows drawn from
+    it."""
     num_late_clicks: int = 0
-    """Rows of the window, and late ones, whose label a click made 1 that came after they were archived."""
+    """Rows of the window, and late rows, whose label became 1 by a click that arrived after they
+    were archived."""
     outcomes_digest: str | None = None
-    """SHA-256 over the files of late outcomes that were joined, those of replayed days too; None = there was none."""
+    """SHA-256 over the joined files of late outcomes, including those of replayed days. None = no
+    such file."""
     excluded_columns: list[str] = field(default_factory=list)
-    """Features that the run left out, in the order of files: nothing that is learned, judged or served depends on them.
-    Null in the rows, but where the champion learns from them, which the gate must score fairly; so go by this list."""
+    """Features that the run left out, in the order of files. Training, evaluation and serving
+    ignore them. They are null in the rows, unless the champion uses them and must be scored with
+    them, so readers must check this list."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """What was read of each day of the window, and of days with late rows: day (YYYY-MM-DD), version (int), digest
-    (SHA-256), num_rows; where there are any, num_late_rows, how many of them came late, and num_holdout_rows, how many
-    are newer than `last_learned_time` and so are not learned in this round."""
+    """Rows read of each day of the window and of days with late rows. Each entry has day
+    (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. It has num_late_rows if some rows
+    came late. It has num_holdout_rows if some rows are newer than `last_learned_time` and are
+    therefore not used for training."""
     num_late_rows: int = 0
-    """The first rows of `train_uri` as extraction wrote it, counted in `num_train_rows`: older than the window, and of
-    files that came to the lake after the parent's line had learned newer rows. Never held out, and never among the
-    rows replayed beside them."""
+    """Number of late rows, included in `num_train_rows`. They are the first rows of `train_uri` as
+    extraction wrote it. They are older than the window, and their files reached the lake after the
+    parent's lineage was trained on newer rows. They are never held out, and never among the
+    replayed rows."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the line has seen of the lake's days up to the last row learned, and of the 366 days before: bytes by file
-    name by day (YYYY-MM-DD), back-filled versions aside. Files that are not here are late. The first day has an entry
-    even without files; a later day without an entry had none, and of earlier days nothing is known."""
+    """Files of the lake that the lineage has seen: bytes by file name by day (YYYY-MM-DD), without
+    back-filled versions. The days end with the last training row and begin 366 days earlier. Files
+    that are absent here are late. The first day has an entry even without files. A later day
+    without an entry had no files, and earlier days are unknown."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
-    """Files of the lake that the run left out because their rows cannot be read. Each: file (relative to the lake),
-    num_rows (by its footer; None = not readable), reason, known (whether an earlier round of the line left it out)."""
+    """Files of the lake that the run left out because their rows cannot be read. Each entry has
+    file (relative to the lake), num_rows (of its footer, or None), reason, and known (whether an
+    earlier run of the lineage left it out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By day and name, the files that the line has left out so and not read since, back-filled versions aside: the
-    time up to which it has learned their rows, ISO 8601; empty = it learned none. They are late once they are fit."""
+    """Files that the lineage left out and has not read since, by day and name, without back-filled
+    versions. The value is the time up to which the lineage was trained on their rows, ISO 8601, or
+    empty if it was trained on none. Such files are late once they can be read."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
-    """Columns of the window's files that nobody agreed on, or that hold no numbers where numbers were agreed on (they
-    were cast): column, arrow_type, expected (None for a new one), file, the first that has it so. Each column once."""
+    """Columns of the window's files that are unknown, or that were cast because they have no
+    numbers where numbers were expected. Each column has one entry: column, arrow_type, expected
+    (None for a new column), and file (the first with this type)."""
     num_quarantined: int = 0
-    """Training rows that validation put into quarantine, with their reason, in `quarantine_uri`."""
+    """Training rows that validation put into quarantine. `quarantine_uri` has them with their
+    reasons."""
     quarantine_uri: str | None = None
     validation_report: Reference | None = None
-    """The `ValidationReport` on these rows. None before validation."""
+    """`ValidationReport` on these rows. None before validation."""
     words_uri: str | None = None
-    """The most frequent words of columns of words (`contracts.words`), for people; None = there is no such column.
-    Those of the column that names users are not kept."""
+    """Most frequent texts of string columns (`contracts.words`), for display. None = no such
+    column. Texts of the column that identifies users are not stored."""
     recommender: Recommender
-    """Whose rows they are, with the settings of the run."""
+    """Recommender of the rows, with the settings of the run."""
 
     @property
     def num_quarantined_files(self) -> int:
-        """How many files the run left out."""
+        """Return the number of files that the run left out."""
         return len(self.quarantined_files)
 
     def seen_days(self) -> list[dict[str, Any]]:
-        """`days`, then those of which rows are replayed, marked by `replay`: true; these have no digest."""
+        """Return `days`, followed by the days of replayed rows.
+
+        Entries of replayed days have `replay` set to true and no digest.
+        """
         replayed = [
             {"day": each["day"], "version": each["version"], "num_rows": each["num_rows"], "replay": True}
             for each in self.replay_days
@@ -308,42 +349,48 @@ class ValidationReport(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSet(Manifest):
-    """Encoded rows in HugeCTR's Parquet form. Preprocessing -> training; evaluation by reference."""
+    """Encoded rows in HugeCTR's Parquet format.
+
+    Preprocessing writes it. Training reads it, and evaluation reads it by reference.
+    """
 
     train_uri: str
-    """Folder with Parquet files, `_metadata.json` and `_file_list.txt`: label and I1..I13 float32, C1..C26 int64."""
+    """Folder with Parquet files, `_metadata.json` and `_file_list.txt`. Label and I1..I13 are
+    float32, and C1..C26 are int64."""
     holdout_uri: str
-    """The same for the held-out rows, in the row order of `RawDataset.holdout_uri`."""
+    """Folder of the held-out rows in the same format, in the row order of
+    `RawDataset.holdout_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     slot_sizes: list[int]
-    """Number of ids per categorical column, in column order; ids lie in [0, size)."""
+    """Number of ids per categorical column, in column order. Ids are in [0, size)."""
     new_categories: list[int]
-    """Categories per column that got an id in this round, appended or a tombstone's."""
+    """Categories per column that got an id in this run, either a new id or the id of a
+    tombstone."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
     last_event_time: str
     """See `RawDataset.last_event_time`."""
     last_learned_time: str
-    """See `RawDataset.last_learned_time`; the model keeps it as its watermark."""
+    """See `RawDataset.last_learned_time`. The model stores it as its watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
     """See `RawDataset.window_start`."""
     replay_uri: str | None = None
-    """The rows of `RawDataset.replay_uri`, encoded as the others are; None = no replay."""
+    """Folder of the encoded rows of `RawDataset.replay_uri`. None = no replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the rows that training learns from, asked for by the run, in [0, 1)."""
+    """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """Share of the training and replayed rows without a click that is here, in (0, 1]; held-out rows are all there. The
-    model's bias is corrected by its logarithm (`training.start`)."""
+    """Share of the training and replayed rows without a click that was kept, in (0, 1]. The holdout
+    has all rows. The model's bias is corrected by its logarithm (`training.start`)."""
     num_sampled_out: int = 0
-    """Training rows left out by `negative_rate`, replayed ones not counted."""
+    """Training rows dropped by `negative_rate`, without replayed rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """See `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -351,20 +398,23 @@ class TrainingSet(Manifest):
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     raw_dataset: Reference | None = None
-    """The `RawDataset` that was encoded. None only where no step made the manifest, likewise the next."""
+    """`RawDataset` that was encoded. It and `validation_report` are None only in a manifest that no
+    step wrote."""
     validation_report: Reference | None = None
     """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
-    """Per categorical column, ids whose category was evicted and that no category has now; empty = none anywhere."""
+    """Ids per categorical column whose category was evicted and that no category has now. Empty =
+    none in any column."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Manifest):
-    """One trained model: a self-contained folder of the model store. Training -> evaluation, next round.
+    """One trained model: a self-contained folder of the model registry.
 
-    The folder holds `model.json` (this manifest) and the parts named by the constants below.
+    Training writes it. Evaluation and the next run read it. The folder has `model.json` (this
+    manifest) and the parts that the constants below name.
     """
 
     FORMAT_VERSION: ClassVar[int] = 3
@@ -377,52 +427,60 @@ class Model(Manifest):
     """TFDV statistics of the training rows."""
     SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
     REFERENCE: ClassVar[str] = "statistics/reference.npz"
-    """The same rows counted for the monitor (`evergreen.statistics.reference`)."""
+    """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
-    """Summaries of the windows that its line learned from (`components.validation.windows`)."""
+    """Summaries of the windows on which its lineage was trained
+    (`components.validation.windows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
-    """The folders beside the manifest."""
+    """Folders beside the manifest."""
 
     model_id: str
     uri: str
-    """This folder."""
+    """Folder of the model."""
     backend: str
     """`pytorch` or `hugectr`."""
     config: dict[str, Any]
-    """The network's name and settings (`config.model`)."""
+    """Name and settings of the network (`config.model`)."""
     slot_sizes: list[int]
     parent_model_id: str | None
     seed: int
     num_train_rows: int
     optimizer_step: int
-    """Optimizer steps taken so far, over all incremental rounds."""
+    """Optimizer steps taken so far, over all runs of the lineage."""
     progressive: dict[str, float | None]
-    """AUC and log loss of a tenth of the training rows just before it was learned: a round's newest, any of a first
-    model's. Of thinned rows where `negative_rate` is below 1, so the log loss compares with no held-out rows' then."""
+    """AUC and log loss of a tenth of the training rows just before they were used: the newest tenth
+    in an incremental run, a random tenth in a first model. If `negative_rate` is below 1, the rows
+    are downsampled, and the log loss is not comparable with the holdout's."""
     last_event_time: str
-    """Newest row read for this model; those after `last_learned_time` judged it."""
+    """Time of the newest row read for this model. The rows after `last_learned_time` are its
+    holdout."""
     last_learned_time: str
-    """Newest row that it learned, itself or through its parent: the watermark of the round that continues it. Rows
-    thinned away and quarantined ones count as learned; late and replayed rows do not move it."""
+    """Time of the newest training row of the model or its parent. It is the watermark from which
+    the next run continues. Downsampled and quarantined rows count as training rows, but late and
+    replayed rows do not."""
     raw_digest: str
     sha256: dict[str, str]
-    """Hash of each part's tree: `weights`, `workflow`, `statistics`."""
+    """Hash of the files of each part: `weights`, `workflow`, `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`: what its own round learned begins there, late and replayed rows aside."""
+    """See `RawDataset.window_start`. It applies to the rows of its own run, without late and
+    replayed rows."""
     negative_rate: float = 1.0
-    """See `RawDataset.negative_rate`. The stored weights are corrected already: scores are of all rows."""
+    """See `TrainingSet.negative_rate`. The stored weights are already corrected, so that scores
+    refer to all rows."""
     served_shift: float = 0.0
-    """By what the stored bias is moved so that rows have the log's click rate as they are served, where a feature is
-    served as one value (`CategoricalOptions.served_as`); the round that continues the model begins without it."""
+    """Correction of the stored bias if a feature is served with a fixed value
+    (`CategoricalOptions.served_as`). It makes the mean score equal the click rate of the log. The
+    run that continues the model starts without it."""
     excluded_columns: list[str] = field(default_factory=list)
-    """See `RawDataset.excluded_columns`; what serving goes by is in the workflow."""
+    """See `RawDataset.excluded_columns`. The workflow has the list that serving uses."""
     training_set: Reference | None = None
-    """The `TrainingSet` that it learned. None in the store, where a model outlives its encoded rows."""
+    """`TrainingSet` of the model. None in the model registry, because a model outlives its encoded
+    rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Which version of which day it learned from in its own round; see `RawDataset.seen_days`."""
+    """Days and versions of the training rows of its own run (see `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files that were in the lake in its round: what is not among them is late. See `RawDataset.files`."""
+    """Files in the lake at its run (see `RawDataset.files`). Any other file is late."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     recommender: Recommender
@@ -431,7 +489,7 @@ class Model(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelQuality:
-    """How well a model scores one set of rows; a number that does not exist is None."""
+    """Metrics of a model on one set of rows. A number that does not exist is None."""
 
     auc: float | None = None
     auc_low: float | None = None
@@ -440,15 +498,19 @@ class ModelQuality:
     log_loss: float | None = None
     normalized_entropy: float | None = None
     calibration: float | None = None
-    """Expected clicks divided by observed ones."""
+    """Predicted clicks divided by observed clicks."""
     gauc: float | None = None
-    """See `metrics.UserQuality`; None too where the recommender names no user, likewise the next."""
+    """See `metrics.UserQuality`. This and `user_ndcg` are also None if the recommender names no
+    user."""
     user_ndcg: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AucLead:
-    """The candidate's AUC minus the champion's on the same rows (paired DeLong); None where it does not exist."""
+    """The candidate's AUC minus the champion's on the same rows (paired DeLong).
+
+    Values that do not exist are None.
+    """
 
     auc: float | None = None
     low: float | None = None
@@ -459,7 +521,7 @@ class AucLead:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsQuality:
-    """Both models on the same held-out rows."""
+    """Metrics of both models on the same held-out rows."""
 
     candidate: ModelQuality
     champion: ModelQuality | None
@@ -470,22 +532,23 @@ class RowsQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderingGain:
-    """What the candidate's order of neighbours is worth in clicks, from lists that a client explored.
+    """Estimated gain in clicks from the candidate's order of neighbours, from explored lists.
 
-    None where too few disputed pairs were swapped to tell (`components.evaluation.exploration`).
+    Values are None if too few disputed pairs were swapped (`components.evaluation.exploration`).
     """
 
     gain: float | None = None
-    """Clicks on two neighbours that the candidate would order otherwise, if they change places, less those if not."""
+    """Clicks on two neighbours that the candidate would swap: clicks if they are swapped minus
+    clicks if they are not."""
     low: float | None = None
-    """Lower end of the 95 % interval, which holds at all numbers of lists at once."""
+    """Lower end of the 95 % interval, which is valid at all numbers of lists at once."""
     high: float | None = None
     num_lists: int
-    """Explored lists that are held out."""
+    """Explored lists in the holdout."""
     num_swaps: int
-    """Shown swaps of pairs that the candidate would order so: what the estimate rests on."""
+    """Shown swaps that agree with the candidate's order. The estimate is computed from them."""
     disputed_share: float
-    """Share of pairs of neighbours that the candidate would order otherwise."""
+    """Share of the pairs of neighbours that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -537,7 +600,11 @@ class Verdict(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Manifest):
-    """One version that Triton serves. Deployment -> the promotion journal, the next run's champion, people."""
+    """One version that Triton serves.
+
+    Deployment writes it for the promotion journal, for the next run (which reads the champion from
+    it) and for people.
+    """
 
     model_name: str
     version: int
@@ -545,70 +612,81 @@ class Release(Manifest):
     model_id: str
     model_uri: str
     graph_uri: str
-    """The ONNX graph, kept in the model store beside its golden rows."""
+    """ONNX graph, stored in the model registry beside its golden rows."""
     sha256: dict[str, str]
-    """`graph`, `golden` (its golden rows), `weights`, `workflow`, and `data` (the raw dataset's digest)."""
+    """Hashes of `graph`, `golden` (its golden rows), `weights`, `workflow`, and `data` (the raw
+    dataset's digest)."""
     raw_digest: str
     parity_max_abs_diff: float
-    """Largest difference between the graph on raw rows and the training-side scores of the same rows."""
+    """Largest difference between the graph's scores of raw rows and the training-side scores of the
+    same rows."""
     parity_rows: int
     repository_uri: str
     trigger_id: str | None
     reason: str
     """Why it was accepted: the headline of the verdict."""
     published_at: str
-    """When its files were complete; the journal tells when it went live."""
+    """Time when its files were complete. The journal has the time when it went live."""
     parent_model_id: str | None = None
-    """The model that this one continued; None = from scratch."""
+    """Model that this one continued. None = from scratch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPlace(Manifest):
-    """Where the last release went, as its process saw it. Deployment -> whoever deploys next without naming a place."""
+    """Deployment target of the last release.
+
+    Deployment writes it. The next deployment reads it unless it names a target.
+    """
 
     repository_uri: str
     triton_urls: list[str]
-    """As given: host:port, or dns:///name:port."""
+    """Addresses as given: host:port, or dns:///name:port."""
     server: str
     """`python` or `onnxruntime`."""
 
 
 CURRENT = "current"
-"""As parent or champion: whatever the promotion journal says is live; none where nothing is."""
+"""Value of a parent or champion: the model that the promotion journal reports as live, or none if
+no model is live."""
 NONE = "none"
-"""As parent: train from scratch; as champion: judge by floor and calibration alone."""
+"""Value of a parent (train from scratch) or of a champion (evaluate by minimum AUC and calibration
+alone)."""
 RUN_PARAMETERS = (
     *("window_start", "window_end", "parent", "champion", "recommender", "settings"),
     *("trigger_id", "trigger_reason"),
 )
-"""Parameters of the pipeline: six that a person changes, and two that the monitor gives."""
+"""Parameters of the pipeline: six that a person changes, and two that the monitor sets."""
 SCRATCH = ("parent", "champion")
-"""The run's parameters that are `NONE` by `evergreen run --from-scratch`."""
+"""Parameters that `evergreen run --from-scratch` sets to `NONE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrainRequest(Manifest):
-    """One run that is asked for: why, and from which rows. The monitor, people -> the pipeline's parameters."""
+    """Request for one run: its reason and its window.
+
+    The monitor or a person writes it. It sets the pipeline's parameters.
+    """
 
     request_id: str
-    """Names the run; the same id is never run twice at a time."""
+    """Name of the run. Two runs of the same id never run at the same time."""
     reason: str
     requested_at: str
     window_start: str
-    """ISO 8601 UTC, inclusive; empty = after the last row that the parent learned; without a parent, the first row."""
+    """ISO 8601 UTC, inclusive. Empty = after the last training row of the parent, or from the first
+    row without a parent."""
     window_end: str
-    """Exclusive; empty = to the last row."""
+    """Exclusive end of the window. Empty = to the last row."""
     parent: str = CURRENT
     champion: str = CURRENT
     observed: dict[str, float | None]
-    """What the decision was based on, such as auc, threshold, rows, clicks."""
+    """Numbers behind the decision, such as auc, threshold, rows, clicks."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.reason:
             raise ContractError(f"retrain request {self.request_id!r} has reason {self.reason!r}, expected both")
 
     def pipeline_arguments(self) -> dict[str, Any]:
-        """The pipeline parameters that this request decides."""
+        """Return the pipeline parameters that this request sets."""
         return {
             "trigger_id": self.request_id,
             "trigger_reason": self.reason,

@@ -1,12 +1,11 @@
-"""Raw rows: one shown item each, with its features, whether it was clicked, and what served it.
+"""Raw rows: one shown item each, with its features, its label, and the version that served it.
 
-Joins everything that writes raw rows (users' files, the simulated world, the monitor's archive) to everything
-that reads them (extraction, validation, preprocessing, serving). Which features a row has is `config.features`';
-reading files is left to extraction.
+Users' files, the simulator and the monitor's archive write raw rows. Extraction, validation,
+preprocessing and serving read them. `config.features` defines the features of a row.
 
-Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns. Rows of a lake are the
-same, but may hold words where raw rows hold the categories that they stand for (`lake_types`); the monitor's archive,
-which knows no words, adds categories to the same columns.
+Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns. Rows
+of a lake have the same columns, but may have strings where raw rows have their categories
+(`lake_types`). The monitor's archive has no strings, and writes categories to the same columns.
 """
 
 from collections.abc import Sequence
@@ -23,19 +22,21 @@ LABEL, REQUEST_ID, ROW, EVENT_TIME, MODEL_VERSION, SCORE, POSITION, PROPENSITY =
 SHADOW_VERSION, SHADOW_SCORE, CANARY = OWN_COLUMNS[8:]
 
 SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
-"""Columns that a file may lack, and that are null then."""
+"""Columns that a file may lack. They are then null."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
-"""Columns after the raw ones in files that hold a row scored in the shadow too (`registry.traffic_plan`), null in its
-other rows. Readers of raw rows ask for columns by name and do not meet them; the canary's evidence does."""
+"""Optional columns after the raw ones, in files with a row that a shadow version scored
+(`registry.traffic_plan`). They are null in other rows. Readers of raw rows select columns by name
+and do not read them, but the canary's evidence does."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
-"""Column in files that hold a row that a canary answered; false in other rows. Optional groups follow the raw columns
-in this order: shadow, canary."""
+"""Optional column in files with a row that a canary answered, false in other rows. The optional
+columns follow the raw ones in this order: shadow, canary."""
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
-"""Column after the raw ones in rows of a recommender whose file names a weight (`ColumnNames.weight`): of a finite
-number of at least 0, and never null. Files of a lake may lack it, as the monitor's archive does: their rows count 1."""
+"""Column after the raw ones if the recommender's file names a weight (`ColumnNames.weight`). It is
+a finite number of at least 0, and never null. Files of a lake, such as the monitor's archive, may
+lack it: their rows have weight 1."""
 
 ROW_TYPES: dict[str, str] = {
     LABEL: "int32",
@@ -47,20 +48,26 @@ ROW_TYPES: dict[str, str] = {
     POSITION: "int32",
     PROPENSITY: "float64",
 }
-"""Arrow type of each column that every raw row has; the features stand behind the first."""
+"""Arrow type of each column that every raw row has. The features follow the first column."""
 FINITE = "a finite number"
-"""The rule for a numeric value that is there, for people; `is_infinite` finds the values that break it."""
+"""Rule for a numeric value that is present, for messages. `is_infinite` finds the values that break
+it."""
 LIST = "list<{type}>"
-"""Arrow type of a list of elements of a type."""
+"""Arrow type of a list whose elements have `type`."""
 
 
 def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Arrow type of each raw column, in file order; the last is the weight where rows are `weighted`.
+    """Return the Arrow type of each raw column, in file order.
 
-    Only the features may be null, and the last four columns: `model_version` and `score` in rows that no model of ours
-    served, `position` in rows outside ranked lists, `propensity` where no client explored. `request_id` and `row`
-    together identify a row. `position` is the row's place in the list that the request showed, from 1; `propensity` the
-    probability with which it stood there (`contracts.exploration`).
+    Only the features and four columns may be null: `model_version` and `score` in rows that none of
+    our models served, `position` in rows outside ranked lists, and `propensity` in rows without
+    exploration. `request_id` and `row` together identify a row. `position` is the row's position in
+    the list that the request showed, from 1. `propensity` is the probability of that position
+    (`contracts.exploration`).
+
+    Args:
+        features: Features of the recommender.
+        weighted: Whether rows have a weight, which is the last column.
     """
     return {
         LABEL: ROW_TYPES[LABEL],
@@ -73,22 +80,23 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Arrow type of each column of rows that a person's files bring to a lake, in file order."""
+    """Return the Arrow type of each column of rows in a person's files, in file order."""
     words = {name: LIST.format(type="string") if name in features.lists else "string" for name in features.words}
     return {**raw_types(features, weighted=weighted), **words}
 
 
 def known_columns(features: Features) -> frozenset[str]:
-    """What a raw file may hold without being asked."""
+    """Return the columns that a raw file may have without a warning."""
     return frozenset(OWN_COLUMNS).union(features.names)
 
 
 CLOCK_AHEAD_SECONDS = 3600.0
-"""A time that is noted this far ahead is of a clock that was wrong: nobody waits until it has come."""
+"""Maximum clock skew in seconds. A recorded time further in the future comes from a wrong clock,
+and no program waits for it."""
 
 
 def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
-    """Return which numeric values break the contract; NaN means missing, which is allowed.
+    """Return which numeric values break the contract. NaN means missing, which is allowed.
 
     >>> import numpy as np
     >>> is_infinite(np.array([1.0, np.nan, np.inf, -np.inf])).tolist()
@@ -101,10 +109,10 @@ def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
 
 
 def microseconds(time: float) -> int:
-    """Seconds since the epoch as `event_time` keeps them, in whole microseconds.
+    """Convert seconds since the epoch to whole microseconds, as `event_time` stores them.
 
-    Whoever compares a live time with an archived one counts so: in floats, an archived row could fall on the other side
-    of a bound than the live row.
+    Convert a live time before you compare it with an archived one. As floats, the two could fall on
+    different sides of a bound.
 
     >>> microseconds(1763000000.25), microseconds(1.0000006)
     (1763000000250000, 1000001)
@@ -113,7 +121,9 @@ def microseconds(time: float) -> int:
 
 
 def is_visible(name: str) -> bool:
-    """Whether a file of a lake or an archive is there for readers: a dot or underscore starts unfinished work or notes.
+    """Return whether readers of a lake or an archive read a file of this name.
+
+    A leading dot or underscore marks unfinished files and notes.
 
     >>> is_visible("part-00000.parquet"), is_visible(".part-00000.parquet"), is_visible("_SUCCESS")
     (True, False, False)
@@ -122,18 +132,20 @@ def is_visible(name: str) -> bool:
 
 
 DAY_PARTITION = "day={day}"
-"""Lake folder of one UTC day; `day` is YYYY-MM-DD of `event_time`."""
+"""Lake folder of one UTC day. `day` is YYYY-MM-DD of `event_time`."""
 
 VERSION_PARTITION = "version={version}"
-"""Sub-folder of a day's folder with a back-filled version of the day, from 1 up; Parquet files directly in the day's
-folder are version 0, which the uploader goes on appending to. The highest complete version is the day, and beside it
-files of version 0 that its marker does not name: they came later (`extraction.lake_files`)."""
+"""Sub-folder of a day's folder with a back-filled version of the day, from 1 up. Parquet files
+directly in the day's folder are version 0, to which the uploader appends. A day consists of its
+highest complete version, and of the files of version 0 that the version's marker does not name,
+because they came later (`extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
-"""Marker in such a folder, written last, since a bucket has no rename: without it the version does not exist."""
+"""Marker in such a folder, which is written last because a bucket has no rename. A version without
+it does not exist."""
 
 OUTCOME_PARTITION = "outcomes/day={day}"
-"""Folder, of an archive and of a lake, of outcomes that came after their rows were archived. `day` is YYYY-MM-DD, in
-UTC, of the prediction where it is known, else of the outcome."""
+"""Folder, in an archive or a lake, of outcomes that arrived after their rows were archived. `day`
+is YYYY-MM-DD in UTC: the day of the prediction if it is known, else of the outcome."""
 EVENT = "event"
 OUTCOME_TIME = "outcome_time"
 STORED_AT = "stored_at"
@@ -146,17 +158,24 @@ OUTCOME_TYPES: dict[str, str] = {
     STORED_AT: "timestamp[us, tz=UTC]",
     WINDOW_SECONDS: "float64",
 }
-"""Arrow type of each column of a late outcome's file, in file order; none is null. `request_id` and `row` name the
-raw row; `event` is one of `records.EVENTS`; `stored_at` is when the monitor stored it, `outcome_time` when it
-happened. `window_seconds` is the attribution window of its kind that the monitor had when it wrote the file, 0 where it
-awaits none of the kind: the outcome counts if `outcome_time` is at most that long after its row's `event_time`,
-both in whole microseconds. The same outcome may be there more than once."""
+"""Arrow type of each column of a late outcome's file, in file order. None is null. `request_id` and
+`row` identify the raw row, and `event` is one of `records.EVENTS`. `outcome_time` is the time of
+the event, and `stored_at` is when the monitor stored it. `window_seconds` is the monitor's
+attribution window for this kind of event when it wrote the file, or 0 if it does not expect this
+kind. The outcome counts if `outcome_time` is at most that long after its row's `event_time`, both
+in whole microseconds. A file may have the same outcome more than once."""
 
 
 def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: float) -> "NDArray[Any]":
-    """Columns `names` of an Arrow record batch as one array [n, len(names)] of `dtype`, nulls as `missing`.
+    """Return columns of an Arrow record batch as one array, [n, len(names)].
 
-    The batch is only asked what pyarrow's answers, which is no dependency of the contracts.
+    pyarrow is not imported, because it is not a dependency of the contracts.
+
+    Args:
+        batch: The record batch.
+        names: The columns.
+        dtype: Type of the array.
+        missing: Value that replaces null.
     """
     import numpy as np  # here, because parsers of flags import this module
 
@@ -167,9 +186,9 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: flo
 
 
 def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
-    """The categories of an Arrow record batch, [n, `features.places`]: of a list those elements that count.
+    """Return the categories of an Arrow record batch, [n, `features.places`].
 
-    `MISSING_CATEGORY` where there is none.
+    Of each list only the used elements are returned. An absent value is `MISSING_CATEGORY`.
     """
     import numpy as np
 
@@ -179,7 +198,7 @@ def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
 
 
 def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
-    """The elements that count of an Arrow array of lists, [n, `options.max`], in their order and at its begin."""
+    """Return the used elements of an Arrow array of lists, left-aligned, [n, `options.max`]."""
     elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
     return placed_lists(elements, list_lengths(column), options)
 
@@ -187,7 +206,13 @@ def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
 def placed_lists(
     elements: "NDArray[np.int64]", lengths: "NDArray[np.int64]", options: ListOptions
 ) -> "NDArray[np.int64]":
-    """As `list_matrix`, of lists with these lengths, whose elements follow each other."""
+    """Return `list_matrix` of flattened lists.
+
+    Args:
+        elements: Elements of all lists, one list after the other.
+        lengths: Number of elements of each list, [n].
+        options: Options of the list.
+    """
     import numpy as np
 
     places = np.arange(options.max)
@@ -200,10 +225,10 @@ def placed_lists(
 
 
 def list_lengths(column: Any) -> "NDArray[np.int64]":
-    """How many elements of `column.flatten()` belong to each of its lists; an Arrow array of lists."""
+    """Return the number of elements of each list of an Arrow array, as in `column.flatten()`."""
     import numpy as np
 
-    # A null list may have elements, which are nobody's.
+    # A null list may have elements, which do not count.
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(np.int64)
     return lengths

@@ -1,13 +1,15 @@
-"""How a log record is written: as a Protobuf message whose fields are the columns of one recommender.
+"""The encoding of a log record: a Protobuf message whose fields are the columns of a recommender.
 
-Whoever reads the log beside the monitor (a BigQuery subscription, Flink, a notebook) takes the schema that `proto`
-prints. What a record means is `contracts.records`'; how messages travel is `events.event_log`'s.
+Other readers of the log (a BigQuery subscription, Flink, a notebook) use the schema that `proto`
+prints. `contracts.records` describes the meaning of a record, and `events.event_log` its transport.
 
-A feature's values are one packed field, so a message of many rows takes a few bytes more than its numbers. A field's
-number is a hash of the feature's kind and name: a column that a file adds, drops or moves never takes another's place.
-On the wire a packed field of numbers of fixed size and a field of bytes are the same, little endian, and NumPy takes
-bytes as they are: to have Protobuf make a Python object of each number takes 5 times as long (64 rows of 39 columns).
-A field that holds a message is such bytes too: the features of many messages are read as one array (`_Layout`).
+The values of a feature are one packed field, so that a message of many rows is only a few bytes
+longer than its numbers. A field's number is a hash of the feature's kind and name. If a file adds,
+drops or moves a column, the numbers of the others stay the same. A packed field of fixed-size
+numbers and a field of bytes look the same on the wire (little endian). NumPy reads these bytes
+directly: it takes a fifth of the time of Protobuf's Python objects (64 rows of 39 columns). A
+nested message is a field of bytes too, so that the features of many messages are read as one array
+(`_Layout`).
 """
 
 import hashlib
@@ -51,7 +53,7 @@ _ARRAYS: Mapping[str, np.dtype[Any]] = {
     "sfixed32": np.dtype("<i4"),
     "sfixed64": np.dtype("<i8"),
 }
-"""Types of repeated numbers, whose packed form is an array's bytes."""
+"""Types of repeated numbers. Their packed form is the bytes of an array."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class _FieldRow:
     name: str
     number: int
     type: str
-    """Of the schema: a scalar's, an array's element's, or a message's name."""
+    """Type in the schema: of a scalar, of an array's elements, or the name of a message."""
     repeated: bool = field(default=False, kw_only=True)
     comment: str = field(default="", kw_only=True)
 
@@ -93,17 +95,18 @@ _RECORD = (
     _FieldRow("outcomes", 2, "Outcomes", comment="or what came of rows, once it is known"),
 )
 _MAX_LAYOUTS = 64
-"""Numbers of rows whose layout is remembered."""
+"""Maximum number of layouts in the cache, one for each number of rows."""
 _OUTCOME_BYTES = 300
-"""Memory of one outcome after decoding, about: its id, row and time are Python objects."""
+"""Approximate memory of a decoded outcome in bytes. Its id, row and time are Python objects."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
-"""Those that a record may lack."""
+"""Arrays that a record may lack."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""At most, of a message beside its arrays' numbers: ids, names and digest; a feature's tag and length."""
+"""Maximum bytes of a message beside the numbers of its arrays. The first is for ids, names and
+digest, the second for a feature's tag and length."""
 
 
 class RecordFormat:
-    """Writes and reads the records of a recommender with these features.
+    """Encode and decode the records of a recommender with these features.
 
     >>> form = RecordFormat(Features(numeric=("price",), categorical=("item id",)))
     >>> print(*(line for line in form.proto().splitlines() if "sfixed64" in line))
@@ -111,10 +114,11 @@ class RecordFormat:
     """
 
     def __init__(self, features: Features) -> None:
-        """Makes the message's type.
+        """Build the type of the message.
 
         Raises:
-            ContractError: two features have names of the same hash, a chance of 1 in 840 at 200 columns.
+            ContractError: the names of two features have the same hash, a chance of 1 in 840 at 200
+                columns.
         """
         self.features = features
         sizes = {name: each.stop - each.start for name, each in zip(features.lists, features.places.lists)}
@@ -139,19 +143,21 @@ class RecordFormat:
         arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
         self._feature_bytes = 4 * len(self._numeric) + 8 * self._width
         self.row_bytes = arrays + self._feature_bytes
-        """Of a row's numbers, with position, propensity and a shadow's score."""
+        """Bytes of a row's numbers, including position, propensity and shadow score."""
         self._type, self._features_type = _message_types({**self._messages, "LogRecord": _RECORD})
         self._layout = lru_cache(_MAX_LAYOUTS)(partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)]))
 
     def proto(self) -> str:
-        """The schema as Protobuf's own language writes it: what other readers, and Pub/Sub's topic schemas, take."""
+        """Return the schema in Protobuf's language, for other readers and Pub/Sub's schemas."""
         lines = ['syntax = "proto3";', "", "message LogRecord {"]
         for message, fields in self._messages.items():
             lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
         return "\n".join([*lines, *(f"  {_line(each)}" for each in _RECORD), "}", ""])
 
     def max_rows(self, num_bytes: int) -> int:
-        """How many rows of predictions fit a message of `num_bytes`, with positions, propensities and a shadow.
+        """Return the number of prediction rows that fit in a message of `num_bytes`.
+
+        The rows have positions, propensities and shadow scores.
 
         >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
         31218
@@ -159,10 +165,10 @@ class RecordFormat:
         return (num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)) // self.row_bytes
 
     def encode(self, record: Record) -> bytes:
-        """The message that holds `record`.
+        """Return the message of `record`.
 
         Raises:
-            ContractError: it has other numbers of columns than the recommender.
+            ContractError: the record and the recommender have different numbers of columns.
         """
         if isinstance(record, OutcomeBatch):
             outcomes = {name: getattr(record, name) for name in ("batch_id", "time", "event", "request_ids")}
@@ -194,18 +200,24 @@ class RecordFormat:
         return _serialized(message)
 
     def decoded_bytes(self, record: Record) -> int:
-        """Return about how much memory a record takes: its message may lack columns, which its rows have."""
+        """Return the approximate memory of a decoded record in bytes.
+
+        A decoded record has all columns, even those that its message lacks.
+        """
         return len(record) * (_OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes)
 
     def decode(self, content: bytes, *, recommender: str | None = None) -> Record:
-        """The record in a message; a feature that the message lacks is missing in all its rows.
+        """Return the record in a message. A feature that the message lacks is missing in all rows.
 
-        `recommender` names the one whose predictions are expected; a record that names none passes.
+        Args:
+            content: The message.
+            recommender: Expected recommender of predictions, or None for any. A record without a
+                recommender is accepted.
 
         Raises:
-            ContractError: no message of this schema, predictions of another recommender, a field that has another type
-                or that the schema does not know, more than `MAX_ROWS_PER_RECORD` rows, a feature with another number of
-                values than rows, or what the records' classes refuse.
+            ContractError: the message does not follow the schema, or the record's class refuses a
+                value. Or it has predictions of another recommender, more than `MAX_ROWS_PER_RECORD`
+                rows, or a feature with another number of values than rows.
         """
         try:
             message: Any = self._type.FromString(content)
@@ -230,20 +242,21 @@ class RecordFormat:
         before: float = END_OF_TIME,
         versions: Container[int] | None = None,
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
-        """Read the predictions that can be read side by side, and find the other messages, which `decode` reads.
+        """Decode messages in bulk, and find those that must be decoded singly by `decode`.
 
-        Side by side are those with equally many rows that lack no column and have no propensities and no shadow.
+        Messages can be decoded in bulk if they have equally many rows, all columns, no propensities
+        and no shadow.
 
         Args:
             contents: The messages.
-            recommender: The one that they may name; None = any.
-            since: The earliest time at which they were made, seconds since the epoch.
-            before: The time before which they were made.
-            versions: The model versions that they may name; None = any.
+            recommender: Recommender that they may name, or None for any.
+            since: Earliest prediction time, in seconds since the epoch, inclusive.
+            before: Latest prediction time, in seconds since the epoch, exclusive.
+            versions: Model versions that they may name, or None for any.
 
         Returns:
-            The predictions with the places of their messages, [m], and the places of all other messages, with and
-            without a fault.
+            The predictions with the positions of their messages, [m], and the positions of all
+            other messages, valid or not.
         """
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
@@ -259,10 +272,10 @@ class RecordFormat:
             num_bytes, size = len(sent.scores), len(sent.features)
             if num_bytes not in sizes and (num_rows := self._plain_rows(num_bytes, size)):
                 sizes[num_bytes] = self._layout(num_rows).size
-            # False does not mean that anything is wrong.
+            # A message that fails this test may still be valid.
             if (
                 size == sizes.get(num_bytes)
-                and (not (positions := sent.positions) or len(positions) == num_bytes)  # both of 4 bytes a row
+                and (not (positions := sent.positions) or len(positions) == num_bytes)  # both have 4 bytes a row
                 and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
                 and (recommender is None or sent.recommender in known)
                 and since <= sent.time < before
@@ -281,7 +294,10 @@ class RecordFormat:
     def _read_groups(
         self, alike: Mapping[int, list[tuple[int, Any]]], rest: list[int]
     ) -> list[tuple[Predictions, NDArray[np.int64]]]:
-        """Read groups of messages by the bytes of their scores; places of those with a fault are added to `rest`."""
+        """Read groups of messages, which are keyed by the bytes of their scores.
+
+        The positions of invalid messages are added to `rest`.
+        """
         found = []
         for num_bytes, group in alike.items():
             num_rows = num_bytes // _ARRAYS["float"].itemsize
@@ -292,14 +308,22 @@ class RecordFormat:
         return [(predictions, places) for predictions, places in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
-        """Return how many rows have scores and features of these bytes; 0 where no valid record has them."""
+        """Return the number of rows with scores and features of these sizes in bytes.
+
+        Returns 0 if no valid record has these sizes.
+        """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # More than the numbers alone, or nothing bounds the layout of a corrupt message.
+        # The features must be larger than their numbers alone. Otherwise a corrupt message could
+        # request a layout of any size.
         is_valid = not rest and num_rows <= MAX_ROWS_PER_RECORD and num_rows * self._feature_bytes < feature_bytes
         return num_rows if is_valid else 0
 
     def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
-        """The plain predictions of `num_rows` rows each; and which are valid and lack no feature."""
+        """Decode predictions of `num_rows` rows each.
+
+        Returns:
+            The predictions, and which of them are valid and lack no feature, [m].
+        """
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(len(sent), layout.size)
         scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
@@ -344,7 +368,7 @@ class RecordFormat:
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
         scores = _array(sent, "scores", "float")
-        # Before the features: a column that is absent is made up for here, at any number of rows.
+        # This precedes the features, because an absent column is filled in for any number of rows.
         if (n := len(scores)) > MAX_ROWS_PER_RECORD:
             raise ContractError(f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}")
         optional = {
@@ -372,18 +396,27 @@ class RecordFormat:
 
 
 class _Layout:
-    """Where the numbers of each column lie in the message `Features` of so many rows, as Protobuf writes all fields."""
+    """Offsets of each column's numbers in the message `Features`, for one number of rows.
+
+    Protobuf writes all fields in the order of their numbers.
+    """
 
     def __init__(self, kind: Any, columns: Sequence[tuple[str, int]], num_rows: int) -> None:
-        """`columns`: name and bytes a row of each field of the message `kind`, in the order of their numbers."""
+        """Compute the offsets.
+
+        Args:
+            kind: Class of the message.
+            columns: Name and bytes per row of each field, in the order of the fields' numbers.
+            num_rows: Number of rows.
+        """
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
         self.heads: list[tuple[str, bytes]] = []
-        """The bytes before the numbers of each field, which say which it is and how long."""
+        """Name of each field, and the bytes before its numbers: its tag and its length."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
-            # A tag of 4 bytes (`_number`), and the length, of 7 bits a byte.
+            # A tag has 4 bytes (`_number`), and each byte of the length has 7 bits.
             start = end + 4 + (max((size * num_rows).bit_length(), 1) + 6) // 7
             self.heads.append((name, whole[end:start]))
             self.starts[name], end = start, start + size * num_rows
@@ -394,7 +427,7 @@ class _Layout:
 
 
 def _matrix(features: Any, names: Sequence[str], *, kind: str, num_values: int) -> NDArray[Any]:
-    """The columns of these names side by side, [num_values, names]."""
+    """Return the columns of these names side by side, [num_values, names]."""
     dtype = _ARRAYS[kind]
     size = num_values * dtype.itemsize
     columns = [getattr(features, name) for name in names]
@@ -431,7 +464,7 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 
 def _expect_known(message: Message, what: str) -> None:
-    """Refuses fields that a newer client or a newer file has: what they hold is not to be lost."""
+    """Refuse fields that a newer client or a newer file has, because their values would be lost."""
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
             f"{what} has the fields {sorted(set(unknown))[:5]}, which this recommender's records do not have; is the "
@@ -440,19 +473,21 @@ def _expect_known(message: Message, what: str) -> None:
 
 
 def _columns_of(matrix: NDArray[Any]) -> list[bytes]:
-    """The bytes of each column."""
+    """Return the bytes of each column."""
     content, size = matrix.T.tobytes(), matrix.itemsize * len(matrix)
     return [content[start : start + size] for start in range(0, len(content), size)]
 
 
 def _number(kind: str, name: str) -> int:
-    """The number of a feature's field: 2^24 to 2^25 - 1, whose tags take 4 bytes."""
+    """Return the number of a feature's field, from 2^24 to 2^25 - 1. Its tag takes 4 bytes."""
     digest = hashlib.blake2b(f"{kind}/{name}".encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") >> 8) + (1 << 24)
 
 
 def _identifiers(names: Iterable[str]) -> dict[str, str]:
-    """A field's name for each feature, unique where case does not count, as BigQuery has it.
+    """Return a field name for each feature.
+
+    The names are unique without regard to case, as BigQuery requires.
 
     >>> _identifiers(["item id", "item-id", "2nd"])
     {'item id': 'item_id', 'item-id': 'item_id_2', '2nd': '_2nd'}
@@ -473,7 +508,10 @@ def _line(row: _FieldRow) -> str:
 
 
 def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
-    """The classes of `LogRecord`, in which arrays and the features are bytes, and of `Features`."""
+    """Return the classes of `LogRecord` and `Features`.
+
+    In `LogRecord`, arrays and the features are fields of bytes.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="record.proto", package="evergreen", syntax="proto3")
     for message, fields in messages.items():
         described = file.message_type.add(name=message)

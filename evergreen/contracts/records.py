@@ -1,8 +1,8 @@
-"""Log records: what was predicted, and what came of it later.
+"""Log records: predictions, and the outcomes that arrive later.
 
-Joins the inference client, which publishes them, to the monitor, which consumes them. One message is one batch. How it
-is written is `contracts.record_format`'s, how it travels `events.event_log`'s; what records mean together (the join) is
-the monitor's.
+The inference client publishes them, and the monitor consumes them. One message is one batch.
+`contracts.record_format` defines the encoding, and `events.event_log` the transport. The monitor
+joins predictions and outcomes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,23 @@ from evergreen.contracts.raw_rows import FINITE, is_infinite
 from evergreen.runtime.errors import ContractError
 
 _OF_RECOMMENDER = ("recommender", "recommender_digest")
-"""Fields of a prediction batch that tell whose rows it has."""
-# Looked up: to make them for each array was a fifth of the time that a message of one row takes.
+"""Fields of a prediction batch that identify the recommender of its rows."""
+# These are cached: creating a dtype for each array took a fifth of the time of a message of one
+# row.
 _EXPECTED: dict[type[Any], np.dtype[Any]] = {
     kind: np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64)
 }
 
 MAX_VERSION = 2**31 - 1
-"""Of a model; what the archive's column takes."""
+"""Maximum model version, limited by the type of the archive's column."""
 MAX_ID_CHARACTERS = 128
-"""Longest id, name or digest in a record: the archive repeats a request's id in each of its rows."""
+"""Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
+in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Most rows in a prediction record. A record of 39 columns takes 0.57 MB then, and a log carries 1 MB."""
+"""Maximum rows in a prediction record. A record of 39 columns then has 0.57 MB, and a log accepts 1
+MB."""
 END_OF_TIME = 253_402_300_800.0
-"""Seconds since the epoch: the year 10000, which no calendar of ours knows."""
+"""Seconds since the epoch of the year 10000, which Python's calendar does not support."""
 
 CLICK = "click"
 CONVERSION = "conversion"
@@ -38,38 +41,43 @@ EVENTS = (CLICK, CONVERSION)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PredictionBatch:
-    """The rows of one scored request, of any number of numeric and categorical columns, but of one at least.
+    """The rows of one scored request, with one or more columns.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, a version or time is out of range, a text is
-            too long or has no UTF-8 form, a numeric value is infinite, a score is no probability, or there are no rows
-            or columns.
+        ContractError: types, shapes or dtypes differ from those stated, or there are no rows or
+            columns. Or a version or time is out of range, a text is too long or cannot be encoded
+            in UTF-8, a numeric value is infinite, or a score is not a probability.
     """
 
     request_id: str
     time: float
-    """Seconds since the epoch, UTC, when the answer came."""
+    """Time of the answer, in seconds since the epoch, UTC."""
     model_version: int
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
     """[n, c], -1 = missing."""
     scores: NDArray[np.float32]
-    """[n] probabilities; NaN = the model gave none, and the caller got no scores at all."""
+    """[n] probabilities. NaN = the model returned none, and the caller got no scores."""
     positions: NDArray[np.int32] | None = None
-    """[n] place in the ranked list that the request showed, from 1; None where it showed none."""
+    """[n] position in the ranked list that the request showed, from 1. None if it showed no
+    list."""
     propensities: NDArray[np.float64] | None = None
-    """[n] probability with which each row stood at its place (`contracts.exploration`); None where nobody explored."""
+    """[n] probability of each row's position (`contracts.exploration`). None without
+    exploration."""
     shadow_version: int | None = None
-    """Model version that scored the rows in the shadow; None = none did."""
+    """Model version that scored the rows as shadow traffic. None = no version did."""
     shadow_scores: NDArray[np.float32] | None = None
-    """[n] its probabilities, which nobody was served; given with `shadow_version` or not at all."""
+    """[n] probabilities of the shadow version, which were not served. Required with
+    `shadow_version`, else absent."""
     canary: bool = False
-    """Whether a canary answered: its version takes a share of the traffic and is not the one that serves."""
+    """Whether a canary answered: a version that gets a share of the traffic beside the one that
+    serves."""
     recommender: str | None = None
-    """Name of the recommender whose rows these are; None where the writer did not know it."""
+    """Name of the rows' recommender. None if the writer did not know it."""
     recommender_digest: str | None = None
-    """Its `config.spec.Recommender.digest` as the writer had it; None likewise."""
+    """`config.spec.Recommender.digest` of the recommender as the writer had it. None if it did not
+    know it."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -105,7 +113,7 @@ class PredictionBatch:
     def _check_numbers(self) -> None:
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
-            # NaN is the minimum of whatever holds one, and fails both comparisons.
+            # If a value is NaN, the minimum is NaN and fails both comparisons.
             if values is None or (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
                 continue
             if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
@@ -125,36 +133,38 @@ R = TypeVar("R", bound="Requests")
 
 
 def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Times in seconds as `contracts.raw_rows.microseconds` counts each."""
+    """Convert times in seconds to microseconds, as `contracts.raw_rows.microseconds` does."""
     return np.rint(times * 1e6).astype(np.int64)
 
 
 NO_POSITION = -(2**31)
-"""Stands in `Requests.positions` where the row was in no ranked list."""
+"""Value of `Requests.positions` for a row outside ranked lists."""
 NO_VERSION = -1
-"""Stands in `Predictions.shadow_versions` where nothing scored the request in the shadow."""
+"""Value of `Predictions.shadow_versions` for a request without shadow scores."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Requests:
-    """Requests side by side: arrays of one value a request, [m], and of one a row, [n], a request's rows together.
+    """Columns of several requests: arrays of one value per request, [m], or per row, [n].
 
-    What came together is read, kept and counted by one call for all of it: an object for each request took most of the
-    time of one with a single row.
+    The rows of a request are consecutive. Requests that arrive together are decoded, stored and
+    counted by one call. An object for each request took most of the time of a request with a single
+    row.
     """
 
     ids: NDArray[np.object_]
-    """[m] of str."""
+    """[m] ids, of type str."""
     times: NDArray[np.float64]
-    """[m] seconds since the epoch, UTC."""
+    """[m] times, in seconds since the epoch, UTC."""
     versions: NDArray[np.int32]
-    """[m] of the models."""
+    """[m] model versions."""
     sizes: NDArray[np.int64]
-    """[m] rows of each, at least 1."""
+    """[m] number of rows of each request, at least 1."""
     scores: NDArray[np.float32]
     """[n] probabilities."""
     positions: NDArray[np.int32]
-    """[n] place in the ranked list that the request showed, from 1; `NO_POSITION` in all rows where it showed none."""
+    """[n] position in the ranked list that the request showed, from 1. `NO_POSITION` in all rows of
+    a request without a list."""
 
     OF_REQUESTS: ClassVar[tuple[str, ...]] = ("ids", "times", "versions", "sizes")
 
@@ -163,21 +173,21 @@ class Requests:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all of them."""
+        """Return the total number of rows."""
         return len(self.scores)
 
     @property
     def micros(self) -> NDArray[np.int64]:
-        """`times` in whole microseconds."""
+        """Return `times` in whole microseconds."""
         return micros_of(self.times)
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """[m] place of each one's first row."""
+        """Return the position of each request's first row, [m]."""
         return np.cumsum(self.sizes) - self.sizes
 
     def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
-        """Those at the places `chosen`, in its order; or those where it is true, [m]."""
+        """Return the requests at the positions `chosen`, or where a mask [m] is true."""
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
         if np.array_equal(chosen, np.arange(len(self))):
@@ -187,7 +197,7 @@ class Requests:
         return self._take(chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum()))
 
     def between(self: R, start: int, stop: int) -> R:
-        """Those at the places from `start` to before `stop`, as views."""
+        """Return views of the requests from position `start` (included) to `stop` (excluded)."""
         first = int(self.sizes[:start].sum())
         return self._take(slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum())))
 
@@ -195,15 +205,20 @@ class Requests:
         return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
 
     def to(self, kind: type[R], **more: NDArray[Any]) -> R:
-        """The same requests as this kind of columns, of which `more` are those that these lack."""
+        """Return the same requests with the columns of `kind`.
+
+        Args:
+            kind: Class of the result.
+            more: Columns of `kind` that these requests lack.
+        """
         return kind(**{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more)
 
     def ordered(self: R, times: NDArray[Any]) -> R:
-        """By `times`, [m], and at one time by id."""
+        """Return the requests ordered by `times`, [m], and then by id."""
         return self.select(self.order(times))
 
     def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
-        """Their places by `times`, [m], and at one time by id."""
+        """Return the positions of the requests ordered by `times`, [m], and then by id."""
         order = np.argsort(times, kind="stable")
         in_order = times[order]
         if (in_order[1:] == in_order[:-1]).any():
@@ -212,27 +227,30 @@ class Requests:
         return order
 
     def by_version(self: R) -> Iterator[tuple[int, R]]:
-        """Each model version and its requests; the version of the last request comes last."""
+        """Yield each model version with its requests.
+
+        The version of the last request comes last.
+        """
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():
             yield version, self.select(self.versions == version)
 
     @classmethod
     def joined(cls: type[R], parts: Sequence[R]) -> R:
-        """All of `parts`, of which there is at least one, one after another."""
+        """Concatenate `parts`, which has at least one element."""
         if len(parts) == 1:
             return parts[0]
         return cls(**{name: np.concatenate([getattr(each, name) for each in parts]) for name, _ in cls._columns()})
 
     @classmethod
     def _columns(cls) -> list[tuple[str, bool]]:
-        """Name of each array, and whether it is one of values of requests."""
+        """Return the name of each array, and whether it has one value per request."""
         return [(each.name, each.name in cls.OF_REQUESTS) for each in fields(cls)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions(Requests):
-    """Prediction batches of one recommender, side by side."""
+    """Columns of the prediction batches of one recommender."""
 
     canary: NDArray[np.bool_]
     """[m] as in `PredictionBatch`."""
@@ -241,17 +259,17 @@ class Predictions(Requests):
     categorical: NDArray[np.int64]
     """[n, c], -1 = missing."""
     propensities: NDArray[np.float64]
-    """[n], NaN where nobody explored."""
+    """[n], NaN without exploration."""
     shadow_versions: NDArray[np.int32]
-    """[m], `NO_VERSION` = none."""
+    """[m], `NO_VERSION` without a shadow version."""
     shadow_scores: NDArray[np.float32]
-    """[n], NaN where there is no shadow version."""
+    """[n], NaN without a shadow version."""
 
     OF_REQUESTS: ClassVar[tuple[str, ...]] = (*Requests.OF_REQUESTS, "canary", "shadow_versions")
 
     @classmethod
     def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
-        """The rows of `batches`, of which there is at least one; all have the same columns."""
+        """Return the rows of `batches`, at least one, which have the same columns."""
         sizes = np.array([len(batch) for batch in batches], np.int64)
         shadow_versions = [NO_VERSION if each.shadow_version is None else each.shadow_version for each in batches]
         return cls(
@@ -271,7 +289,7 @@ class Predictions(Requests):
 
 
 def _joined_or(given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic) -> NDArray[Any]:
-    """The arrays one after another, with `missing` in place of one that is not given."""
+    """Concatenate the arrays, with `missing` for the rows of an absent one."""
     return np.concatenate(
         [np.full(size, missing) if array is None else array for array, size in zip(given, sizes.tolist())]
     )
@@ -279,23 +297,25 @@ def _joined_or(given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], m
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutcomeBatch:
-    """Outcomes that became known together; a row without one is no click once its attribution window closes.
+    """Outcomes that became known together.
+
+    A row without an outcome counts as no click once its attribution window closes.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of range, a text is too
-            long or has no UTF-8 form, or there are no outcomes.
+        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of
+            range, a text is too long or cannot be encoded in UTF-8, or there are no outcomes.
     """
 
     batch_id: str
     time: float
-    """Seconds since the epoch, UTC, of the newest event."""
+    """Time of the newest event, in seconds since the epoch, UTC."""
     event: str
     """`click` or `conversion`."""
     request_ids: tuple[str, ...]
     rows: NDArray[np.int32]
     """[n] row of each event in its request."""
     times: NDArray[np.float64]
-    """[n] seconds since the epoch of each event."""
+    """[n] time of each event, in seconds since the epoch."""
 
     def __post_init__(self) -> None:
         n = len(self.request_ids)
@@ -322,12 +342,15 @@ Record = PredictionBatch | OutcomeBatch
 
 
 def record_id(record: Record) -> str:
-    """The id by which a record's redeliveries are recognised."""
+    """Return the id by which redeliveries of a record are recognised."""
     return record.request_id if isinstance(record, PredictionBatch) else record.batch_id
 
 
 def _check_text(name: str, value: Any) -> None:
-    """JSON can spell half a surrogate pair, which is text in Python alone: no database or file can hold it."""
+    """Refuse a text that is empty, too long, or cannot be encoded in UTF-8.
+
+    JSON can contain half a surrogate pair, which Python accepts but no database or file can store.
+    """
     try:
         if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARACTERS and value.encode():
             return
@@ -343,7 +366,7 @@ def _check_version(name: str, value: Any) -> None:
 
 
 def _check_time(name: str, value: Any) -> None:
-    # Compared and never converted: JSON's integers may be larger than any float.
+    # The value is not converted to a float, because JSON's integers may be too large for one.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < END_OF_TIME:
         raise ContractError(f"{name} is {_short(value)}, expected seconds since the epoch")
 

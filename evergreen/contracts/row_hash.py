@@ -1,7 +1,7 @@
-"""A number for each raw row that any step can make again: rows drawn by it are the same in every try.
+"""A reproducible number for each raw row, so that every try draws the same rows.
 
-Joins extraction, which draws old rows to replay and finds requests again, and preprocessing, which keeps a share of the
-rows without a click. What is drawn, and by which salt, is theirs.
+Extraction uses it to draw old rows and to find requests again. Preprocessing uses it to keep a
+share of the rows without a click. Each chooses its own salt.
 """
 
 import zlib
@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 
 
 def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
-    """CRC-32 of each text of an Arrow array, [n]: the same in every process, as Python's own hashes are not."""
+    """Return the CRC-32 of each text of an Arrow array, [n].
+
+    It is the same in every process, unlike Python's own hashes.
+    """
     return np.fromiter(map(zlib.crc32, request_ids.cast("binary").to_pylist()), np.uint32, len(request_ids))
 
 
 def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """CRC-32 of each row's request id in the upper half, its row in the lower.
+    """Return the CRC-32 of each row's request id in the upper half and its row in the lower, [n].
 
     Args:
-        request_ids: Arrow array of strings, [n]; pyarrow is asked for, but is no dependency of the contracts.
+        request_ids: Arrow array of strings, [n]. pyarrow is not imported, because it is not a
+            dependency of the contracts.
         rows: `row` of each, [n].
     """
     requests = request_ids.dictionary_encode()
@@ -31,7 +35,9 @@ def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def mix(values: Any) -> Any:
-    """SplitMix64's output function (Steele, Lea, Flood 2014): every bit of the input changes half of the output's.
+    """Mix the bits of integers: every bit of the input changes about half of the output's bits.
+
+    This is SplitMix64's output function (Steele, Lea, Flood 2014).
 
     Args:
         values: uint64, an array or a scalar.
@@ -44,12 +50,15 @@ def mix(values: Any) -> Any:
 
 
 def uniforms(identities: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each identity, as good as drawn evenly and, for another salt, independently.
+    """Return a uniform number in [0, 1) for each identity, [n].
 
-    >>> uniforms(np.array([5, 6], np.uint64), 1).round(3).tolist() == uniforms(np.array([5], np.uint64), 1).tolist()
-    False
+    Numbers of different salts are independent.
+
+    >>> five, six = uniforms(np.array([5, 6], np.uint64), salt=1)
+    >>> bool(five == six), bool(five == uniforms(np.array([5], np.uint64), salt=1)[0])
+    (False, True)
     """
     hashes = mix(identities ^ mix(np.uint64(salt % 2**64)))
-    # The 53 upper bits are exact in float64; rounding all 64 could give 1.
+    # The upper 53 bits are exact in float64. Rounding all 64 bits could give 1.
     evenly: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return evenly

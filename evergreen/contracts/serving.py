@@ -1,7 +1,7 @@
-"""The served models' names, files and tensors, and how Triton is reached.
+"""Names, files and tensors of the served models, and the gRPC options for Triton.
 
-Joins deployment, which writes the graph and its configuration, to the inference client, which calls it, and to the
-laptop's server, which starts with it.
+Deployment writes the graph and its configuration, the inference client calls it, and the laptop's
+server loads it.
 """
 
 import re
@@ -17,19 +17,20 @@ from evergreen.config.spec import CANARY_SUFFIX, CANDIDATE_SUFFIX
 from evergreen.runtime.errors import ContractError
 
 PYTHON = "python"
-"""The backend of Triton that the laptop serves with; it runs `CODE_FILE`."""
+"""Triton backend of the laptop's server. It runs `CODE_FILE`."""
 CONFIG_FILE = "config.pbtxt"
-"""A model's configuration, in its folder of the model repository."""
+"""Configuration file of a model, in the model's folder of the repository."""
 CODE_FILE = "model.py"
-"""Code of the python backend, in a version's folder."""
+"""Code file of the python backend, in a version's folder."""
 MAX_BATCH_ROWS = 4096
-"""Most rows in one request; the client splits what is larger."""
+"""Maximum rows in one request. The client splits a larger one."""
 
 
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Triton is on this machine or in this cluster, never beyond the proxy that the environment may name.
+    # Triton runs on this machine or in this cluster, never behind a proxy that the environment
+    # names.
     ("grpc.enable_http_proxy", 0),
-    # tritonclient's own defaults, which options of ours replace.
+    # Repeat tritonclient's defaults, which any options of ours replace.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
@@ -37,26 +38,34 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 QUEUE_REFUSALS = ("maximum queue size", "Request timeout expired")
-"""Triton's words, in an UNAVAILABLE, for a request that a full queue refused or that waited in it for too long."""
+"""Messages of Triton's status UNAVAILABLE for a request that a full queue refused or that waited
+too long."""
 
 
 @dataclass(frozen=True)
 class ServedNames:
-    """What the models of one recommender are called in Triton and in its repository, which several may share."""
+    """Names of one recommender's models in Triton and in its repository.
+
+    Several recommenders may share a repository.
+    """
 
     model: str
-    """The live version's: the recommender's own name, by which clients ask."""
+    """Name of the live version's model, which clients call: the recommender's own name."""
 
     @property
     def candidate(self) -> str:
-        """A version is rehearsed under this name before the live one's is touched; clients never ask for it."""
+        """Return the name under which a version is tested before it replaces the live one.
+
+        Clients never call it.
+        """
         return self.model + CANDIDATE_SUFFIX
 
     @property
     def canary(self) -> str:
-        """A version that takes a share of the traffic (`registry.traffic_plan`) answers under this name.
+        """Return the name under which a canary answers its share of the traffic.
 
-        Triton gives whoever names no version the highest one loaded: beside the live one it would take everything.
+        See `registry.traffic_plan`. A request without a version goes to the highest loaded version
+        of a name, so that a canary under the live name would get all traffic.
         """
         return self.model + CANARY_SUFFIX
 
@@ -70,11 +79,13 @@ class Tensor(NamedTuple):
 
 
 COLUMNS = "columns"
-"""Parameter of a model's configuration in Triton: the columns that it takes (`Features.columns`), as JSON."""
+"""Parameter of a model's configuration in Triton: its input columns (`Features.columns`) as
+JSON."""
 DENSE_INPUT = "dense"
-"""Name of the tensor of raw numeric features, in their order; NaN = missing."""
+"""Name of the tensor of raw numeric features, in their order. NaN = missing."""
 CATEGORICAL_INPUT = "categorical"
-"""Name of the tensor of raw categorical features, in their order; `features.MISSING_CATEGORY` = missing."""
+"""Name of the tensor of raw categorical features, in their order. `features.MISSING_CATEGORY` =
+missing."""
 INPUT_TYPES = {DENSE_INPUT: "FP32", CATEGORICAL_INPUT: "INT64"}
 """Triton's data type of each input."""
 PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
@@ -82,7 +93,7 @@ PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 
 
 def input_tensors(features: Features) -> tuple[Tensor, ...]:
-    """What a served graph takes, in this order; of a kind of feature that there is none of, there is no tensor.
+    """Return the inputs of a served graph in order. A kind without features has no tensor.
 
     >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
     (Tensor(name='categorical', datatype='INT64', width=2),)
@@ -92,23 +103,27 @@ def input_tensors(features: Features) -> tuple[Tensor, ...]:
 
 
 def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The tensors of a request for these rows, [n, d] and [n, c], by name; one without columns is left out."""
+    """Return the tensors of a request for these rows, [n, d] and [n, c], by name.
+
+    A tensor without columns is left out.
+    """
     rows = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return {name: values for name, values in rows.items() if values.shape[1]}
 
 
 class ColumnMap:
-    """Rows for one model from rows of other columns: by name, and what the model takes and the rows lack is missing.
+    """Conversion of rows to the columns of a model, by name.
 
-    Both are given by their columns, see `Features.columns`.
+    A column that the rows lack is missing. The columns of rows and model are as in
+    `Features.columns`.
     """
 
     def __init__(self, rows: Mapping[str, Sequence[str]], model: Mapping[str, Sequence[str]]) -> None:
         self.takes = {kind: tuple(model[kind]) for kind in ("numeric", "categorical")}
-        """The columns that the model takes."""
+        """Columns of the model."""
         self._is_same = self.takes == {kind: tuple(rows[kind]) for kind in self.takes}
         self._taken = {
-            # Behind the last column where the rows lack the name.
+            # A name that the rows lack gets the index after their last column.
             kind: np.array([rows[kind].index(n) if n in rows[kind] else len(rows[kind]) for n in names], np.int64)
             for kind, names in self.takes.items()
         }
@@ -116,7 +131,7 @@ class ColumnMap:
     def rows(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The model's [n, d] and [n, c] from [n, d] and [n, c] of the rows."""
+        """Return the model's columns [n, d] and [n, c] for the rows' columns [n, d] and [n, c]."""
         if self._is_same:
             return dense, categorical
         return (
@@ -131,10 +146,10 @@ def _with_columns(values: NDArray[Any], taken: NDArray[np.int64], missing: Any) 
 
 
 def versions_of(text: str) -> list[int]:
-    """The versions that a written configuration serves, ascending.
+    """Return the versions that the text of a configuration serves, ascending.
 
     Raises:
-        ContractError: a text that names no versions.
+        ContractError: the text names no versions.
     """
     if not (found := re.findall(r"^ +versions: (\d+)$", text, re.MULTILINE)):
         raise ContractError("configuration names no versions, expected at least one")

@@ -1,8 +1,9 @@
-"""The meaning of one value of a feature: whether it is missing, and which word it is as a category.
+"""The meaning of one value of a feature: whether it is missing, and its text as a category.
 
-Joins everything that reads values: users' files, the lake and the inference client. A click log spells one value in
-many ways: a truth value is `True` in a CSV, a bit in Parquet and a bool in a service. All readers ask here, so that one
-value is one category from the file to the request. `features.category_of` turns the word into the category.
+Users' files, the lake and the inference client may spell one value in different ways. A truth value
+is `True` in a CSV, a bit in Parquet and a bool in a service. All readers use this module, so that a
+value has the same category in a file and in a request. `features.category_of` converts the text to
+the category.
 """
 
 import math
@@ -14,26 +15,27 @@ from evergreen.runtime.errors import ContractError
 MISSING_WORDS = frozenset(
     {"", "NULL", "null", "None", "none", r"\N", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NaT", "-", "?"}
 )
-"""Texts that mean "no value", in every column of features, also with spaces around them. They are spelled exactly so:
-"Na" and "NONE" are ordinary words. A column in which one of them is a word, such as the country code NA, must spell
-that word otherwise."""
+"""Texts that mean "no value", in every feature column, also with spaces around them. The case
+counts: "Na" and "NONE" are ordinary texts. A column in which one of them is a real value, such as
+the country code NA, must spell it differently."""
 EXACT_FLOATS = 2**53
-"""From here on a float of 64 bits no longer tells a whole number from the next one."""
+"""Smallest number from which a 64-bit float cannot represent every whole number."""
 EXACT_BELOW = {
     **dict.fromkeys(("float64", "double"), EXACT_FLOATS),
     **dict.fromkeys(("float32", "float"), 2**24),
     **dict.fromkeys(("float16", "halffloat"), 2**11),
 }
-"""The same by type of floats, as NumPy and Arrow call it."""
+"""The same limit by float type, with the names of NumPy and Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
-"""Whole numbers that are categories: those of 64 bits, signed or unsigned. The second is one too large."""
+"""Range of the whole numbers that are categories: 64 bits, signed or unsigned. The end is
+exclusive."""
 A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
 A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}(\.0*)?", re.ASCII)
 
 
 class NoCategory(ContractError):
-    """A value that stands for no category; `expected` says what would."""
+    """A value that is not a category. `expected` describes a valid value."""
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__(f"a category is {value!r}, expected {expected}")
@@ -43,21 +45,23 @@ class NoCategory(ContractError):
 def is_missing_word(text: str) -> bool:
     r"""Return whether a text means that there is no value.
 
-    >>> is_missing_word(" NULL "), is_missing_word(r"\N"), is_missing_word("0"), is_missing_word("NAN")
-    (True, True, False, False)
+    >>> [is_missing_word(text) for text in (" NULL ", r"\N", "0", "NAN")]
+    [True, True, False, False]
     """
     return text.strip() in MISSING_WORDS
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a value of any type means that there is none: None, NaN, pandas' NA and NaT, a missing word.
+    """Return whether a value of any type means that there is no value.
+
+    Such values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_WORDS`.
 
     >>> [is_missing(value) for value in (None, float("nan"), "NULL", 0, "")]
     [True, True, True, False, True]
     """
     if isinstance(value, str):
         return is_missing_word(value)
-    # By their names, because pandas is not installed everywhere.
+    # The check is by type name, because pandas is not always installed.
     return value is None or type(value).__name__ in _PANDAS_MISSING or (isinstance(value, float) and math.isnan(value))
 
 
@@ -65,18 +69,20 @@ _PANDAS_MISSING = ("NAType", "NaTType")
 
 
 def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS) -> str | None:
-    """Return the word of one value of a categorical feature or list; None if the value is missing.
+    """Return the text of one value of a categorical feature or list, or None if it is missing.
 
-    A truth value is `true` or `false`, whether it is a bool or a text in any case. A whole number is written as Python
-    prints it, whether it is an int or a float.
+    A truth value is `true` or `false`, whether it is a bool or a text in any case. A whole number
+    is written as Python prints it, whether it is an int or a float.
 
     Args:
         value: None, a bool, int, float or str.
-        holds_words: Whether the feature's type is `string`; else a text must be a whole number or a truth value.
-        exact_below: See `EXACT_BELOW`; of the type that a float had where it came from.
+        holds_words: Whether the feature's type is `string`. Otherwise a text must be a whole number
+            or a truth value.
+        exact_below: See `EXACT_BELOW`, for the original type of a float.
 
     Raises:
-        NoCategory: The value is of another type, no whole number of 64 bits, or a float too large to be exact.
+        NoCategory: The value is of another type, not a whole number of 64 bits, or a float too
+            large to be exact.
 
     >>> [word_of(value, holds_words=True) for value in (True, "TRUE", 7.0, "07", "NULL", None)]
     ['true', 'true', '7', '07', None, None]
@@ -104,7 +110,7 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
     if not _WHOLE.fullmatch(text):
         raise NoCategory(text, A_CATEGORY)
     digits, point, _ = text.partition(".")
-    if point:  # some program wrote a float
+    if point:  # the text was written from a float
         return str(_whole(float(digits), A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
     if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, A_CATEGORY)
@@ -112,11 +118,15 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
 
 
 def _whole(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
-    """The whole number that a float is for certain."""
+    """Return the exact whole number of a float.
+
+    Raises:
+        NoCategory: the float is not whole, or too large to be exact.
+    """
     shown = value if written is None else written
     if not value.is_integer():
         raise NoCategory(shown, expected)
     if abs(value) >= exact_below:
-        # The next whole number has the same float: two users would become one.
+        # Adjacent whole numbers have the same float, so that two users would get one category.
         raise NoCategory(shown, f"an int or a text: a float is exact below {exact_below} only")
     return int(value)

@@ -1,8 +1,8 @@
-"""The most frequent words of categorical columns, and how people are shown a category: by its word where it is known.
+"""The most frequent texts of categorical columns, for the display of categories.
 
-Joins extraction, which reads the words, to whoever shows categories. A display dictionary only: nothing that is
-learned, judged or served depends on it. Of a category whose word is not listed the number is shown; of a column that
-says who a user is no value is shown.
+Extraction collects the texts. They are used only for display: training, evaluation and serving do
+not depend on them. A category whose text is not listed is shown as its number. No value is shown of
+a column that identifies users.
 """
 
 import json
@@ -17,22 +17,26 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 LISTED_WORDS = 1000
-"""Most words that are listed of a column."""
+"""Maximum texts listed per column."""
 _HELD_WORDS = 20 * LISTED_WORDS
-"""Most words of a column whose counts are held; then the rarer half is forgotten."""
+"""Maximum texts per column whose counts are in memory. Beyond it the less frequent half is
+dropped."""
 
 
 class WordCounts:
-    """Counts the words of columns in bounded memory; the same words in the same order give the same list.
+    """Count the texts of columns in bounded memory.
 
-    A word that is rare in some stretch of the rows may be forgotten there, so counts are lower bounds.
+    The same texts in the same order give the same list.
+
+    A text that is rare in some part of the rows may be dropped there, so that counts are lower
+    bounds.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {}
 
     def add(self, column: str, words: Any) -> None:
-        """Counts an Arrow array of texts; null and "" are none."""
+        """Count an Arrow array of texts. Null and "" are skipped."""
         found = words.value_counts()
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist())
         self._add(column, {word: count for word, count in pairs if word})
@@ -44,12 +48,15 @@ class WordCounts:
             self._counts[column] = Counter(dict(_ordered(counts)[: _HELD_WORDS // 2]))
 
     def merge(self, newer: "WordCounts") -> None:
-        """Adds what another counted in later rows."""
+        """Add the counts of later rows."""
         for column, counts in newer._counts.items():
             self._add(column, counts)
 
     def write(self, path: Path, *, without: Collection[str]) -> bool:
-        """Writes the lists to `path`, but not those of columns `without`; False, and no file, where there is none."""
+        """Write the lists to `path`, except those of the columns `without`.
+
+        Returns False, and writes no file, if there is no list.
+        """
         lists = {
             name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]
             for name, counts in sorted(self._counts.items())
@@ -65,10 +72,10 @@ def _ordered(counts: Counter[str]) -> list[tuple[str, int]]:
 
 
 def read_words(path: Path) -> dict[str, dict[int, str]]:
-    """By column, the word of each category that `WordCounts.write` listed.
+    """Return the text of each category that `WordCounts.write` listed, by column.
 
     Raises:
-        ContractError: the file is absent or damaged.
+        ContractError: the file is absent or corrupt.
     """
     try:
         lists = json.loads(path.read_text(encoding="utf-8"))
@@ -79,15 +86,16 @@ def read_words(path: Path) -> dict[str, dict[int, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownValues:
-    """How people are shown the categories of a run's columns."""
+    """Texts for the display of a run's categories."""
 
     words: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """By column, the word of a category, where it is known."""
+    """Known texts of categories, by column."""
     hidden: Collection[str] = ()
-    """Columns of which no value is shown, because it says who a user is (`Recommender.columns_of_users`)."""
+    """Columns whose values are never shown, because they identify users
+    (`Recommender.columns_of_users`)."""
 
     def text(self, column: str, category: int) -> str | None:
-        """The quoted word of a category, else its number; None of a hidden column.
+        """Return the quoted text of a category, else its number, or None for a hidden column.
 
         >>> shown = ShownValues(words={"color": {244716414365860: "red"}}, hidden=["user"])
         >>> shown.text("color", 244716414365860), shown.text("color", 7), shown.text("user", 7)

@@ -1,17 +1,22 @@
-"""The fitted feature workflow: vocabularies and the arithmetic on the dense columns, independent of any library.
+"""The fitted feature workflow: vocabularies and dense arithmetic, independent of any library.
 
-Joins preprocessing, which fits it, to deployment, which writes it into the served graph, and to the
-next round's preprocessing, which carries it on. Which categories enter and leave is preprocessing's, and so is what it
-remembers of them beside these files.
+Preprocessing fits it, deployment writes it into the served graph, and the preprocessing of the next
+run continues it. Preprocessing decides which categories enter and leave, and stores its own state
+in other files.
 
-Ids: 0 padding (a place of a list without an element), 1 missing, 2 out of vocabulary, 3 + position in the vocabulary.
-An id never moves while its category lives. Where a category was evicted its position holds `TOMBSTONE`, so that no
-other id moves; a later round may give that id to a new category.
-Dense: what `features.NumericOptions` says of each column, by NVTabular's operators FillMissing, Clip, LogOp and
-Normalize, with a logarithm that gives the same bits everywhere (`FeatureWorkflow.encode_dense`). A bucketed column is
-no dense input: by Bucketize it becomes a category from 0, its bucket, whose id never changes.
-What one round did to the vocabularies (`vocabulary_changes`) joins preprocessing, which reports it, to training, which
-starts those ids' rows afresh, and evaluation, which measures apart what holds them.
+Ids: 0 padding (a position of a list without an element), 1 missing, 2 out of vocabulary, 3 +
+position in the vocabulary. The id of a category never changes while the category is in the
+vocabulary. The position of an evicted category is set to `TOMBSTONE`, so that no other id changes.
+A later run may reuse that id for a new category.
+
+Dense columns are transformed as their `features.NumericOptions` say, with NVTabular's operators
+FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every platform
+(`FeatureWorkflow.encode_dense`). A bucketed column is not a dense input: Bucketize converts it to a
+category from 0, its bucket, whose id never changes.
+
+`vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports it,
+training starts the rows of changed ids from new values, and evaluation measures rows with them
+separately.
 """
 
 import io
@@ -32,23 +37,25 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 FORMAT_VERSION = 6
-"""Of the files; other versions are refused."""
+"""Format version of the files. Any other version is refused."""
 PADDING_ID = 0
 MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
 TOMBSTONE = -2
-"""In a vocabulary: this id has no category. No raw category is negative, and a missing one is `MISSING_CATEGORY`."""
+"""Vocabulary entry of an id without a category. No raw category is negative, except
+`MISSING_CATEGORY` for a missing one."""
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
 
 
 def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Raw numbers [n, d], NaN = missing, filled, clipped and logged: as they are before they are scaled.
+    """Return raw numbers [n, d] filled, clipped and logged, but not yet scaled. NaN is missing.
 
-    In float32, but for the logarithm: float64's, rounded. Libraries' own float32 logarithms differ in the last bits
-    from each other, from one processor to the next, and some by a value's place in the array.
+    The result is float32. The logarithm is computed in float64 and rounded, because float32
+    logarithms differ in their last bits between libraries and processors. In some libraries they
+    even depend on the position in the array.
     """
     options = [features.options_of(name) for name in features.numeric]
     values: NDArray[np.float32] = np.where(
@@ -63,7 +70,7 @@ def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float
 
 
 def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
-    """Values of a bucketed column before they are bucketed; NaN stays NaN."""
+    """Return clipped values of a bucketed column. NaN stays NaN."""
     least, largest = np.array(options.bounds, np.float32)
     found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
     return found
@@ -74,24 +81,26 @@ class FeatureWorkflow:
     """A fitted workflow.
 
     Raises:
-        ContractError: other numbers of columns than features, a category twice or outside [0, 2^52), a std that is not
-            positive, boundaries of buckets that do not ascend or are too many, an excluded column that is no feature,
-            is named twice, or has a vocabulary.
+        ContractError: the numbers of columns and features differ, a category occurs twice or is
+            outside [0, 2^52), or a std is not positive. Or bucket boundaries do not ascend or are
+            too many. Or an excluded column is not a feature, occurs twice, or has a vocabulary.
     """
 
     features: Features
     vocabularies: tuple[NDArray[np.int64], ...]
-    """Per slot, the categories in the order of their ids; `TOMBSTONE` any number of times."""
+    """Categories of each slot in the order of their ids. `TOMBSTONE` may occur several times."""
     means: NDArray[np.float32]
-    """What is subtracted last, [d], one for each numeric feature: a mean, for `minmax` the least value, or 0."""
+    """Value subtracted last, [d], one for each numeric feature: the mean, the minimum for `minmax`,
+    or 0."""
     stds: NDArray[np.float32]
-    """What is then divided by, [d]: a standard deviation, for `minmax` the width of the range, or 1."""
+    """Divisor after that, [d]: the standard deviation, the width of the range for `minmax`, or
+    1."""
     frequency_threshold: int
-    """Sightings, summed over rounds, that a category needed in the last round to enter a vocabulary."""
+    """Minimum count of a category, summed over runs, for entering a vocabulary in the last run."""
     excluded: tuple[str, ...] = ()
-    """Features that the model did not learn from: they count as missing, whatever a row holds there."""
+    """Features on which the model was not trained. They count as missing whatever a row has."""
     boundaries: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Of each bucketed feature the least values of its buckets but the first, ascending."""
+    """Lower ends of the buckets of each bucketed feature except the first, ascending."""
 
     def __post_init__(self) -> None:
         numeric, slots = self.features.numeric, self.features.slots
@@ -135,26 +144,28 @@ class FeatureWorkflow:
 
     @property
     def slot_sizes(self) -> list[int]:
-        """Number of ids per slot, those of tombstones included."""
+        """Return the number of ids per slot, including tombstones."""
         return [FIRST_ID + len(v) for v in self.vocabularies]
 
     @property
     def tombstones(self) -> list[int]:
-        """Number of ids without a category, per slot."""
+        """Return the number of ids without a category, per slot."""
         return [len(v) - len(categories) for v, (categories, _) in zip(self.vocabularies, self._sorted)]
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Per slot, the categories in ascending order and the position of each; tombstones are not among them."""
+        """Return the categories of each slot, ascending, and their positions. Omits tombstones."""
         positions = [np.flatnonzero(v != TOMBSTONE) for v in self.vocabularies]
         orders = [p[np.argsort(v[p], kind="stable")] for v, p in zip(self.vocabularies, positions)]
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
 
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids [n, `features.id_places`] of categories (`MISSING_CATEGORY` = missing, in a list padding).
+        """Return the ids [n, `features.id_places`] of categories.
 
-        Any other value without an id is out of vocabulary, a negative one (and so `TOMBSTONE`) too; but any value of an
-        excluded column is missing, or padding. Of bucketed columns there are buckets, see `with_buckets`.
+        `MISSING_CATEGORY` is missing, and padding in a list. Any other value without an id, even a
+        negative one such as `TOMBSTONE`, is out of vocabulary. Every value of an excluded column is
+        missing, or padding in a list. Bucketed columns must have their buckets (see
+        `with_buckets`).
         """
         ids = np.empty(categorical.shape, np.int64)
         for place in range(categorical.shape[1]):
@@ -162,7 +173,10 @@ class FeatureWorkflow:
         return ids
 
     def encode_place(self, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids [n] of categories that stand at one of `features.id_places`, as in `encode_categorical`."""
+        """Return the ids [n] of categories at one of `features.id_places`.
+
+        See `encode_categorical`.
+        """
         feature = self.features.id_features[place]
         absent = PADDING_ID if feature in self.features.lists else MISSING_ID
         if feature in self.excluded:
@@ -177,19 +191,30 @@ class FeatureWorkflow:
         return ids
 
     def with_buckets(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The categories [n, `features.places`] of rows and, behind them, the buckets of their numbers [n, d]."""
+        """Return the categories of rows, [n, `features.places`], followed by their buckets.
+
+        Args:
+            dense: Raw numbers, [n, d].
+            categorical: Categories, [n, `features.places`].
+        """
         numeric, bucketed = self.features.numeric, self.features.bucketed
         columns = [self._buckets(name, dense[:, numeric.index(name)]) for name in bucketed]
         return np.column_stack([categorical, *columns]) if columns else categorical
 
     def _buckets(self, name: str, values: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The bucket of each value, `MISSING_CATEGORY` where it is missing; one on a boundary is in the upper one."""
+        """Return the bucket of each value, or `MISSING_CATEGORY` for a missing one.
+
+        A value on a boundary is in the upper bucket.
+        """
         found = np.searchsorted(self.boundaries[name], clipped(values, self.features.options_of(name)), side="right")
         return np.where(np.isnan(values), MISSING_CATEGORY, found).astype(np.int64)
 
     @property
     def served_ids(self) -> dict[int, int]:
-        """The id in every row of each place that is served as one value, see `CategoricalOptions.served_as`."""
+        """Return the fixed id of each position that is served with one value.
+
+        See `CategoricalOptions.served_as`.
+        """
         found = {}
         for place, category in self.features.served_as.items():
             is_excluded = self.features.categorical[place] in self.excluded
@@ -198,13 +223,13 @@ class FeatureWorkflow:
 
     @property
     def excluded_dense(self) -> list[int]:
-        """Positions of the excluded dense columns."""
+        """Return the positions of the excluded dense columns."""
         return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
+        """Return the network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
 
-        NaN is missing, and so is any value of an excluded column.
+        NaN and any value of an excluded column are missing.
         """
         numeric = self.features.numeric
         is_missing = np.isnan(dense)
@@ -217,16 +242,16 @@ class FeatureWorkflow:
         return np.concatenate([scaled, indicators.astype(np.float32)], axis=1)
 
     def save(self, folder: Path) -> None:
-        """Writes the workflow into `folder`, whose other files stay."""
+        """Write the workflow into `folder`, which may have other files."""
         arrays = io.BytesIO()
-        # By position: not every name of a column can name an array there.
+        # Arrays are named by position, because some column names cannot name an array.
         columns: dict[str, Any] = {f"{i}": v.astype("<i8") for i, v in enumerate(self.vocabularies)}
         np.savez(arrays, **columns)
         write_whole(folder / VOCABULARIES_FILE, arrays.getvalue())
         settings = {
             "format_version": FORMAT_VERSION,
             "features": asdict(self.features),
-            # A float32 survives the way through a decimal float64 unchanged.
+            # A float32 survives the conversion to a decimal float64 unchanged.
             "means": [float(x) for x in self.means],
             "stds": [float(x) for x in self.stds],
             "frequency_threshold": self.frequency_threshold,
@@ -237,10 +262,10 @@ class FeatureWorkflow:
 
     @classmethod
     def load(cls, folder: Path) -> "FeatureWorkflow":
-        """The workflow in `folder`.
+        """Return the workflow in `folder`.
 
         Raises:
-            ContractError: a file is absent, damaged or of another format version.
+            ContractError: a file is absent, corrupt or of another format version.
         """
         try:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
@@ -262,22 +287,25 @@ class FeatureWorkflow:
 
 @dataclass(frozen=True, eq=False)
 class VocabularyChange:
-    """What became of one column's ids, each array ascending."""
+    """Changes of one column's ids. Each array is ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category and had none: appended ones, and tombstones given out again."""
+    """Ids that have a category and had none: appended ones and reused tombstones."""
     reused: NDArray[np.int64]
-    """Those of `entered` that were tombstones."""
+    """Ids of `entered` that were tombstones."""
     evicted: NDArray[np.int64]
-    """Ids that had a category and are tombstones."""
+    """Ids that had a category and are now tombstones."""
 
 
 def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> list[VocabularyChange]:
-    """Per slot of `now`, what changed from `before`; None before, or without the slot = every category is new.
+    """Return the changes of each slot of `now` since `before`.
+
+    Without `before`, or for a slot that it lacks, every category is new.
 
     Raises:
-        ContractError: an id means another category than before with no round between as a tombstone, a category moved
-            to another id, or a vocabulary shrank. Weights of the one workflow are then of no use under the other.
+        ContractError: an id changed its category without being a tombstone in between, a category
+            moved to another id, or a vocabulary shrank. Weights of one workflow then cannot be used
+            with the other.
     """
     earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
     nothing = np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""The file `recommender.yaml`: read, checked and written, drafted from a file of rows, and tried on one.
+"""The file `recommender.yaml`: reading, checking, writing, drafting from rows, and trying on rows.
 
-What a description is, is told by `evergreen.config`. Accepted descriptions are kept by `registry.recommenders`.
+`evergreen.config` defines a description. `registry.recommenders` stores accepted descriptions.
 """

@@ -1,7 +1,8 @@
-"""The first rows of a click log, column by column: each distinct value once, and what its values are.
+"""A sample of a click log by column: the distinct values, and their kind.
 
-Reading is extraction's (`open_rows`), and so are the rules that say what a value means. A column is held as its
-distinct values and, for each row, the number of its value, so memory grows with the bounded number of rows alone.
+`open_rows` reads the rows, and the rules of `evergreen.rows` define what a value means. A column is
+stored as its distinct values and, for each row, the number of its value. Memory is therefore
+bounded by the number of sampled rows.
 """
 
 import re
@@ -25,17 +26,19 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import roc_auc
 
 SAMPLE_ROWS = 1_000_000
-"""Most rows of a file that are read, its first ones."""
+"""Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
-"""Memory of the sampled columns from which no further rows are read."""
+"""Memory of the sampled columns in bytes. Reading stops when it is exceeded."""
 NUM_EXAMPLES = 3
-"""Rejected lines that are shown."""
+"""Number of rejected lines that are shown."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
-"""Kinds of columns. A column of floats that are all whole is `INTEGER`: pandas has no other integers beside gaps."""
+"""Kinds of columns. A column of floats that are all whole is `INTEGER`, because pandas writes
+integers with missing values as floats."""
 TOLERATED = 0.01
-"""Share of the rows whose value may be of another kind: they are malformed rows, as extraction tolerates them."""
+"""Maximum share of rows whose value is of another kind. They count as malformed rows, which
+extraction tolerates up to the same share."""
 ELEMENT_END = "\x1f"
-"""Stands between the elements of a list of a Parquet file while its column is held as texts."""
+"""Separator between the elements of a Parquet list whose column is stored as texts."""
 _EXACT = 2.0**53
 _ZERO_LED = r"^\s*[+-]?0[0-9]+\s*$"
 _NEARLY_WHOLE = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
@@ -48,30 +51,31 @@ class SampledColumn:
 
     name: str
     type: str
-    """Arrow type in the file, or `TEXT`; in a text file all columns are texts."""
+    """Arrow type in the file, or `TEXT`. In a text file all columns are texts."""
     values: Any
-    """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END` between elements."""
+    """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END`
+    between the elements."""
     codes: NDArray[np.int32] = field(repr=False)
-    """Position in `values` of each row's value; -1 where the file has none."""
+    """Position of each row's value in `values`, or -1 if the file has no value."""
 
     @property
     def num_rows(self) -> int:
-        """Number of sampled rows."""
+        """Return the number of sampled rows."""
         return len(self.codes)
 
     @property
     def is_list(self) -> bool:
-        """Whether the column holds lists by its type in the file."""
+        """Return whether the column's type in the file is a list."""
         return self.type.startswith("list<")
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Number of rows with each of `values`."""
+        """Return the number of rows with each of `values`."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
     def is_present(self) -> NDArray[np.bool_]:
-        """Whether each of `values` is one, and no word for a missing one."""
+        """Return whether each of `values` is a real value, and not a text for a missing one."""
         if self.kind_of_type == OTHER:
             return np.ones(len(self.values), bool)
         if is_text(self.values.type):
@@ -86,35 +90,35 @@ class SampledColumn:
 
     @cached_property
     def num_present(self) -> int:
-        """Number of rows with a value."""
+        """Return the number of rows with a value."""
         return self.rows_with(np.ones(len(self.values), bool))
 
     @property
     def missing(self) -> float:
-        """Share of the rows without a value."""
+        """Return the share of the rows without a value."""
         return 1 - self.num_present / max(self.num_rows, 1)
 
     @cached_property
     def missing_words(self) -> tuple[str, ...]:
-        """The words that stand where a value is missing, most frequent first."""
+        """Return the texts that mean a missing value in this column, most frequent first."""
         at = np.flatnonzero(~self.is_present & (self.counts > 0))
         at = at[np.argsort(-self.counts[at], kind="stable")]
         return tuple(word for i in at.tolist() if (word := shown(self.values[i]).strip()))
 
     @cached_property
     def distinct(self) -> int:
-        """Number of distinct values that are present."""
+        """Return the number of distinct values, without missing ones."""
         return int((self.is_present & (self.counts > 0)).sum())
 
     @cached_property
     def example(self) -> str:
-        """The first value, shortened; empty if there is none."""
+        """Return the first value, shortened, or an empty text if there is none."""
         at = np.flatnonzero(self.is_present)
         return shown(self.values[int(at[0])]) if len(at) else ""
 
     @cached_property
     def kind_of_type(self) -> str:
-        """What the file's own type says; `TEXT` says nothing."""
+        """Return the kind according to the file's type. `TEXT` can be any kind."""
         found = self.values.type
         if is_text(found):
             return TEXT
@@ -128,7 +132,7 @@ class SampledColumn:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """Each of `values` as a number; NaN where it is none."""
+        """Return each of `values` as a number, or NaN if it is not a number."""
         if self.kind_of_type in (OTHER, TIME):
             return np.full(len(self.values), np.nan)
         if self.kind_of_type == BOOLEAN:
@@ -142,38 +146,44 @@ class SampledColumn:
 
     @cached_property
     def is_truth(self) -> NDArray[np.bool_]:
-        """Whether each of `values` is a truth value."""
+        """Return whether each of `values` is a truth value."""
         if self.kind_of_type != TEXT:
             return np.full(len(self.values), self.kind_of_type == BOOLEAN)
         return _matching(self.values, r"(?i)^\s*(true|false)\s*$")
 
     @cached_property
     def is_zero_led(self) -> NDArray[np.bool_]:
-        """Whether each of `values` is digits with a zero before them, which numbers do not keep."""
+        """Return whether each of `values` is digits with leading zeros.
+
+        A number would lose the zeros.
+        """
         return _matching(self.values, _ZERO_LED) if self.kind_of_type == TEXT else np.zeros(len(self.values), bool)
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Whether each of `values` is a whole number for certain, or digits with zeros before them."""
+        """Return whether each of `values` is a whole number exactly, or has leading zeros."""
         if self.kind_of_type not in (TEXT, INTEGER, FLOAT):
             return np.zeros(len(self.values), bool)
         if self.kind_of_type != TEXT:
             return _mask(CATEGORIES.parse(self.values).values.is_valid())
-        # The rule looks at each text by itself, and of most columns none is a number.
+        # The rule parses each text separately, and in most columns no text is a number.
         found = _matching(self.values, _NEARLY_WHOLE)
         found[found] = _mask(CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid())
         return found | self.is_zero_led
 
     @cached_property
     def is_long_float(self) -> NDArray[np.bool_]:
-        """Whether each of `values` is a float of 2^53 or more, which stands for several whole numbers."""
+        """Return whether each of `values` is a float of 2^53 or more, which is ambiguous.
+
+        Several whole numbers have the same float there.
+        """
         with np.errstate(invalid="ignore"):
             large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
         return large & ~_matching(self.values, _DIGITS) if self.kind_of_type == TEXT else large
 
     @cached_property
     def labels(self) -> NDArray[np.int8]:
-        """Each of `values` as a label, 0 or 1; -1 where it is none."""
+        """Return each of `values` as a label, 0 or 1, or -1 if it is not a label."""
         if self.kind_of_type in (OTHER, TIME) or self.is_list:
             return np.full(len(self.values), -1, np.int8)
         found: NDArray[np.int8] = LABELS.parse(self.values).values.fill_null(-1).to_numpy().astype(np.int8)
@@ -181,7 +191,7 @@ class SampledColumn:
 
     @cached_property
     def kind(self) -> str:
-        """One of the kinds above, as all present values but a tolerated share are."""
+        """Return the kind of all values, except for a tolerated share."""
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
@@ -192,32 +202,35 @@ class SampledColumn:
 
     @cached_property
     def _masks(self) -> dict[str, NDArray[np.bool_]]:
-        """Return by kind whether each of `values` is of it; the first that fits is the column's."""
+        """Return for each kind whether each of `values` belongs to it.
+
+        The first kind that fits is the kind of the column.
+        """
         is_number = np.isfinite(self.numbers)
         if self.kind_of_type == TEXT:
-            # Whole numbers of more than 64 bits are ids: as floats they would no longer be told apart.
+            # Whole numbers of more than 64 bits are ids. Different ids would have the same float.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_odd(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and not in a mask over `values`."""
+        """Return the number of rows whose value is present but not in a mask over `values`."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property
     def is_fitting(self) -> NDArray[np.bool_]:
-        """Whether each of `values` is of the column's kind."""
+        """Return whether each of `values` is of the column's kind."""
         found = self._masks.get(self.kind) if not self.is_list else None
         return self.is_present if found is None else found & self.is_present
 
     @cached_property
     def odd_example(self) -> str:
-        """The first value that is not of the column's kind; empty if there is none."""
+        """Return the first value that is not of the column's kind, or an empty text."""
         at = np.flatnonzero(self.is_present & ~self.is_fitting)
         return shown(self.values[int(at[0])]) if len(at) else ""
 
     @cached_property
     def bounds(self) -> tuple[Any, Any] | None:
-        """Least and greatest value, as people write them; None if the kind has no order."""
+        """Return the smallest and largest value for display, or None if the kind has no order."""
         if self.kind == TIME and len(self.values):
             found = pc.min_max(self.values)
             return shown(found["min"]), shown(found["max"])
@@ -232,14 +245,14 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return for each row what `of_values` says of its value, `absent` where the row has none."""
+        """Return the entry of `of_values` for each row's value, or `absent` if the row has none."""
         if not len(of_values):
             return np.full(self.num_rows, absent)
         return np.where(self.codes >= 0, of_values[self.codes], absent)
 
     @property
     def groups(self) -> NDArray[np.int32]:
-        """Number of each row's value as `codes` have it; all words for a missing value are -1."""
+        """Return the number of each row's value as in `codes`. Every missing value is -1."""
         numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)
         found: NDArray[np.int32] = self.row_values(numbers, np.int32(-1)).astype(np.int32)
         return found
@@ -247,31 +260,32 @@ class SampledColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSample:
-    """The first rows of one file."""
+    """First rows of one file."""
 
     path: Path
     num_rows: int
     is_whole: bool
     """Whether these are all rows of the file."""
     counts: LineCounts
-    """What the lines read so far were."""
+    """Counts of the lines read so far."""
     rejected: tuple[Rejected, ...]
-    """The first lines that are no rows."""
+    """First lines that are not rows."""
     columns: tuple[SampledColumn, ...]
     unnamed: tuple[int, ...] = ()
-    """Numbers of the columns without a name, from 1; they are not among `columns`."""
+    """Numbers of the columns without a name, from 1. They are not in `columns`."""
 
 
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
     """Return the first rows of a file, each column as its distinct values.
 
     Args:
-        path: The file, of any form that `open_rows` reads.
-        rows: Most rows to read.
-        max_bytes: Memory of the columns, in bytes, from which no further rows are read.
+        path: The file, in any format that `open_rows` reads.
+        rows: Maximum rows to read.
+        max_bytes: Memory of the columns in bytes. Reading stops when it is exceeded.
 
     Raises:
-        ContractError: The file cannot be read, has no header, no rows, or a column's name twice.
+        ContractError: The file cannot be read, has no header, no rows, or two columns of the same
+            name.
     """
     try:
         source = open_rows(path)
@@ -311,13 +325,13 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 
 
 class Coder:
-    """Collects a column, chunk by chunk, as its distinct values and the number of each row's value."""
+    """Collects a column by chunks, as its distinct values and the number of each row's value."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
         self._type = TEXT
         self.num_bytes = 0
-        """Memory that the column takes so far."""
+        """Memory of the column so far, in bytes."""
 
     def add(self, column: Any) -> None:
         """Add the next rows of the column, an Arrow array of any type."""
@@ -340,7 +354,7 @@ class Coder:
         self._parts.append(encoded)
 
     def column(self, name: str) -> SampledColumn:
-        """Return all rows added."""
+        """Return the column with all rows added."""
         kind = self._parts[-1].type if self._parts else pa.dictionary(pa.int32(), pa.string())
         parts = [part if part.type == kind else part.cast(kind) for part in self._parts]
         chunks = pa.chunked_array(parts, kind)
@@ -356,7 +370,10 @@ def _is_unknown(found: Any) -> bool:
 
 
 def _joined(lists: Any) -> Any:
-    """Return lists of whole numbers or texts as texts, null where one has no element; None of other lists."""
+    """Convert lists of whole numbers or texts to texts. A list without elements becomes null.
+
+    Returns None for lists of other types.
+    """
     if pa.types.is_fixed_size_list(lists.type):
         lists = lists.cast(pa.list_(lists.type.value_type))
     if not (pa.types.is_integer(lists.type.value_type) or is_text(lists.type.value_type)):
@@ -374,10 +391,10 @@ def _exact(value: Any) -> int:
 
 
 def shown(scalar: Any) -> str:
-    """Return a value of an Arrow array for people, its first 40 characters."""
+    """Return a value of an Arrow array for display, its first 40 characters."""
     try:
         value = scalar.as_py()
-    except ValueError:  # nanoseconds, which Python has no type for
+    except ValueError:  # Python has no type for nanoseconds
         value = scalar.cast(pa.string())
     return str(value).replace(ELEMENT_END, "|")[:40]
 
@@ -400,7 +417,7 @@ def _matching(texts: Any, pattern: str) -> NDArray[np.bool_]:
     return _mask(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
-# -- whether the first line names the columns
+# -- header check
 
 
 _NUMBER_NAME = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
@@ -410,7 +427,7 @@ _NUM_LOOKED_AT = 10_000
 
 
 def _check_header(sample: ColumnSample) -> None:
-    """Check that the first line of a file names its columns, and is not its first row."""
+    """Check that the first line of a file names its columns and is not its first row."""
     if not sample.columns:
         raise ContractError(f"{sample.path} names no column, expected a header with the columns' names")
     like_values = [column.name for column in sample.columns if _is_like_its_values(column)]
@@ -442,7 +459,7 @@ def _texts(values: Any) -> Iterator[str]:
 
 
 def _shape(text: str) -> str:
-    """Return a text with its digits and letters made alike.
+    """Return the shape of a text: its digits and letters replaced by one of each.
 
     >>> _shape("u17"), _shape("68fd1e64")
     ('a9', 'hex 8')
@@ -452,25 +469,26 @@ def _shape(text: str) -> str:
     return re.sub(r"\d+", "9", re.sub(r"[A-Za-z]+", "a", text))
 
 
-# -- what a column says of the label
+# -- prediction of the label by one column
 
 
 MIN_PER_LABEL = 20
-"""Fewest rows of either label from which a column can be said to decide it."""
+"""Minimum rows of each label for deciding whether a column alone determines the label."""
 DECIDING_AUC = 0.99
-"""AUC of a column alone from which it is no feature: it was written down after the label, or is it."""
+"""Maximum AUC of a column alone. A column with a higher one was recorded after the label, or is the
+label, and is not a feature."""
 
 
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
-    """Return the AUC by which a column alone predicts the label, or None if the rows are too few.
+    """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    It is the largest of three: by the order of its numbers, either way, by whether the value is there, and by each
-    value's share of clicks. The shares are of one random half of the rows, and are tried on the other, so that a value
-    that occurs once says nothing.
+    It is the largest of three: by its numbers in ascending or descending order, by whether the
+    value is present, and by each value's share of clicks. The shares are computed from a random
+    half of the rows and applied to the other half, so that values that occur once have no effect.
 
     Args:
         column: The column.
-        labels: Label of each row, 0 or 1; rows of -1 are left out.
+        labels: Label of each row, 0 or 1. Rows of -1 are left out.
     """
     known = labels >= 0
     is_click = labels == 1
@@ -501,43 +519,43 @@ def _auc_by_value(
 
 
 def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> float:
-    """Return the AUC of the scores; 0.5, which decides nothing, where the rows have one label."""
+    """Return the AUC of the scores, or 0.5, which is uninformative, if the rows have one label."""
     auc = roc_auc(is_click, scores)
     return 0.5 if auc is None else auc
 
 
 class RepeatedKeys(NamedTuple):
-    """Rows that have the key of another row."""
+    """Number of rows that have the key of another row."""
 
     num_copies: int
-    """Rows beside one of each key."""
+    """Rows that repeat a key, counting all but one of each key."""
     num_conflicting: int
-    """Of these, those whose content differs from that of the last row with their key."""
+    """Number of these whose content differs from that of the last row with their key."""
 
 
 def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
-    """Return how many rows repeat the key of another row, and how many of them with other content.
+    """Return how many rows repeat the key of another row, and how many of them differ in content.
 
     Args:
-        key: The columns that identify a row, at least one.
-        content: The columns that are equal in each copy of a row. Without any, rows are compared by `key` alone, in
-            which two missing values are equal.
+        key: Columns that identify a row, at least one.
+        content: Columns that are equal in each copy of a row. Without any, rows are compared by
+            `key` alone, and two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():
-        has_key &= column.groups >= 0  # a row whose key has no value is one of its own
+        has_key &= column.groups >= 0  # a row without a key value is unique
     if not has_key.any():
         return RepeatedKeys(0, 0)
     keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]
     contents = _combinations([*key, *content])[has_key]
     num_keys = int(keys.max()) + 1
     newest = np.zeros(num_keys, np.int64)
-    newest[keys] = np.arange(len(keys))  # of equal keys, the last assignment counts
+    newest[keys] = np.arange(len(keys))  # for equal keys, the last assignment wins
     return RepeatedKeys(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row, the same for rows that are equal in all columns."""
+    """Return a number for each row. Rows that are equal in all columns have the same number."""
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:
         size = len(column.values) + 1

@@ -1,8 +1,9 @@
-"""YAML as this package reads and writes it: plain values with the line of each, and names that run on as one range.
+"""YAML reading and writing: plain values with their lines, and ranges of names.
 
-YAML 1.2's core schema, so that `on`, `no` and dates are texts and `1e-7` is a number, and less: a key that is there
-twice, an alias, a tag and a second document are refused. So is what takes long to read: a large file, deep nesting and
-a number of many digits. What the values mean is left to `form`.
+The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number. A
+repeated key, an alias, a tag and a second document are refused. Documents that take long to read
+are refused too: a large file, deep nesting, or a number of many digits. `form` interprets the
+values.
 """
 
 import math
@@ -17,42 +18,46 @@ from evergreen.config.features import MAX_COLUMNS, MAX_NAME
 from evergreen.runtime.errors import ContractError, first_line
 
 MAX_BYTES = 1 << 18
-"""Largest file."""
+"""Maximum size of a file in bytes."""
 MAX_DEPTH = 20
-"""Deepest nesting of lists and mappings; a recommender has four."""
+"""Maximum nesting of lists and mappings. A recommender has four levels."""
 MAX_VALUES = 50_000
-"""Most keys and values of one file; each takes the parser some 30 microseconds."""
+"""Maximum keys and values of one file. The parser takes about 30 microseconds for each."""
 MAX_DIGITS = 19
-"""Longest whole number: those of 64 bits, with a sign, have no more digits."""
+"""Maximum digits of a whole number. A signed 64-bit number has no more."""
 MAX_PROBLEM = 2000
-"""Characters of a message, which may hold what was found."""
+"""Maximum characters of a message, which may quote the value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _LEAST_RUN = 3
-"""Names that are written as a range, at least."""
+"""Minimum number of names that are written as a range."""
 
 
 class NameRange(str):
-    """Names that run on, as a file writes them without quotes: `I1..I13`."""
+    """A range of names, which a file writes without quotes: `I1..I13`."""
 
 
 class Document(NamedTuple):
-    """The values of one file, and where each stands."""
+    """The values of one file, and the line of each."""
 
     source: str
     value: Any
     lines: dict[str, int]
-    """Line of each value, from 1, by its path, such as `training.round_rates[1]`; a key's line where it has one."""
+    """Line of each value, from 1, by its path, such as `training.round_rates[1]`. The line of a
+    value with a key is the line of the key."""
 
     def refusal(self, path: str, problem: str) -> ContractError:
-        """The error that the value at `path`, or at the nearest path around it, has this problem."""
+        """Return an error about the value at `path`, with the line of the nearest known path."""
         while path not in self.lines:
             path = re.sub(r"(^|\.|\[)[^.\[]*$", "", path)
         return ContractError(f"{self.source}:{self.lines[path]}: {_shortened(problem)}")
 
     @contextmanager
     def located(self, path: str) -> Iterator[None]:
-        """Give an error of the body its line: that of the path with which it opens, else that of `path`."""
+        """Add a line to an error of the body.
+
+        It is the line of the path with which the message starts, or else of `path`.
+        """
         try:
             yield
         except ContractError as error:
@@ -62,10 +67,15 @@ class Document(NamedTuple):
 
 
 def load_document(text: str, *, source: str) -> Document:
-    """The values in `text`; `source` is named in errors.
+    """Return the values in `text`.
+
+    Args:
+        text: The YAML.
+        source: Name of the source, for errors.
 
     Raises:
-        ContractError: no YAML, or YAML that is refused here; names the line.
+        ContractError: the text is not YAML, or has something that is refused here. The message has
+            the line.
     """
     try:
         loader: Any = _Loader(text)
@@ -83,7 +93,7 @@ def load_document(text: str, *, source: str) -> Document:
         raise ContractError(f"{source}:{line}: character {chr(error.character)!r}, expected printable ones") from error
     except ContractError:
         raise
-    except ValueError as error:  # PyYAML's scanner meets it in an escape that is no character.
+    except ValueError as error:  # PyYAML's scanner raises it for an escape that is not a character.
         raise ContractError(f"{source}:{loader.line + 1}: {first_line(error)}") from error
 
 
@@ -92,14 +102,17 @@ def _shortened(problem: str) -> str:
 
 
 def dump_document(value: dict[str, Any]) -> str:
-    """`value` as YAML that `load_document` reads back; a list of values takes as few lines as it can."""
+    """Return `value` as YAML that `load_document` can read.
+
+    Lists of plain values are written on as few lines as possible.
+    """
     return str(
         yaml.dump(value, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=120)
     )
 
 
 def dump_text(text: str) -> str:
-    """One text as it stands in a document, in one line.
+    """Return a text as it is written in a document, in one line.
 
     >>> dump_text("price"), dump_text("I1..I3"), dump_text("yes: no")
     ('price', "'I1..I3'", "'yes: no'")
@@ -108,10 +121,11 @@ def dump_text(text: str) -> str:
 
 
 def expand_range(name: NameRange) -> list[str]:
-    """The names that a range stands for.
+    """Return the names of a range.
 
     Raises:
-        ContractError: it counts down, or has more than `MAX_COLUMNS` names; the message opens with the range.
+        ContractError: the range is descending or has more than `MAX_COLUMNS` names. The message
+            starts with the range.
 
     >>> expand_range(NameRange("I9..I11")), expand_range(NameRange("c08..c10"))
     (['I9', 'I10', 'I11'], ['c08', 'c09', 'c10'])
@@ -128,7 +142,7 @@ def expand_range(name: NameRange) -> list[str]:
 
 
 def collapse_names(names: Sequence[str]) -> list[str]:
-    """The names, with a range in place of three or more that run on.
+    """Return the names, replacing three or more consecutively numbered ones by a range.
 
     >>> collapse_names(["price", "I1", "I2", "I3", "I5"])
     ['price', 'I1..I3', 'I5']
@@ -152,7 +166,10 @@ def collapse_names(names: Sequence[str]) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases, which could make a small file a large one, tags, and what is nested deeply."""
+    """YAML loader that refuses aliases, tags and deep nesting.
+
+    With aliases a small file could expand to a large one.
+    """
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
     _depth = _count = 0
@@ -174,7 +191,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, token: Any) -> Any:
-        # The scanner compares each token with the keys that may begin at any level around it.
+        # The scanner compares each token with the possible keys of every level around it, which is
+        # slow.
         if self.flow_level >= MAX_DEPTH:
             problem = f"is nested more than {MAX_DEPTH} deep, expected a recommender"
             raise yaml.scanner.ScannerError(problem=problem, problem_mark=self.get_mark())
@@ -186,7 +204,7 @@ def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would take for something else than text; no aliases."""
+    """YAML dumper without aliases. It quotes texts that `_Loader` would not read as texts."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
 
@@ -201,12 +219,12 @@ for _each in (_Loader, _Dumper):
         "tag:yaml.org,2002:bool": r"(true|True|TRUE|false|False|FALSE)\Z",
         "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)\Z",
         "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",
-        # A long text of many dots would be compared with itself at each of them.
+        # Without the length limit, a long text of many dots would take quadratic time.
         _RANGE_TAG: rf"(?=.{{4,{MAX_NAME}}}\Z)" + _RANGE.pattern + r"\Z",
     }.items():
         _each.add_implicit_resolver(_tag, re.compile(_pattern), None)
 _Loader.add_constructor(_RANGE_TAG, lambda _, node: NameRange(node.value))
-# In single quotes, PyYAML 6 writes a next-line character so that it is read back as spaces.
+# PyYAML 6 writes a next-line character in single quotes, and then reads it back as spaces.
 _Dumper.add_representer(
     str, lambda dumper, text: dumper.represent_scalar(_TEXT_TAG, text, style=None if text.isprintable() else '"')
 )
@@ -214,7 +232,7 @@ _Dumper.add_representer(NameRange, lambda dumper, name: dumper.represent_scalar(
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
-    """The plain value of a node; notes in `lines` where it and all in it stand."""
+    """Return the plain value of a node, adding the lines of its parts to `lines`."""
     if isinstance(node, yaml.SequenceNode):
         found = []
         for number, each in enumerate(node.value):

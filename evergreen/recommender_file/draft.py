@@ -1,8 +1,8 @@
-"""A first `recommender.yaml` for a click log: its first rows are read, and each column is guessed with its reason.
+"""A first `recommender.yaml` for a click log, with a guess about each column and its reason.
 
-The rows are read as `ingest` reads them (`columns`), and what a column may be is decided by `guesses`. People correct
-the guesses and answer the questions; columns that this version cannot learn from are named in comments, with what is
-in the way.
+`columns` reads the first rows as `ingest` does, and `guesses` decides the role of each column. The
+user corrects the guesses and answers the questions. Comments name the columns that this version
+cannot use, with the reason.
 """
 
 import re
@@ -34,17 +34,20 @@ _ABSENT = {
     REQUEST_ID: "none found: each row is a request of its own",
     ROW: "none found: the rows of a request are numbered in their order",
 }
-"""What is said of a role that no column has."""
+"""Remarks about roles without a column."""
 _ROLES = (LABEL, EVENT_TIME, "time_format", REQUEST_ID, ROW, WEIGHT, USER, ITEM)
 
 
 def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
-    """Return the text of a file with a comment on each column, valid once its questions are answered.
+    """Return the text of a file with a comment on each column.
+
+    The file is valid once its questions are answered.
 
     Args:
         sample: The first rows of the click log.
-        name: The recommender's name.
-        now: Seconds since 1970, beyond which no time can lie by more than a day; None = the machine's clock.
+        name: Name of the recommender.
+        now: Current time in seconds since 1970. A time may be at most a day later. None = the
+            machine's clock.
 
     Raises:
         ContractError: No column can be a feature.
@@ -92,7 +95,7 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
 
 
 def recommender_name(text: str) -> str:
-    """A name that a recommender can have, made of `text`.
+    """Convert `text` to a valid name of a recommender.
 
     >>> recommender_name("My Clicks-2026"), recommender_name("2026")
     ('my_clicks_2026', 'recommender')
@@ -106,7 +109,7 @@ def _read(sample: ColumnSample) -> str:
 
 
 def _rejected(sample: ColumnSample) -> list[str]:
-    """Return comments that name the lines that are no rows."""
+    """Return comments that name the lines that are not rows."""
     num_rejected = sample.counts.rejected
     if not num_rejected:
         return []
@@ -134,7 +137,7 @@ def _lines_of_data(guesses: Guesses) -> list[str]:
 
 
 def _line_of_feature(feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]) -> str:
-    """Return one of a list of names, or of names with options if a feature of the kind has some."""
+    """Return the line of a feature: a name, with options if a feature of this kind has some."""
     name = dump_text(feature[0].name)
     if any(guess.options for _, guess in of_kind):
         return f"    {name}: {feature[1].options or '{}'}"

@@ -1,7 +1,8 @@
-"""From a person's file to a `Recommender` and back: a mistake is named by line, path, value and what was expected.
+"""Conversion of a user's file to a `Recommender` and back.
 
-The sections' own rules are their classes' (`config.sections`); YAML is `document`'s. What two descriptions say
-differently is told key by key.
+An error names line, path, value and what was expected. The classes of the sections have their own
+rules (`config.sections`), and `document` reads YAML. `compare` lists the differences between two
+descriptions by key.
 """
 
 import dataclasses
@@ -27,20 +28,21 @@ from evergreen.recommender_file.document import (
 from evergreen.runtime.errors import ContractError
 
 FORMAT = "evergreen/recommender/1"
-"""What the key `format` says: how the file is to be read."""
+"""Value of the key `format`: the version of the file format."""
 FILL_IN = "FILL IN"
-"""What a drafted file says where only people know the value; a file that says so is refused."""
+"""Placeholder in a drafted file for a value that only the user knows. A file with a placeholder is
+refused."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
 OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions, "lists": ListOptions}
-"""The class of a column's options, by the kind of column."""
+"""Class of a column's options, by kind of column."""
 FIELDS = {"numeric": "numeric_options", "categorical": "categorical_options", "lists": "list_options"}
-"""The field of `Features` that holds them."""
+"""Field of `Features` with the options, by kind of column."""
 KINDS = tuple(OPTIONS)
 
 
 def read_recommender(path: Path) -> Recommender:
-    """The recommender that the file at `path` describes.
+    """Return the recommender that the file at `path` describes.
 
     Raises:
         ContractError: the file cannot be read, or `parse_recommender` refuses it.
@@ -59,11 +61,15 @@ def read_recommender(path: Path) -> Recommender:
 
 
 def parse_recommender(text: str, *, source: str) -> Recommender:
-    """The recommender that `text` describes; `source` is named in errors.
+    """Return the recommender that `text` describes.
+
+    Args:
+        text: The YAML.
+        source: Name of the source, for errors.
 
     Raises:
-        ContractError: the text is no YAML, a key is unknown, missing or there twice, a value is wrong, or a room
-            refuses its section.
+        ContractError: the text is not YAML, a key is unknown, missing or repeated, a value is
+            wrong, or the class of a section refuses it.
     """
     document = load_document(text, source=source)
     values = _mapping(document, "", document.value, keys=KEYS)
@@ -91,7 +97,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
 
 
 def format_recommender(recommender: Recommender) -> str:
-    """The file that describes `recommender`; settings that are not named in it have their defaults."""
+    """Return the file that describes `recommender`. Settings with their defaults are left out."""
     features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
     named = {kind: columns for kind, columns in features.items() if columns}
     own = non_defaults(recommender.data)
@@ -102,7 +108,7 @@ def format_recommender(recommender: Recommender) -> str:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield each text among plain values, with the path where it stands."""
+    """Yield each text among plain values, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -114,7 +120,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """The columns of a kind as a file lists them; with the options of each where one has some."""
+    """Return the columns of a kind as a file lists them, with options if a column has some."""
     names = getattr(features, kind)
     options = getattr(features, FIELDS[kind])
     if not options:
@@ -123,7 +129,7 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
 
 
 def non_defaults(options: Any) -> dict[str, Any]:
-    """What an object with defaults for all fields says beside them, as a file says it."""
+    """Return the fields of an object that differ from their defaults, as a file writes them."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
@@ -154,7 +160,10 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
 
 
 def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Each column of a kind: the path where it stands, its name, and its options or None; ranges are expanded."""
+    """Yield the path, the name and the options (or None) of each column of a kind.
+
+    Ranges are expanded.
+    """
     path = f"features.{kind}"
     if isinstance(value, dict):
         entries = [(f"{path}.{name}", name, {} if options is None else options) for name, options in value.items()]
@@ -173,7 +182,8 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
             expanded = expand_range(name) if isinstance(name, NameRange) else [name]
         except ContractError as error:
             raise document.refusal(inner, f"{inner} is {error}") from error
-        # Counted here, before all are made: a line of a file may stand for thousands.
+        # The limit is checked before the names are created, because a single line may be a range of
+        # thousands.
         total += len(expanded)
         if total > MAX_COLUMNS:
             problem = f"{inner} makes {total:,} columns of {path}, expected at most {MAX_COLUMNS:,}"
@@ -183,14 +193,14 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
 
 
 def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
-    """The options of a column at `path` as an object of their class; None where there are none."""
+    """Return the options of a column at `path` as an object of their class, or None."""
     said = _mapping(document, path, value)
     with document.located(path):
         return read_mapping(OPTIONS[kind], said, path=path) if said else None
 
 
 def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """`value` as a mapping, of these keys where some are given."""
+    """Return `value` after checking that it is a mapping, and has only `keys` if any are given."""
     if not isinstance(value, dict):
         found = "empty" if value is None else repr(value)
         raise document.refusal(path, f"{path or 'the file'} is {found}, expected keys with values")
@@ -202,10 +212,11 @@ def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] =
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
-    """Every difference, one line each, in the order of the file's keys; empty where both say the same.
+    """Return every difference in one line, in the order of the file's keys.
 
     >>> from evergreen.config.features import Features
-    >>> shop = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
+    >>> features = Features(numeric=("price",), categorical=("item",))
+    >>> shop = Recommender(name="shop", features=features)
     >>> compare(shop, shop.with_settings({"training.seed": 7}))
     ['training.seed: not named -> 7']
     """
@@ -237,7 +248,7 @@ def _named_options(features: Features, kind: str, name: str) -> dict[str, object
 
 
 def _values(recommender: Recommender) -> dict[str, object]:
-    """What is said beside the features, by path."""
+    """Return all values except the features, by path."""
     parts: dict[str, Mapping[str, object]] = {"data": asdict(recommender.data), **recommender.settings}
     said = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
     return {"name": recommender.name, **said}

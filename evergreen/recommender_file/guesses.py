@@ -1,7 +1,7 @@
-"""What each column of a click log may be, with the reason; and what only its owner can say.
+"""The probable role of each column of a click log with the reason, and questions to the user.
 
-A guess is made where names and values agree. Where they do not, or where two columns are equally likely, it is a
-question, which the drafted file asks and `check` refuses until it is answered.
+A role is guessed if name and values agree. If they disagree, or two columns are equally likely, the
+drafted file asks a question. `check` refuses the file until it is answered.
 """
 
 import time
@@ -41,63 +41,67 @@ NUMERIC, CATEGORICAL, LISTS = KINDS = ("numeric", "categorical", "lists")
 LEFT_OUT = "left out"
 WEIGHT, USER, ITEM = "weight", "user", "item"
 MAX_ELEMENTS = 50
-"""Most elements of a list that a draft proposes to count."""
+"""Maximum length of a list (`max`) that a draft proposes."""
 MAX_FEW = 50
-"""Distinct values of an integer column that still look like categories."""
+"""Maximum distinct values of an integer column that looks like categories."""
 MANY = 20_000
-"""Distinct values of a sample from which a column of categories may outgrow a server's memory."""
+"""Distinct values in a sample from which a column of categories may need more memory than a server
+has."""
 _MOST_LABELS = 20_000
-"""Distinct values from which a column is no label, whatever share of its rows holds 0 and 1."""
+"""Maximum distinct values of a label column, whatever share of its rows is 0 or 1."""
 _MIN_EACH = 5
-"""Rows of either label from which a column that is always the same, or always another, is no accident."""
+"""Minimum rows of each label for concluding that a column is equal to the label or its
+complement."""
 _MIN_ENTITIES = 5
-"""Fewest distinct users, or items, that are counted as such: fewer are groups of them."""
+"""Minimum distinct users, or items. Fewer values are probably groups of them."""
 _MAX_ENTITY_SHARE = 0.5
-"""Largest share of rows of one user, or item: a larger one is a word for an unknown one."""
+"""Maximum share of rows of one user, or item. A value with a larger share probably means an unknown
+one."""
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
-"""Rows from which a value that is another in every row is taken for a name of the row."""
+"""Minimum rows for concluding that a column with a different value in each row identifies rows."""
 _MAX_WORDS = 5
-"""Distinct words among numbers that seem to say that a number is missing."""
+"""Maximum distinct texts among numbers that are taken as texts for a missing number."""
 _WIDE = 10**9
-"""Whole numbers from here on are ids, unless their name says a quantity."""
+"""Whole numbers from here on are ids, unless the column's name is one of a quantity."""
 
 
 class Guess(NamedTuple):
-    """What a column may be."""
+    """Probable role of a column."""
 
     role: str
     """A field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
     why: str
     options: str = ""
-    """What a feature's line says beside its name."""
+    """Options of the feature as they are written after its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """What the columns of one file may be."""
+    """Probable roles of the columns of one file."""
 
     columns: list[tuple[SampledColumn, Guess]]
-    """In file order."""
+    """Columns and guesses in file order."""
     questions: dict[str, str]
-    """By field of `ColumnNames`, what only people can answer."""
+    """Questions that only the user can answer, by field of `ColumnNames`."""
     time_format: str | None = None
     """`ColumnNames.time_format`, if the times are not ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """By `user` and `item`, the feature that is meant, and why."""
+    """Feature that identifies the user or the item, and the reason, by `user` and `item`."""
 
 
 def guess_roles(sample: ColumnSample, *, now: float | None = None) -> list[tuple[SampledColumn, Guess]]:
-    """Return a guess at each column, in file order; see `guess_all`."""
+    """Return a guess for each column in file order (see `guess_all`)."""
     return guess_all(sample, now=now).columns
 
 
 def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
-    """Return what the columns of a file may be.
+    """Return the probable roles of the columns of a file.
 
     Args:
-        sample: The file's first rows.
-        now: Seconds since 1970, beyond which no time can lie by more than a day; None = the machine's clock.
+        sample: First rows of the file.
+        now: Current time in seconds since 1970. A time may be at most a day later. None = the
+            machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
 
@@ -139,7 +143,7 @@ class _Guesser:
     # -- the label
 
     def _guess_label(self) -> SampledColumn | None:
-        """Find the label, or ask for it; others that look like one are left out."""
+        """Find the label, or ask for it. Other columns that look like labels are left out."""
         candidates = [column for column in self._sample.columns if _is_label(column)]
         ranked = sorted(candidates, key=_label_tier)
         best = [column for column in ranked if _label_tier(column) == _label_tier(ranked[0])]
@@ -180,7 +184,7 @@ class _Guesser:
     # -- times
 
     def _guess_times(self) -> None:
-        """Find the one column that says when a row was shown; other times are left out."""
+        """Find the column with the times when rows were shown. Other times are left out."""
         for column in self._free:
             if _may_be_time(column):
                 self._times[column.name] = read_times(column, now=self._now)
@@ -253,7 +257,7 @@ class _Guesser:
     # -- keys
 
     def _guess_keys(self) -> None:
-        # A row without a request id is a request of its own.
+        # A row without a request id is its own request.
         request = self._first_of(names.REQUESTS, lambda it: it.kind in (INTEGER, TEXT))
         session = self._first_of(names.SESSIONS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it))
         place = self._first_of(names.ROWS, _is_place)
@@ -308,7 +312,7 @@ class _Guesser:
         if weight is not None and np.isfinite(weight.numbers[weight.counts > 0]).all():
             self._found[weight.name] = Guess(WEIGHT, "by its name")
 
-    # -- what is known too late
+    # -- columns known too late
 
     def _leave_out_outcomes(self, label: SampledColumn, labels: NDArray[np.int8]) -> None:
         for column in self._free:
@@ -331,7 +335,10 @@ class _Guesser:
     # -- features
 
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
-        """Return that a column numbers or names the rows, or None if it does not."""
+        """Return a guess that leaves out a column that numbers or names the rows.
+
+        Returns None for any other column.
+        """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
             return None
@@ -407,7 +414,7 @@ class _Guesser:
             return Guess(LEFT_OUT, "lists of numbers with fractions cannot be learned from yet")
         return _guess_list(column, looks)
 
-    # -- who saw what
+    # -- users and items
 
     def _entities(self) -> dict[str, tuple[str, str]]:
         found = {}
@@ -426,7 +433,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Tier of a column of labels whose name is none of a label."""
+"""Tier of a column of labels whose name is not a label's."""
 
 
 def _label_tier(column: SampledColumn) -> int:
@@ -447,7 +454,7 @@ def _has_few(column: SampledColumn) -> bool:
 
 
 def _is_label(column: SampledColumn) -> bool:
-    """Return whether a column holds both labels, and hardly anything else."""
+    """Return whether a column has both labels and hardly any other value."""
     if not _has_few(column) or column.is_list or not column.num_present:
         return False
     is_named = _label_tier(column) < _UNNAMED
@@ -455,12 +462,13 @@ def _is_label(column: SampledColumn) -> bool:
     if num_odd > TOLERATED * column.num_rows or num_missing > (0.5 if is_named else TOLERATED) * column.num_rows:
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # A label of one value is still one, but 1 or nothing is none: nobody said that nothing means 0.
+    # A named column with only one label is still a label. A column of 1 and nothing is not, because
+    # nothing may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
 def _has_both(label: SampledColumn) -> bool:
-    """Return whether there are enough rows of either label for an equal column to be no accident."""
+    """Return whether each label has enough rows for concluding that an equal column is the same."""
     return min(label.rows_with(label.labels == each) for each in (0, 1)) >= _MIN_EACH
 
 
@@ -510,12 +518,15 @@ _ISO_LIKE = ("-", "/")
 
 
 def _is_dated(column: SampledColumn) -> bool:
-    """Return whether a column's values are times by themselves, whatever its name is."""
+    """Return whether a column's values look like times, whatever its name is."""
     return column.kind == TIME or (column.kind == TEXT and len(column.example) >= 10)
 
 
 def _is_surely_time(column: SampledColumn) -> bool:
-    """Return whether a column is named like times and nothing else, or at least does not hold small numbers."""
+    """Return whether a column's name is surely one of times, or probably, with values that fit.
+
+    Small numbers do not fit.
+    """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
     is_large = column.kind in (INTEGER, FLOAT) and bool(column.bounds and column.bounds[1] >= 10**5)
@@ -534,7 +545,7 @@ def _may_be_time(column: SampledColumn) -> bool:
         return True
     if column.kind == TEXT:
         return any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
-    # Without a name that says so, numbers are times only where they never fall from row to row.
+    # Without a name of times, numbers are times only if they never decrease from row to row.
     if column.kind not in (INTEGER, FLOAT) or names.is_id(column.name) or names.is_number(column.name):
         return False
     return bool(column.bounds and column.bounds[0] >= 10**9 and _is_rising(column))
@@ -545,7 +556,7 @@ def _is_place(column: SampledColumn) -> bool:
 
 
 def _are_groups(column: SampledColumn) -> bool:
-    """Return whether rows of one value can be those of one request."""
+    """Return whether the rows of each value may be one request."""
     most = int(column.counts[column.is_present].max(initial=0))
     return column.distinct > 1 and most <= _MAX_REQUEST_ROWS and most <= column.num_rows / 2
 
@@ -565,16 +576,16 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def _size(num_categories: int) -> str:
-    """Return a word on the memory of a feature that may have very many categories."""
+    """Return a remark on the memory of a feature with very many categories, or ""."""
     if num_categories < MANY:
         return ""
     return "; many, and each has a vector: docs/scale.md says what they cost"
 
 
 _WORDS = "{type: string}"
-"""Options of a categorical feature with other values than whole numbers."""
+"""Options of a categorical feature whose values are not whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"
-"""Options of a numeric feature with values below 0, which the usual transform takes for 0."""
+"""Options of a numeric feature with values below 0, which the default transform would clip."""
 
 
 def _is_name(name: str) -> bool:
@@ -586,7 +597,7 @@ def _is_name(name: str) -> bool:
 
 
 def _words_among_numbers(column: SampledColumn) -> str:
-    """Return the few words of a column that holds numbers in most rows, or "" if it is no such column."""
+    """Return the few texts of a column that otherwise has numbers, or "" for any other column."""
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
@@ -596,7 +607,7 @@ def _words_among_numbers(column: SampledColumn) -> str:
 
 
 def _odd(column: SampledColumn) -> str:
-    """Return what is said of values that are of another kind than the column."""
+    """Return a remark on values of another kind than the column's, or ""."""
     num_odd = column.num_odd(column.is_fitting)
     return (
         f"; {counted(num_odd, 'row')} with another value, such as {column.odd_example!r}: malformed" if num_odd else ""

@@ -1,7 +1,7 @@
-"""docs/recommender.schema.json: a recommender's file as JSON Schema, for editors. `make golden` writes it.
+"""JSON Schema of a recommender's file, for editors: docs/recommender.schema.json.
 
-It knows keys, types, defaults and meanings. What goes beyond them (ranges, columns that are there twice, settings of
-another network) `evergreen recommender check` finds.
+`make golden` writes it. It has keys, types, defaults and descriptions. `evergreen recommender
+check` finds all other errors: ranges, repeated columns, settings of another network.
 """
 
 import json
@@ -18,7 +18,7 @@ from evergreen.recommender_file.reference import OF_FEATURES
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) of a recommender's file."""
+    """Return the schema (draft 2020-12) of a recommender's file."""
     properties: dict[str, Any] = {
         "format": {"const": FORMAT},
         "name": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,62}$", "description": "Of the served model."},
@@ -33,14 +33,14 @@ def json_schema() -> dict[str, Any]:
 
 
 def _columns(kind: str) -> dict[str, Any]:
-    """The columns of one kind: a list of names, or names with options."""
+    """Return the schema of the columns of one kind: a list of names, or names with options."""
     options = _object([OPTIONS[kind]])
     names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
     return {"anyOf": [names, {"type": "object", "additionalProperties": {"anyOf": [options, {"type": "null"}]}}]}
 
 
 def _object(kinds: list[type[Any]]) -> dict[str, Any]:
-    """The fields of all these dataclasses as one mapping, none of them required."""
+    """Return the schema of the fields of all these dataclasses as one mapping of optional keys."""
     found: dict[str, Any] = {}
     for kind in kinds:
         _, components = msgspec.json.schema_components([kind], ref_template="{name}")

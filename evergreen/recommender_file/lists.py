@@ -1,4 +1,4 @@
-"""Whether a column's texts are lists, and how their elements are divided."""
+"""Detection of lists in a column's texts, and of their separator."""
 
 import re
 from dataclasses import dataclass
@@ -11,37 +11,38 @@ from evergreen.recommender_file.columns import ELEMENT_END, FLOAT, INTEGER, TEXT
 from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
 
 BRACKETS = "[]"
-"""Lists in JSON's or Python's brackets, and those of Parquet: they need no separator."""
+"""Marks lists in JSON's or Python's brackets, and Parquet lists. They need no separator."""
 OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
-"""What keeps texts from being learned from."""
+"""Problems that make texts unusable."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
-"""Share of a column's distinct texts with a separator inside from which they look like lists."""
+"""Minimum share of a column's distinct texts with a separator inside, to look like lists."""
 _MIN_REPEATS = 3.0
-"""Texts in which an element occurs, on average, from which texts with a separator are lists, whatever their name."""
+"""Minimum mean number of texts with the same element. Texts with a separator are then lists,
+whatever the column's name is."""
 _MOST_LETTERS = 40
-"""Letters of an element; longer ones are sentences."""
+"""Maximum letters of an element. Longer ones are sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListLooks:
-    """What a column of texts looks like."""
+    """Result for a column of texts."""
 
     separator: str | None = None
-    """What stands between the elements, `BRACKETS`, or None if the texts are no lists."""
+    """Separator of the elements, `BRACKETS`, or None if the texts are not lists."""
     element: str = TEXT
     """Kind of the elements."""
     num_elements: int = 0
     """Number of distinct elements."""
     longest: int = 1
-    """Most elements of a row."""
+    """Maximum elements of a row."""
     problem: str | None = None
     remark: str = ""
-    """What is said of texts that could be lists."""
+    """Remark on texts that might be lists."""
 
 
 def look_at_lists(column: SampledColumn) -> ListLooks:
-    """Return whether a column's texts, or its lists in Parquet, are lists of what."""
+    """Return whether a column's texts or Parquet lists are lists, and their kind of elements."""
     texts = column.values.filter(pa.array(column.is_present)).cast(pa.string())
     if column.is_list:
         return _looks(texts, ELEMENT_END, shown=BRACKETS)
@@ -80,7 +81,7 @@ def _is_list(name: str, texts: pa.Array, separator: str) -> bool:
     if pc.max(pc.utf8_length(elements)).as_py() > _MOST_LETTERS:
         return False
     if separator != " " and pc.any(pc.match_substring_regex(elements, r"\s\S+\s")).as_py():
-        return False  # three words and more are sentences
+        return False  # three or more words are a sentence
     if names.is_list(name):
         return True
     return len(texts) >= 20 and len(elements) / max(num_distinct, 1) >= _MIN_REPEATS

@@ -1,4 +1,7 @@
-"""What click logs call their columns: the names by which a role or a kind is likely, whatever their spelling."""
+"""Common column names of click logs, by the role or the kind that they suggest.
+
+Case and separators do not matter.
+"""
 
 import re
 
@@ -6,23 +9,23 @@ LABELS = (
     "click", "clicked", "clk", "isclick", "isclicked", "isclk", "hasclick", "hasclicked", "didclick", "wasclicked",
     "clickflag", "clicklabel", "adclick", "clickyn", "iclick", "ctrlabel",
 )  # fmt: skip
-"""Clicks, letters and digits only, the likeliest first."""
+"""Names of clicks, only letters and digits, the most likely ones first."""
 TARGETS = ("label", "target", "y", "labels", "ylabel", "outcome", "response", "islabel", "isclickedlabel")
-"""Names of labels that do not say of what."""
+"""Names of labels that do not name the event."""
 CONVERSIONS = (
     "converted", "conversion", "isconversion", "isconverted", "convert", "cvr", "purchased", "purchase", "ispurchase",
     "ispurchased", "bought", "buy", "isbuy", "isbought", "sale", "sold", "order", "ordered", "isorder", "installed",
     "install", "isinstall", "isinstalled", "booked", "booking", "isbooking", "bookingbool", "subscribed", "signup",
     "isattributed", "attribution",
 )  # fmt: skip
-"""What comes after a click."""
+"""Names of events after a click."""
 REACTIONS = (
     "like", "liked", "islike", "isliked", "follow", "followed", "isfollow", "share", "shared", "isshare", "comment",
     "commented", "iscomment", "forward", "isforward", "favorite", "favourite", "isfavorite", "fav", "isfav", "cart",
     "addtocart", "iscart", "addcart", "hate", "ishate", "dislike", "isdislike", "thumbsup", "longview", "islongview",
     "profileenter", "isprofileenter", "finish", "isfinish", "saved", "bookmarked", "readcomment", "clickavatar",
 )  # fmt: skip
-"""Other things that a person may do with what was shown."""
+"""Names of other reactions of a person to an item shown."""
 OUTCOMES = re.compile(
     r"(^|_)dwell(_|$)|(^|_)time_spent(_|$)"
     r"|(^|_)(watch|watched|play|played|view|viewing|read|reading|stay|listen|browse)_"
@@ -32,7 +35,8 @@ OUTCOMES = re.compile(
     r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
     r"|converted_at|purchased_at)(_|$)"
 )
-"""Numbers and times that are known after the row was shown, words with underscores between."""
+"""Names of numbers and times that are known only after the row was shown, with underscores between
+words."""
 TIMES = (
     "eventtime", "timestamp", "ts", "time", "datetime", "eventtimestamp", "eventts", "timestampms", "timems",
     "unixtime", "unixtimestamp", "epoch", "epochms", "impressiontime", "impressiontimestamp", "exposuretime",
@@ -40,9 +44,9 @@ TIMES = (
     "sessiontime", "createdat", "createdtime", "createtime", "occurredat", "loggedat", "clicktime", "localtime",
     "utctime", "date", "eventdate", "dt", "hour", "day", "datehour", "yyyymmdd", "thedate",
 )  # fmt: skip
-"""When a row was shown, the likeliest first."""
+"""Names of the time when a row was shown, the most likely ones first."""
 CERTAIN_TIMES = frozenset(TIMES[: TIMES.index("sessiontime")]) - {"time", "showtime"}
-"""Names of no other column: if such a one has no times, people are asked."""
+"""Names that no other column has. If such a column has no valid times, the user is asked."""
 REQUESTS = (
     "requestid", "request", "reqid", "req", "impressionid", "impression", "impid", "impressionsid", "searchid",
     "queryid", "listid", "auctionid", "bidid", "logid", "traceid", "slateid", "pageviewid", "displayid", "srchid",
@@ -55,21 +59,22 @@ USERS = (
     "user", "uid", "usr", "customer", "cust", "visitor", "member", "subscriber", "buyer", "shopper", "viewer",
     "reader", "listener", "player", "person", "account", "profile", "client", "cookie", "msno", "anonymous", "device",
 )  # fmt: skip
-"""Words for who sees a row, the likeliest first; alone, or before one of `_ID_ENDS`."""
+"""Words for the person who sees a row, the most likely ones first. A name is such a word alone, or
+with one of `_ID_ENDS` after it."""
 ITEMS = (
     "item", "product", "sku", "article", "movie", "video", "song", "track", "photo", "news", "goods", "ad", "advert",
     "adgroup", "creative", "banner", "doc", "document", "content", "post", "listing", "offer", "book", "game",
     "recipe", "hotel", "prop", "asin", "iid",
 )  # fmt: skip
-"""Words for what is shown."""
+"""Words for the item shown."""
 INDEXES = (
     "id", "index", "idx", "rowid", "rownumber", "rownum", "rowno", "row", "no", "nr", "recordid", "unnamed0", "level0",
     "eventid", "uuid", "guid", "key", "rn", "pk", "seq",
 )  # fmt: skip
-"""Names of columns that number rows or name each one."""
+"""Names of columns that number or identify rows."""
 _ID_ENDS = frozenset({"id", "idx", "no", "nr", "num", "key", "code", "hash", "uuid", "guid", "token"})
 _ONLY_WITH_ID = frozenset({"device", "client", "account", "profile", "player", "person", "anonymous"})
-"""Words that alone say of what kind something is."""
+"""Words that mean a type if they are alone."""
 _ENTITY_WORDS = frozenset(
     {"pseudo", "anonymous", "anon", "hashed", "encrypted", "global", "internal", "external", "unique", "full", "target",
      "candidate", "shown", "raw", "the"}
@@ -103,7 +108,7 @@ _SUFFIX = re.compile(r":(token|float|token_seq|float_seq)$")
 
 
 def suffix_of(name: str) -> str | None:
-    """Return the type behind a colon by which RecBole's files name their columns, or None.
+    """Return the type after a colon in RecBole's column names, or None.
 
     >>> suffix_of("user_id:token"), suffix_of("user_id")
     ('token', None)
@@ -113,7 +118,7 @@ def suffix_of(name: str) -> str | None:
 
 
 def letters(name: str) -> str:
-    """Return a name's letters and digits, in lower case, without a type behind a colon.
+    """Return a name's letters and digits in lower case, without a type after a colon.
 
     >>> letters("Event-Time"), letters("item_id:token")
     ('eventtime', 'itemid')
@@ -132,7 +137,7 @@ def words(name: str) -> list[str]:
 
 
 def is_negated_label(name: str) -> bool:
-    """Return whether a column is named like the opposite of a click.
+    """Return whether a column's name is the opposite of a click.
 
     >>> is_negated_label("nonclk"), is_negated_label("not_clicked"), is_negated_label("click")
     (True, True, False)
@@ -144,10 +149,12 @@ def is_negated_label(name: str) -> bool:
 
 
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
-    """Return which of these words a name stands for by itself or with `id` and the like behind, or None.
+    """Return the word that a name consists of, alone or followed by `id` or the like, or None.
 
-    >>> is_named_as("userid", USERS), is_named_as("item_category_id", ITEMS), is_named_as("customer_no", USERS)
-    ('user', None, 'customer')
+    >>> is_named_as("userid", USERS), is_named_as("customer_no", USERS)
+    ('user', 'customer')
+    >>> is_named_as("item_category_id", ITEMS) is None
+    True
     """
     whole, parts = letters(name), words(name)
     for entity in entities:
@@ -163,7 +170,7 @@ def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
 
 
 def is_id(name: str) -> bool:
-    """Return whether a column is named like ids or other categories.
+    """Return whether a column's name is one of ids or other categories.
 
     >>> is_id("itemID"), is_id("adgroupid"), is_id("paid"), is_id("shop_code")
     (True, True, False, True)
@@ -178,12 +185,12 @@ def is_id(name: str) -> bool:
 
 
 def is_number(name: str) -> bool:
-    """Return whether a column is named like a quantity."""
+    """Return whether a column's name is one of a quantity."""
     return any(part in _OF_NUMBERS for part in words(name))
 
 
 def is_list(name: str) -> bool:
-    """Return whether a column is named like a list: a plural, or a word for one.
+    """Return whether a column's name is one of a list: a plural, or a word for a list.
 
     >>> is_list("genres"), is_list("last_items"), is_list("status"), is_list("title")
     (True, True, False, False)
@@ -198,10 +205,10 @@ def is_list(name: str) -> bool:
 
 
 def is_prose(name: str) -> bool:
-    """Return whether a column is named like a text of several words."""
+    """Return whether a column's name is one of a text of several words."""
     return any(part in _PROSE for part in words(name))
 
 
 def is_outcome(name: str) -> bool:
-    """Return whether a column is named like something that is known after the row was shown."""
+    """Return whether a column's name is one of a value known only after the row was shown."""
     return OUTCOMES.search("_".join(words(name))) is not None

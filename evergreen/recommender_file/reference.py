@@ -1,6 +1,7 @@
-"""docs/recommender.md: every key of a recommender's file, from the classes that read it. `make golden` writes it.
+"""The page docs/recommender.md, which lists every key of a recommender's file.
 
-The text about each setting is its field's docstring; the classes are named by `config.sections`.
+`make golden` writes it. The description of each setting is its field's docstring. `config.sections`
+names the classes.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from evergreen.contracts.values import MISSING_WORDS
 from evergreen.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")
-"""Fields of a network that the features decide; nobody sets them."""
+"""Fields of a network that follow from the features. They are not settings."""
 _MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file
 
@@ -93,7 +94,7 @@ model takes the column, and would be judged without it. Rename a column and it i
 
 
 def reference() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [_HEAD, _table("data", [ColumnNames])]
     parts += [_table(f"features.{kind}", [options]) for kind, options in OPTIONS.items()]
     parts += [_table(name, section_classes(name)) for name in SECTIONS]

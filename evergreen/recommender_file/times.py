@@ -1,4 +1,4 @@
-"""The times of a sampled column: in which form they are written, and the days that result."""
+"""Times of a sampled column: their format, and the resulting days."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,19 +13,19 @@ from evergreen.runtime.errors import ContractError
 
 _YEAR_9999 = 253_402_300_799_000_000
 _MOST_LOOKED_AT = 10_000
-"""Distinct values by which the form is found, spread over all."""
+"""Maximum distinct values for detecting the format, spread over all values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DaySpan:
-    """The days of some rows."""
+    """Days of a set of rows."""
 
     first: int
     """Time of the oldest row, in microseconds since 1970."""
     last: int
     num_rows: int
     num_days: int
-    """UTC days that have rows."""
+    """Number of UTC days that have rows."""
 
     def __str__(self) -> str:
         first, last = to_iso(self.first)[:10], to_iso(self.last)[:10]
@@ -34,38 +34,38 @@ class DaySpan:
 
     @property
     def is_usual(self) -> bool:
-        """Whether no row lies before 2000."""
+        """Return whether no row is before 2000."""
         return self.first >= USUAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """What a column is as times."""
+    """Result for a column that can be read as times."""
 
     form: str
     """One of `TIME_FORMATS`."""
     span: DaySpan
     num_wrong: int
-    """Rows whose value is no time, or outside 1990 to tomorrow."""
+    """Rows whose value is not a time, or is outside 1990 to tomorrow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoTimes:
-    """Why a column is not read as times."""
+    """Result for a column that cannot be read as times."""
 
     why: str
     forms: tuple[str, ...] = ()
-    """Forms that fit, where several do."""
+    """Formats that fit, if several do."""
     span: DaySpan | None = None
-    """The days that result if the values are read as seconds since 1970, or as the type says."""
+    """Days that result if the values are read as seconds since 1970, or according to their type."""
 
 
 def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
-    """Return the form and the days of a column of times, or why they are not known.
+    """Return the format and the days of a column of times, or the reason if they are unknown.
 
     Args:
         column: Any column.
-        now: Seconds since 1970; times lie at most a day after.
+        now: Current time in seconds since 1970. A time may be at most a day later.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:
@@ -88,7 +88,13 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
 
 def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTimes:
-    """Return why a column, of which `few` holds some values, has no form, or more than one."""
+    """Return why a column has no time format, or more than one.
+
+    Args:
+        column: The column.
+        few: The same column with some of its values.
+        now: Current time in seconds since 1970.
+    """
     spans = {}
     for form in FORMS:
         _, fitting = _read(few, form, now=now, earliest=EARLIEST)
@@ -105,7 +111,7 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
 
 
 def _read(column: SampledColumn, form: str, *, now: float, earliest: int) -> tuple[Any, DaySpan | None]:
-    """Return the times of `values` in microseconds, -1 for none, and the days of those in range."""
+    """Return the times of `values` in microseconds (-1 = none), and the days of those in range."""
     found = TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()
     latest = round(now * 1e6) + DAY_MICROS
     return found, _span_of(np.where((found >= earliest) & (found <= latest), found, -1), column.counts)

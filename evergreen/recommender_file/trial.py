@@ -1,7 +1,8 @@
-"""A file that describes a recommender, tried on rows: what `ingest` would do with them, and what they hold.
+"""A trial of a recommender's file on rows: what `ingest` would do with them, and their content.
 
-The rows are read by the reader of `ingest`, with its rules. All rows are counted; what needs their values (categories,
-repeated rows, leaks) is found in the first `SAMPLE_ROWS` of them. The trial writes nothing.
+The rows are read by the reader of `ingest`, with its rules. All rows are counted. Results that need
+values (categories, repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows. The trial
+writes nothing.
 """
 
 import json
@@ -42,104 +43,107 @@ from evergreen.rows.times import DAY_MICROS, to_iso
 from evergreen.runtime.errors import ContractError
 
 NUM_EXAMPLES = 3
-"""Malformed rows that are shown."""
+"""Number of malformed rows that are shown."""
 _NEWEST_SHARE = 0.1
-"""Share of the rows, the newest ones, whose categories are compared with those before."""
+"""Share of the newest rows whose categories are compared with those of the other rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriedFeature:
-    """What one feature holds in the sampled rows."""
+    """Result for one feature in the sampled rows."""
 
     name: str
     kind: str
     """`numeric`, `categorical` or `lists`."""
     distinct: int
-    """Distinct values, of a list distinct lists."""
+    """Number of distinct values, or of distinct lists."""
     missing: float
     """Share of the rows without a value."""
     auc: float | None
-    """AUC of the column alone, see `deciding_auc`; None if the rows are too few."""
+    """AUC of the column alone (see `deciding_auc`). None if there are too few rows."""
     new_share: float | None
-    """Share of the newest tenth of the rows whose category no earlier row has; None of other kinds."""
+    """Share of the newest tenth of the rows whose category no earlier row has. None for other
+    kinds."""
 
     @property
     def is_constant(self) -> bool:
-        """Whether all rows have the same value, or none."""
+        """Return whether all rows have the same value, or none has a value."""
         return self.distinct <= 1
 
     @property
     def is_leak(self) -> bool:
-        """Whether the column decides the label alone."""
+        """Return whether the column alone determines the label."""
         return self.auc is not None and self.auc > DECIDING_AUC
 
 
 @dataclass(kw_only=True)
 class TriedFile:
-    """What one file holds."""
+    """Result for one file."""
 
     path: Path
     counts: LineCounts
-    """What its lines are; of Parquet only rows and rejected rows."""
+    """Counts of its lines. For Parquet only rows and rejected rows are counted."""
     time_form: str | None
-    """How its times are read; None if it has none."""
+    """Format of its times. None if it has no times."""
     is_text: bool
     refusal: str | None = None
-    """Why `ingest` would stop at the file, or None."""
+    """Reason why `ingest` would stop at the file, or None."""
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """What `ingest` would do with some files."""
+    """Result of a trial: what `ingest` would do with some files."""
 
     files: list[TriedFile]
     passed_over: list[str]
-    """Files of the folder that are no click logs, by their names."""
+    """Names of the files in the folder that are not click logs."""
     rows: int = 0
     clicks: int = 0
     malformed: int = 0
     examples: list[str] = field(default_factory=list)
-    """The first malformed rows, with line and reason."""
+    """First malformed rows, with line and reason."""
     days: Counter[int] = field(default_factory=Counter)
-    """Rows of each UTC day since 1970."""
+    """Number of rows of each UTC day, counted in days since 1970."""
     span: tuple[int, int] | None = None
-    """Times of the oldest and newest row, in microseconds since 1970; None without times."""
+    """Times of the oldest and the newest row, in microseconds since 1970. None without times."""
     num_sampled: int = 0
-    """Rows by which the fields below are found."""
+    """Number of rows from which the fields below are computed."""
     features: list[TriedFeature] = field(default_factory=list)
     users: int | None = None
-    """Distinct users; None without `data.user`."""
+    """Number of distinct users. None without `data.user`."""
     items: int | None = None
     equal_rows: int = 0
-    """Rows that are equal to an earlier row in everything."""
+    """Rows that are equal to an earlier row in every column."""
     changed_labels: int = 0
-    """Rows without a request id that are equal to an earlier row in all but the label."""
+    """Rows without a request id that are equal to an earlier row in every column except the
+    label."""
     copies: RepeatedKeys | None = None
-    """Rows with the key of another one; None if the files have no request id and row."""
+    """Rows with the key of another row. None if the files have no request id or no row."""
     refusals: list[str] = field(default_factory=list)
-    """Why `ingest` would refuse the files."""
+    """Reasons why `ingest` would refuse the files."""
 
     @property
     def is_refused(self) -> bool:
-        """Whether `ingest` would refuse the files."""
+        """Return whether `ingest` would refuse the files."""
         return bool(self.refusals)
 
     @property
     def has_times(self) -> bool:
-        """Whether all files have event times."""
+        """Return whether all files have event times."""
         return all(file.time_form is not None for file in self.files if file.refusal is None and file.counts.rows)
 
 
 def try_rows(
     data: Path, recommender: Recommender, *, now: float | None = None, sample_rows: int = SAMPLE_ROWS
 ) -> Trial:
-    """Read a file of rows, or a folder of them, as `ingest` would, and return what it holds.
+    """Read a file of rows, or a folder of them, as `ingest` would, and return the result.
 
     Args:
         data: The file or folder.
-        recommender: Whose rows it holds.
-        now: Seconds since 1970, beyond which no row can lie; None = the machine's clock.
-        sample_rows: Most rows whose values are looked at.
+        recommender: Recommender of the rows.
+        now: Current time in seconds since 1970, to find rows in the future. None = the machine's
+            clock.
+        sample_rows: Maximum rows whose values are analysed.
 
     Raises:
         ContractError: There is no file of rows.
@@ -184,7 +188,7 @@ def _try_file(path: Path, taster: "_Taster", malformed: MalformedRows, *, now: f
 
 
 def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | None:
-    """Return how a reader reads times: as the file says, or as its first rows show."""
+    """Return the time format of a reader: the setting, or the format of its first rows."""
     if not reader.has_times:
         return None
     if not isinstance(reader, FileReader):
@@ -199,7 +203,7 @@ def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | No
 
 
 class _Taster:
-    """Collects what the rows hold."""
+    """Collects the content of the rows."""
 
     def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:
         self.recommender, self.trial, self._left = recommender, trial, sample_rows
@@ -226,7 +230,11 @@ class _Taster:
             self._left = 0
 
     def finish(self, limit: float) -> None:
-        """Find what needs the rows' values; `limit` is the share of rows that may have another row's key."""
+        """Compute the results that need the rows' values.
+
+        Args:
+            limit: Maximum share of rows that may have another row's key.
+        """
         trial, features = self.trial, self.recommender.features
         if not trial.num_sampled:
             return
@@ -267,7 +275,7 @@ class _Taster:
 
     @staticmethod
     def _newest(times: SampledColumn) -> NDArray[np.bool_]:
-        """Return which rows are the newest tenth, by their times if they have some, else by their order."""
+        """Return which rows are the newest tenth by time, or by order if there are no times."""
         place = np.arange(times.num_rows)
         if times.num_present:
             micros = times.values.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
@@ -279,12 +287,12 @@ class _Taster:
 def _new_share(column: SampledColumn, is_new: NDArray[np.bool_]) -> float:
     known = np.zeros(len(column.values) + 1, bool)
     known[column.groups[~is_new] + 1] = True
-    known[0] = True  # a missing value is no category
+    known[0] = True  # a missing value is not a category
     return float((~known[column.groups[is_new] + 1]).mean()) if is_new.any() else 0.0
 
 
 def sentences(trial: Trial) -> Iterator[str]:
-    """Yield what a trial found, a line each, for people."""
+    """Yield the results of a trial for display, one line each."""
     for file in trial.files:
         yield from _of_file(file)
     if trial.passed_over:

@@ -64,7 +64,7 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
     without `work` the runs' folders are not looked into.
 
     Raises:
-        ContractError: the journal or a manifest is damaged.
+        ContractError: the journal or a manifest is corrupt.
     """
     found = _left_behind(store, "**/*", before)
     if work is not None:

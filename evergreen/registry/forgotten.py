@@ -38,7 +38,7 @@ def removed_at(store: Path, model_id: str) -> str | None:
     """Return when rows that a model, or one that it continues, learned from were last removed; None if none were.
 
     Raises:
-        ContractError: The record or a model's manifest is damaged.
+        ContractError: The record or a model's manifest is corrupt.
     """
     lineage = set(_lineage(store, model_id))
     times = [each.time for each in read_records(store / FILE, Forgotten, name="a removal of a user's rows")

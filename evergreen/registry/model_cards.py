@@ -100,7 +100,7 @@ class ModelCard(Manifest):
     """From the parent back, as far as the store has them, at most `MAX_ANCESTORS`."""
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
-    barred: Promotion | None = None
+    blocked: Promotion | None = None
     """The line by which the model was taken back by itself; None = it was not, or a person promoted it since."""
     journal_time: str | None = None
     """Time of the newest line of the promotion journal that the card knows; None = there was none."""
@@ -120,7 +120,7 @@ def read_card(store: Path, reference: str) -> ModelCard:
     """The card of a model as of now; `reference` as in `referenced_model`.
 
     Raises:
-        ContractError: there is no such version or model, it was never judged, or a file of the store is damaged.
+        ContractError: there is no such version or model, it was never judged, or a file of the store is corrupt.
     """
     model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)
@@ -133,7 +133,7 @@ def completed(store: Path, card: ModelCard) -> ModelCard:
     """The card with the model's line, and with all that came after the gate, as the store has it now.
 
     Raises:
-        ContractError: the journal or a manifest is damaged.
+        ContractError: the journal or a manifest is corrupt.
     """
     entries = promotion_journal.read_entries(store)
     return replace(
@@ -141,7 +141,7 @@ def completed(store: Path, card: ModelCard) -> ModelCard:
         model=replace(card.model, uri=model_folder(store, card.model_id).absolute().as_uri()),
         lineage=list(islice(_ancestors(store, card.model), MAX_ANCESTORS)),
         served=_served_spans(store, card.model_id),
-        barred=promotion_journal.barred(store).get(card.model_id),
+        blocked=promotion_journal.blocked_models(store).get(card.model_id),
         journal_time=entries[-1].time if entries else None,
     )
 

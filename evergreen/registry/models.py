@@ -107,7 +107,7 @@ def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
     """The gate's verdict on what `run` trained, and the rows that it was judged by; None where it did not come to that.
 
     Raises:
-        ContractError: the files are damaged.
+        ContractError: the files are corrupt.
     """
     name = trained_model(read_notes(store, run))
     if name is None or not verdict_paths(store, name)[0].exists():
@@ -131,7 +131,7 @@ def model_in(folder: Path) -> Model:
     """Read the manifest of the model in a folder. Its `uri` is that folder, also in a store that was copied or moved.
 
     Raises:
-        ContractError: the manifest is absent or damaged.
+        ContractError: the manifest is absent or corrupt.
     """
     return replace(Model.read(folder / Model.MANIFEST), uri=folder.absolute().as_uri())
 
@@ -140,7 +140,7 @@ def read_release(store: Path, version: int) -> Release:
     """Read the manifest of a version. Model and graph that it names are this store's, also in a copied or moved one.
 
     Raises:
-        ContractError: the manifest is absent or damaged.
+        ContractError: the manifest is absent or corrupt.
     """
     found = Release.read(release_path(store, version))
     model, graph = model_folder(store, found.model_id), graph_folder(store, version) / GRAPH_FILE
@@ -170,7 +170,7 @@ def _expect_tree(folder: Path, expected: str, model_id: str) -> None:
         names = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
         raise ContractError(
             f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in the manifest of model "
-            f"{model_id}: a file was changed, damaged or lost since the model was stored; restore the folder, or "
+            f"{model_id}: a file was changed, corrupted or lost since the model was stored; restore the folder, or "
             "continue another model"
         )
 

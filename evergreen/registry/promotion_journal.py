@@ -70,7 +70,7 @@ class Promotion:
     """The version's hashes as in its `Release`."""
     share: float | None = None
     """Share of the traffic, for `canary` and the intent before its first one."""
-    barred_model_id: str | None = None
+    blocked_model_id: str | None = None
     """For a `rollback` that nobody asked for: the model that was taken back, which is not released again unless a
     person overrides it."""
     config: str | None = None
@@ -160,12 +160,12 @@ def current(store: Path) -> Promotion | None:
     return promotions[-1] if promotions else None
 
 
-def barred(store: Path) -> dict[str, Promotion]:
-    """The models that were taken back by themselves, each with the line that did it; a promotion lifts the bar."""
+def blocked_models(store: Path) -> dict[str, Promotion]:
+    """The models that were taken back by themselves, each with the line that did it; a promotion unblocks it."""
     found: dict[str, Promotion] = {}
     for entry in read_journal(store):
-        if entry.barred_model_id is not None:
-            found[entry.barred_model_id] = entry
+        if entry.blocked_model_id is not None:
+            found[entry.blocked_model_id] = entry
         elif entry.action == PROMOTE:
             found.pop(entry.model_id, None)
     return found

@@ -48,7 +48,7 @@ def read_accepted(store: Path) -> list[AcceptedRecommender]:
     """Every accepted version, oldest first; empty where nobody accepted one.
 
     Raises:
-        ContractError: a line of the journal is damaged; names the file and the line.
+        ContractError: a line of the journal is corrupt; names the file and the line.
     """
     return read_records(recommenders_folder(store) / JOURNAL, AcceptedRecommender, name="an accepted recommender")
 
@@ -97,7 +97,7 @@ def served_recommender(store: Path) -> Recommender | None:
     """That of the live model; where nothing is live, the newest accepted one; None where there is neither.
 
     Raises:
-        ContractError: the live model's manifest, or the accepted version, is absent or damaged.
+        ContractError: the live model's manifest, or the accepted version, is absent or corrupt.
     """
     live = current(store)
     if live is not None:
@@ -130,7 +130,7 @@ def recommender_at(path: Path) -> Recommender:
     Who has no store at hand takes a copy of `<store>/recommender/<n>.json`.
 
     Raises:
-        ContractError: there is none, or it is damaged.
+        ContractError: there is none, or it is corrupt.
     """
     if path.is_dir():
         if (found := served_recommender(path)) is None:

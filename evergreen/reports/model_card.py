@@ -98,8 +98,8 @@ def _decision(card: ModelCard) -> list[PageBlock]:
 def _state(card: ModelCard) -> Banner:
     """Return whether the model is live, a canary, or was ever, and as of when."""
     last = card.served[-1] if card.served else None
-    if card.barred is not None:
-        tone, text = "bad", f"Taken back at {_time(card.barred.time)}, and barred until a person promotes it"
+    if card.blocked is not None:
+        tone, text = "bad", f"Taken back at {_time(card.blocked.time)}, and blocked until a person promotes it"
     elif live := next((span.begun for span in card.served if span.is_live), None):
         tone, text = "good", f"Live as version {live.version} since {_time(live.time)}"
     elif last is None:

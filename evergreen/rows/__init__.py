@@ -1,5 +1,5 @@
-"""Rows in files: text, JSON lines and Parquet of users, read under one set of rules, and the archive's Parquet.
+"""Readers of rows in files: users' text, JSON lines and Parquet, and the archive's Parquet.
 
-`forms.find_reader` finds the form of a file. Every reader yields record batches in the raw schema of a recommender.
-Which rows are wanted, and in what order, is left to the callers.
+All readers follow one set of rules. `forms.find_reader` detects the format of a file. Every reader
+yields record batches in the raw schema of a recommender. The callers select rows and their order.
 """

@@ -1,11 +1,13 @@
-"""The Parquet files of an archive or a lake: which of them hold served rows, and each opened for reading.
+"""The Parquet files of an archive or a lake: listing those with served rows, and opening them.
 
-`reading_parquet` reports what is no readable Parquet file, and `open_parquet` what would fill the memory.
+`reading_parquet` reports a file that is not readable Parquet, and `open_parquet` one that would
+fill the memory.
 
-Every reader of archived rows goes through here: the backtest, the canary's evidence, the verification of a version and
-validation's skew. The files are those that `monitoring.state.archive` wrote and its uploader moved,
-`day=YYYY-MM-DD/*.parquet` in the types of `contracts.raw_rows`, in a folder or a bucket. A later version of a day
-(`day=D/version=N/`) is a correction of what was served, and is left out. What is read of a file is left to the callers.
+Every reader of archived rows uses this module: the backtest, the canary's evidence, the
+verification of a version and validation's skew. `monitoring.state.archive` writes the files, and
+its uploader moves them. They are `day=YYYY-MM-DD/*.parquet` with the types of `contracts.raw_rows`,
+in a folder or a bucket. A later version of a day (`day=D/version=N/`) corrects the served rows and
+is left out. The callers decide what they read of a file.
 """
 
 import stat
@@ -26,15 +28,18 @@ from evergreen.storage.objects import ObjectInfo, Objects, local_copy
 
 @contextmanager
 def reading_parquet(name: object) -> Iterator[None]:
-    """Turns the errors of reading a Parquet file into `ContractError`, which calls the file `name`."""
+    """Convert the errors of reading the Parquet file `name` to `ContractError`."""
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name that is no text
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: a column's name is not UTF-8
         raise ContractError(f"{name} is not a readable Parquet file: {first_line(error)}") from error
 
 
 def _supports_checksums() -> bool:
-    """Return whether this pyarrow knows page checksums; preprocessing's, by NVTabular's leave, is older."""
+    """Return whether this pyarrow supports page checksums.
+
+    Preprocessing has an older version, because NVTabular requires it.
+    """
     return int(pa.__version__.split(".")[0]) >= 13
 
 
@@ -43,44 +48,44 @@ _CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
 
 
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
-    """Open a Parquet file whose pages are compared with their checksums as they are read.
+    """Open a Parquet file and verify its pages by their checksums during reading.
 
-    Files of other writers may have none. Errors are pyarrow's (`reading_parquet`).
+    Files of other writers may have no checksums. Errors are pyarrow's (see `reading_parquet`).
     """
     return pq.ParquetFile(source, **_VERIFIED, **options)
 
 
 def parquet_writer(target: Any, schema: Any, **options: Any) -> pq.ParquetWriter:
-    """Open a Parquet file to write, with a checksum a page: a flipped bit is not read as another value."""
+    """Open a Parquet file for writing, with a checksum for each page to detect flipped bits."""
     return pq.ParquetWriter(target, schema, **_CHECKED, **options)
 
 
 def write_parquet(table: Any, target: Any, **options: Any) -> None:
-    """Write a table as `parquet_writer` does."""
+    """Write a table with the options of `parquet_writer`."""
     pq.write_table(table, target, **_CHECKED, **options)
 
 
 MAX_ROWS_PER_BYTE = 100
-"""Rows that a byte of a file may hold. Rows with a key and a time of their own take more than a hundredth of a byte."""
+"""Maximum rows per byte of a file. A row with its own key and time takes more than 1/100 byte."""
 FREE_ROWS = 65_536
-"""Rows that a file of any size may hold beyond that."""
+"""Rows that a file of any size may have in addition."""
 MAX_GROUP_ROWS = 1 << 24
 MAX_GROUP_BYTES = 4 << 30
-"""Of a row group before compression."""
+"""Maximum bytes of a row group before compression."""
 MAX_RATIO = 1_000
-"""By how much compression may have made a row group smaller, where it is larger than `FREE_BYTES`."""
+"""Maximum compression ratio of a row group larger than `FREE_BYTES`."""
 FREE_BYTES = 64 << 20
 MAX_TEXT_BYTES = 256 << 20
-"""Of the texts of one column in one batch."""
+"""Maximum bytes of the texts of one column in one batch."""
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file whose footer was read, and which is not made to fill the memory.
+    """Open a Parquet file, refusing one that would fill the memory.
 
     Raises:
-        ContractError: it is no regular file, not whole Parquet, or its footer names more rows or bytes than a file of
-            rows has.
-        FileNotFoundError: there is none.
+        ContractError: it is not a regular file, not complete Parquet, or its footer states more
+            rows or bytes than a file of this size can have.
+        FileNotFoundError: the file is absent.
     """
     size, mode = (status := path.stat()).st_size, status.st_mode
     if not stat.S_ISREG(mode):
@@ -107,19 +112,20 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Read some columns of one row group, of which no batch holds more text than `MAX_TEXT_BYTES` in a column.
+    """Read some columns of one row group in batches of bounded size.
 
-    Texts are dictionary-encoded where they are in the file: one long text of many rows is one text in memory.
+    A batch has at most `MAX_TEXT_BYTES` of text in a column. Texts that are dictionary-encoded in
+    the file stay so: one long text of many rows is one text in memory.
 
     Args:
-        path: The file, which `open_parquet` took.
-        columns: Names of columns that the file has.
-        group: The row group.
-        batch_rows: Rows of a batch, at most.
+        path: File that `open_parquet` accepted.
+        columns: Names of columns of the file.
+        group: Number of the row group.
+        batch_rows: Maximum rows of a batch.
 
     Raises:
         ContractError: a batch has more text.
-        pa.ArrowException: the file is damaged.
+        pa.ArrowException: the file is corrupt.
     """
     metadata = pq.read_metadata(path)
     chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
@@ -140,7 +146,7 @@ def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: i
 
 
 def is_list(found: pa.DataType) -> bool:
-    """Return whether an Arrow type is one of lists."""
+    """Return whether an Arrow type is a list type."""
     return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
 
 
@@ -150,7 +156,7 @@ def _has_lengths(found: pa.DataType) -> bool:
 
 
 class MovedAway(TemporaryError):
-    """The file was there when it was listed: the uploader has moved it since, or an operator has removed it."""
+    """The listed file is absent: the uploader has moved it, or an operator has removed it."""
 
 
 @dataclass(frozen=True)
@@ -162,27 +168,30 @@ class ArchivedFile:
 
     @property
     def name(self) -> str:
-        """Below the archive: `day=YYYY-MM-DD/part.parquet`."""
+        """Return the name relative to the archive: `day=YYYY-MM-DD/part.parquet`."""
         return self.info.name
 
     @property
     def day(self) -> str:
-        """The UTC day of its rows, YYYY-MM-DD."""
+        """Return the UTC day of its rows, YYYY-MM-DD."""
         return _split_name(self.info.name)[0]
 
     @property
     def uri(self) -> str:
-        """Its whole address, for messages."""
+        """Return its full address, for messages."""
         return f"{self.archive.uri}/{self.info.name}"
 
     @contextmanager
     def opened(self) -> Iterator[pq.ParquetFile]:
-        """Yields the file; one of a bucket is fetched whole first, and its copy is gone afterwards.
+        """Open the file.
+
+        A file of a bucket is downloaded first, and its copy is deleted afterwards.
 
         Raises:
-            MovedAway: it is not in the folder any more.
-            ContractError: it is no Parquet file, is damaged, or does not have what the caller reads of it; names it.
-            TemporaryError, PermanentError: it cannot be fetched.
+            MovedAway: the file is no longer in the folder.
+            ContractError: the file is not Parquet, is corrupt, or lacks data that the caller reads.
+                The message names it.
+            TemporaryError, PermanentError: the file cannot be downloaded.
         """
         with local_copy(self.archive, self.info.name) as path, reading_parquet(self.uri):
             try:
@@ -195,9 +204,12 @@ class ArchivedFile:
 def archived_files(
     archive: Objects, *, days: Collection[str] | None = None, first_day: str | None = None
 ) -> list[ArchivedFile]:
-    """The files of served rows, by day and name.
+    """Return the files of served rows, ordered by day and name.
 
-    Only those of `days` (UTC, YYYY-MM-DD; each is listed by itself; None = all), and of `first_day` and later.
+    Args:
+        archive: The archive.
+        days: UTC days, YYYY-MM-DD, each of which is listed separately. None = all days.
+        first_day: First day to return. None = no limit.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.
@@ -208,7 +220,7 @@ def archived_files(
 
 
 def arrow_schema(types: dict[str, str]) -> pa.Schema:
-    """The schema of these columns, types as `contracts.raw_rows` spells them.
+    """Return the Arrow schema of columns with types as in `contracts.raw_rows`.
 
     >>> str(arrow_schema({"a": "int32", "b": "bool"})).split()
     ['a:', 'int32', 'b:', 'bool']
@@ -217,7 +229,7 @@ def arrow_schema(types: dict[str, str]) -> pa.Schema:
 
 
 def is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether two types are the same; what writers call the elements of lists does not count."""
+    """Return whether two types are equal, ignoring the names of list elements."""
     if pa.types.is_list(found) and pa.types.is_list(expected):
         return is_alike(found.value_type, expected.value_type)
     return bool(found == expected)
@@ -229,7 +241,7 @@ def _holds_served_rows(name: str) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """The day of a file's folder, and what follows the folder's name."""
+    """Return the day of a file's folder, and the rest of the name."""
     folder, _, file = name.partition("/")
     return folder.removeprefix(DAY_PARTITION.format(day="")), file
 

@@ -1,7 +1,7 @@
-"""Criteo's own text files: TSV without header (Criteo 1TB, Kaggle), CSV or TSV with one (its re-issues).
+"""Criteo's text files: TSV without a header (1TB, Kaggle), CSV or TSV with a header (re-issues).
 
-Rows have a label, 13 integers and 26 categories of up to 8 hex digits, and no times. Only a recommender with exactly
-these features reads them.
+Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. Only a
+recommender with exactly these features can read them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,25 +21,26 @@ from evergreen.rows.values import LABELS, ValueRule, matching
 from evergreen.runtime.errors import ContractError
 
 COLUMNS = (LABEL, *CRITEO.names)
-"""What Criteo publishes, in the order of its files without header."""
+"""Criteo's columns, in the order of its files without a header."""
 INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
-"""An integer as text: `.0` because pandas writes an integer column with missing values so; 18 digits fit an int64."""
+"""Pattern of an integer as text. pandas writes `.0` in an integer column with missing values. 18
+digits fit an int64."""
 HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
-"""A category as text."""
+"""Pattern of a category as text."""
 
 
 def are_its(features: Features) -> bool:
-    """Return whether these are Criteo's features, for which alone its forms are read."""
+    """Return whether these are Criteo's features. Only then its formats are read."""
     return features == CRITEO
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoRows:
-    """The rows of one of Criteo's files; see `forms.FileRows`."""
+    """Rows of one of Criteo's files. It implements `forms.FileRows`."""
 
     rows: TextRows
     columns: dict[str, str]
-    """Name in the file of each raw column."""
+    """Column name in the file of each raw column."""
 
     @property
     def path(self) -> Path:
@@ -57,16 +58,17 @@ class CriteoRows:
 
 
 def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True) -> CriteoRows:
-    """Return the rows of a text file in one of Criteo's forms.
+    """Return the rows of a text file in one of Criteo's formats.
 
     Args:
         path: The file.
         head: Its first lines.
-        rows: The file as one of text with a header.
-        labelled: Whether rows must have a label; a header may lack it else.
+        rows: The file, opened as text with a header.
+        labelled: Whether rows must have a label. If not, a header may lack it.
 
     Raises:
-        ContractError: It has none of the forms, or a header that lacks a Criteo column or names it twice.
+        ContractError: The file has none of the formats, or its header lacks a Criteo column or
+            names it twice.
     """
     names = [name.lower() for name in rows.names]
     if LABEL in names or (not labelled and COLUMNS[1].lower() in names):
@@ -88,7 +90,9 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
 
 
 def parse_hex(texts: Any) -> Any:
-    """Return the int64 values of categories (string array); null where a text is not 1 to 8 hex digits.
+    """Return the int64 values of categories (string array).
+
+    A text that is not 1 to 8 hex digits becomes null.
 
     >>> parse_hex(pa.array(["ff", "0x1f", None])).to_pylist()
     [255, None, None]
@@ -111,4 +115,4 @@ RULES = {
     **dict.fromkeys(CRITEO.numeric, _INTEGERS),
     **dict.fromkeys(CRITEO.categorical, _HEX),
 }
-"""How each column is read."""
+"""Rule of each column."""

@@ -1,8 +1,8 @@
-"""Which files of a folder hold rows, which form each has, and its rows in the raw schema of a recommender.
+"""The files of rows in a folder, their formats, and their rows in a recommender's raw schema.
 
-A file is Parquet, text with a header, JSON lines, or Criteo's text; see `ColumnNames` for the names of its columns.
-Whatever the form, its values are read by one set of rules (`values`, `time_forms`). Columns that nobody named are not
-read.
+A file is Parquet, text with a header, JSON lines, or Criteo's text. `ColumnNames` has the names of
+its columns. The values of every format are parsed by the same rules (`values`, `time_forms`).
+Columns without a name in the recommender are not read.
 """
 
 import logging
@@ -52,13 +52,13 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _COMPANION = re.compile(r"(readme|license)\b.*", re.IGNORECASE)
-"""Criteo's own archives hold these beside the rows."""
+"""Criteo's archives have these files beside the rows."""
 _TRAIN, _TEST = (re.compile(rf"{name}\.txt(\.gz)?", re.IGNORECASE) for name in ("train", "test"))
-"""Kaggle's archive holds rows without labels beside those with them."""
+"""Kaggle's archive has one file with labels and one without."""
 
 
 class FileRows(Protocol):
-    """The rows of a file with its own columns, in any form."""
+    """Rows of a file with its own columns, in any format."""
 
     @property
     def path(self) -> Path:
@@ -66,14 +66,14 @@ class FileRows(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its columns, in file order; "" for one without a name."""
+        """Return its columns in file order. A column without a name is ""."""
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows, in file order; memory does not grow with the file."""
+        """Yield the wanted columns of all rows in file order, in bounded memory."""
 
 
 class Reader(Protocol):
-    """One file of click logs, as rows of a recommender."""
+    """Rows of a recommender in one file of click logs."""
 
     @property
     def path(self) -> Path:
@@ -85,27 +85,33 @@ class Reader(Protocol):
 
     @property
     def counts(self) -> LineCounts:
-        """What the lines read so far were; of Parquet only rows and rejected rows."""
+        """Return the counts of the lines read so far.
+
+        For Parquet only rows and rejected rows are counted.
+        """
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
-        """Record batches in the lake's schema, in file order; memory is bounded by a batch, not by the file.
+        """Yield record batches in the lake's schema, in file order, in bounded memory.
 
-        Columns that the form does not have (request id, event time ...) are null. `malformed` takes the malformed rows,
-        and counts every row read.
+        Columns that the format does not have (request id, event time ...) are null.
+
+        Args:
+            malformed: Collects the malformed rows and counts every row read.
 
         Raises:
-            ContractError: the file is damaged, or too many of its rows are malformed.
+            ContractError: the file is corrupt, or too many of its rows are malformed.
         """
 
 
 def click_log_files(path: Path) -> list[Path]:
-    """The files to read: `path` itself, or the click logs directly in the folder, judged by their names.
+    """Return the files to read: `path` itself, or the click logs directly in the folder `path`.
 
-    Natural order: `day_2` comes before `day_10`. Names that start with a dot or underscore are unfinished work or
-    notes.
+    Click logs are recognised by their names. The order is natural: `day_2` comes before `day_10`.
+    Names that start with a dot or underscore are unfinished files or notes, and are skipped.
 
     Raises:
-        ContractError: there is none; or one is there packed and unpacked, whose rows would be learnt and judged twice.
+        ContractError: no file is found, or a file is present both packed and unpacked, so that its
+            rows would be used twice.
     """
     if path.is_file():
         return [path]
@@ -127,7 +133,10 @@ def click_log_files(path: Path) -> list[Path]:
 
 
 def passed_over(path: Path) -> list[str]:
-    """Names of the files in the folder `path` that `click_log_files` leaves out; none where `path` is a file."""
+    """Return the names of the files in the folder `path` that `click_log_files` leaves out.
+
+    Returns an empty list if `path` is a file.
+    """
     names = _visible_names(path) if path.is_dir() else []
     logs = [name for name in names if _NAME.match(name) and not _COMPANION.match(name)]
     if any(_TRAIN.match(name) for name in logs):
@@ -140,7 +149,7 @@ def _visible_names(path: Path) -> list[str]:
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that compares digits in a name by their value.
+    """Return a sort key that compares digits in a name by their value.
 
     >>> sorted(["day_10", "day_2"], key=natural_key)
     ['day_2', 'day_10']
@@ -150,10 +159,10 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def open_rows(path: Path) -> FileRows:
-    """Return the rows of a file with the columns that it names: Parquet, JSON lines, or text with a header.
+    """Return the rows of a file with its columns: Parquet, JSON lines, or text with a header.
 
     Raises:
-        ContractError: The file is none of these, empty or damaged.
+        ContractError: The file has none of these formats, is empty or is corrupt.
     """
     if not path.is_file():
         raise ContractError(f"{path} is no file, expected one of rows")
@@ -172,12 +181,13 @@ def _is_parquet(path: Path) -> bool:
 
 
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
-    """Return the reader of a file whose rows are to be scored: its features alone, without label, ids and times.
+    """Return the reader of a file whose rows are only scored.
 
-    A feature that is served as one value may be absent.
+    It reads the features, but not label, ids and times. A feature that is served with a fixed value
+    may be absent.
 
     Raises:
-        ContractError: The file has no known form, or lacks a column.
+        ContractError: The file has no known format, or lacks a column.
     """
     rows, features = open_rows(path), recommender.features
     if criteo.are_its(features) and isinstance(rows, TextRows):
@@ -191,18 +201,20 @@ def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
 
 
 def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True, now: float | None = None) -> Reader:
-    """Return the reader for the form that a file has.
+    """Return the reader for the format of a file.
 
-    Criteo's own text is read for a recommender with exactly Criteo's features; it has neither times nor weights.
+    Criteo's text is read for a recommender with exactly Criteo's features. It has neither times nor
+    weights.
 
     Args:
         path: The file.
-        recommender: Whose rows it holds.
-        with_times: Whether times are read; else they are null.
-        now: Seconds since the epoch, beyond which no row can lie; None = the machine's clock.
+        recommender: Recommender of its rows.
+        with_times: Whether times are read. If not, they are null.
+        now: Current time in seconds since the epoch, to find rows in the future. None = the
+            machine's clock.
 
     Raises:
-        ContractError: The file has none of the forms, or lacks a column.
+        ContractError: The file has none of the formats, or lacks a column.
     """
     now = time.time() if now is None else now
     rows = _criteo_rows(path, recommender) or open_rows(path)
@@ -227,7 +239,7 @@ def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True
 
 @dataclass(frozen=True)
 class RawReader:
-    """A file in the raw schema; see `Reader`."""
+    """Reader of a file in the raw schema (see `Reader`)."""
 
     file: RawParquet
     counts: LineCounts = field(default_factory=LineCounts)
@@ -253,7 +265,10 @@ def _shown_names(names: Sequence[str]) -> str:
 
 
 def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | None":
-    """Return the rows of one of Criteo's text files, or None if the file or the recommender is of another kind."""
+    """Return the rows of one of Criteo's text files.
+
+    Returns None if the file or the recommender is of another kind.
+    """
     if not criteo.are_its(recommender.features) or recommender.data.has_weights or _is_parquet(path):
         return None
     head = read_head(path)
@@ -264,7 +279,7 @@ def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | N
 
 
 def _is_raw(path: Path, recommender: Recommender) -> bool:
-    """Return whether a Parquet file is in the raw schema, as a lake's are, and not in a user's."""
+    """Return whether a Parquet file has the raw schema of a lake instead of a user's own."""
     schema, features, weighted = open_parquet(path).schema_arrow, recommender.features, recommender.data.has_weights
     raw = set(raw_types(features, weighted=weighted)) - set(SERVED_BY)
     usual = replace(recommender.data, user=None, item=None, time_format=None)
@@ -277,8 +292,8 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
     """Return the name in a file of each raw column that is read.
 
     Args:
-        here: The file's columns.
-        recommender: Whose rows they are.
+        here: Columns of the file.
+        recommender: Recommender of its rows.
         path: The file, for messages.
 
     Raises:
@@ -289,14 +304,14 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
     if names.weight is not None:
         wanted[WEIGHT] = names.weight
     for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
-        # A name of the user's own is a promise; the default is none.
+        # A column whose name is not the default must be present.
         if name in here or name != raw:
             wanted[raw] = name
     return _present(here, wanted, recommender, path=path)
 
 
 def _present(here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path) -> dict[str, str]:
-    """Return the wanted columns if a file has each once."""
+    """Return the wanted columns after checking that the file has each of them once."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
     if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
@@ -308,7 +323,7 @@ _RULES: dict[str, ValueRule] = {LABEL: LABELS, WEIGHT: WEIGHTS, REQUEST_ID: REQU
 
 
 def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
-    """Return how the values of a raw column, times aside, are read."""
+    """Return the rule for the values of a raw column that is not the time."""
     if raw in features.lists:
         element = WORDS if raw in features.words else CATEGORIES
         return ListRule(element, features.list_options_of(raw).separator)
@@ -318,19 +333,19 @@ def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
 
 
 class NumberedRows(NamedTuple):
-    """Some rows of a file, with where they stand in it."""
+    """Some rows of a file, with their positions in it."""
 
     batch: Any
-    """The well-formed rows, in the lake's schema."""
+    """Well-formed rows, in the lake's schema."""
     numbers: NDArray[np.int64]
-    """The line of each, of Parquet its row; from 1."""
+    """Line number of each row, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """The malformed rows and lines between them, by line."""
+    """Malformed rows and lines between them, ordered by line."""
     features: frozenset[str]
     """Columns of the batch that the file has."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first rows, malformed ones counted, too."""
+        """Return the first `num_rows` rows, counting malformed ones too."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]
@@ -339,23 +354,24 @@ class NumberedRows(NamedTuple):
 
 @dataclass(kw_only=True)
 class FileReader:
-    """The rows of a user's file in the lake's schema; see `Reader`."""
+    """Reader of the rows of a user's file in the lake's schema (see `Reader`)."""
 
     rows: FileRows
     recommender: Recommender
     columns: Mapping[str, str]
-    """See `columns_of`."""
+    """Column names as in `columns_of`."""
     rules: Mapping[str, ValueRule | ListRule]
-    """How each column but the time is read."""
+    """Rule of each column except the time."""
     now: float
-    """Seconds since the epoch."""
+    """Current time in seconds since the epoch."""
     has_times: bool = False
     """See `Reader.has_times`."""
     counts: LineCounts = field(default_factory=LineCounts)
     num_ahead: int = 0
-    """Malformed rows whose time is ahead of the clock."""
+    """Malformed rows whose time is in the future."""
     span: tuple[int, int] | None = None
-    """Times of the oldest and newest row so far, microseconds since the epoch; None without any."""
+    """Times of the oldest and the newest row so far, in microseconds since the epoch. None without
+    rows."""
 
     @property
     def path(self) -> Path:
@@ -377,7 +393,7 @@ class FileReader:
         self._say_span()
 
     def numbered(self) -> Iterator[NumberedRows]:
-        """Yield the well-formed rows with their lines, and the malformed ones beside them, in file order."""
+        """Yield the well-formed rows with their line numbers, and the malformed ones, in order."""
         rules: dict[str, AnyRule] = dict(self.rules)
         wanted = list(dict.fromkeys(self.columns.values()))
         for chunk in self.rows.chunks(wanted):
@@ -404,7 +420,10 @@ class FileReader:
         return found
 
     def _read(self, chunk: Chunk, rules: Mapping[str, AnyRule]) -> tuple[Any, dict[int, str]]:
-        """Return the rows of a chunk in the lake's schema, and by position why some are malformed."""
+        """Return the rows of a chunk in the lake's schema, and the reason of each malformed row.
+
+        Reasons are keyed by the position of the row.
+        """
         reasons: dict[int, str] = {}
         columns: dict[str, Any] = {}
         if not chunk.rows.num_rows:
@@ -424,7 +443,7 @@ class FileReader:
         return raw_batch(columns, self._schema), reasons
 
     def _find_outside(self, times: Any, reasons: dict[int, str]) -> None:
-        """Add the rows whose time is no time of a click log: it is ahead of the clock, or stands for none."""
+        """Add the rows whose time is in the future or too early for a click log to `reasons`."""
         latest = round((self.now + CLOCK_AHEAD_SECONDS) * 1e6)
         micros, name = times.cast(pa.int64()), self.columns[EVENT_TIME]
         for at in _positions(pc.fill_null(pc.or_(pc.greater(micros, latest), pc.less(micros, EARLIEST)), False)):

@@ -1,9 +1,9 @@
 """Physical lines of a text file, and the records that they form.
 
-A record is one line, or several where a quoted field breaks a line. Which lines belong together is decided here, line
-by line, so that one unbalanced quote costs at most its own line. Every line of a file is counted once: as a part of a
-record, as rejected, blank, a comment, or the header (`LineCounts`). Splitting a record into fields is left to DuckDB
-(`text`).
+A record is one line, or several if a quoted field has line breaks. This module decides line by line
+which lines belong together, so that one unbalanced quote affects at most its own line. Every line
+of a file is counted once: as part of a record, rejected, blank, a comment, or the header
+(`LineCounts`). DuckDB splits records into fields (`text`).
 """
 
 import bz2
@@ -28,11 +28,11 @@ BLOCK_BYTES = 4 << 20
 """Bytes of a block of lines, about 17,000 Criteo rows."""
 MAX_LINE_BYTES = 1 << 20
 MAX_RECORD_LINES = 100
-"""Most lines of one record: a quote that is not closed within as many lines is a stray one."""
+"""Maximum lines of one record. A quote that is not closed within as many lines is a stray one."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
 _LEAST_HEAD = 16
-"""Bytes from which a file's zeros tell an encoding."""
+"""Minimum bytes of a file for detecting its encoding from zero bytes."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -53,28 +53,34 @@ _INSIDE = {
     b"PAR1": "holds Parquet inside another packing, expected the Parquet file itself",
     **{begin: f"holds {said}" for begin, said in _OTHERS.items()},
 }
-"""How files that are no text begin, and what is said of them."""
+"""First bytes of files that are not text, and the messages about them."""
 
 
 @dataclass
 class LineCounts:
-    """How many lines of a file were what; a record that spans lines counts with all of them in `record_lines`."""
+    """Number of lines of a file by kind.
+
+    A record that spans lines counts its first line in `rows` or `rejected`, and the others in
+    `continued`.
+    """
 
     rows: int = 0
     """Records that became rows."""
     rejected: int = 0
-    """Records, and single lines, that became none; each has its number and reason in the file of malformed rows."""
+    """Records and single lines that did not become rows. The file of malformed rows has the number
+    and reason of each."""
     continued: int = 0
-    """Lines, beyond the first, of rows and rejected records that span several."""
+    """Lines, except the first, of rows and rejected records that span several lines."""
     header: int = 0
-    """Lines that hold the columns' names; more than one where files with headers were joined."""
+    """Lines with the names of the columns. There may be several if files with headers were
+    concatenated."""
     blank: int = 0
     comments: int = 0
     """Lines that begin with `#` and do not have the fields of a row."""
 
     @property
     def lines(self) -> int:
-        """Lines in all."""
+        """Return the number of all lines."""
         return sum(getattr(self, each.name) for each in fields(self))
 
     def add(self, other: "LineCounts") -> None:
@@ -84,17 +90,17 @@ class LineCounts:
 
 
 class Rejected(NamedTuple):
-    """A line, or a record of several, that is no row."""
+    """A line, or a record of several lines, that is not a row."""
 
     line: int
     """Number of its first line, from 1."""
     reason: str
     text: str
-    """As it stands in the file, its first 2,000 characters."""
+    """First 2,000 characters as they are in the file."""
 
 
 class Block(NamedTuple):
-    """Whole lines of a file in UTF-8, each ended by a line feed."""
+    """Complete lines of a file in UTF-8, each ended by a line feed."""
 
     first_line: int
     """Number of the first line in the file, from 1."""
@@ -104,19 +110,20 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a text file divides a line into fields."""
+    """Division of a text file's lines into fields."""
 
     delimiter: str
-    """One character."""
+    """Delimiter, one character."""
     num_fields: int
     has_quotes: bool = True
-    """Whether a field may stand in double quotes."""
+    """Whether a field may be in double quotes."""
     escape: str = '"'
-    """What makes a quote inside quotes a character: another quote, or a backslash."""
+    """Character that escapes a quote inside quotes: another quote, or a backslash."""
     header: bytes | None = None
-    """The header's record, without its line end; None = the file has none."""
+    """Record of the header, without its line end. None = the file has no header."""
     has_comments: bool = False
-    """Whether lines that begin with `#` are comments whatever follows: the file begins with such lines."""
+    """Whether all lines that begin with `#` are comments, because the file begins with such
+    lines."""
 
     @cached_property
     def _field(self) -> str:
@@ -128,7 +135,7 @@ class Dialect:
 
     @cached_property
     def plain_pattern(self) -> str:
-        """RE2 pattern of a whole record with all its fields, in which quotes stand around fields alone."""
+        """Return the RE2 pattern of a complete record whose quotes enclose whole fields only."""
         other = re.escape(self.delimiter)
         plain = self._field.replace(rf'[^"{other}\n][^{other}\n]*', rf'[^"{other}\n]+')
         return rf"^{plain}(?:{other}{plain}){{{self.num_fields - 1}}}\n\z"
@@ -147,11 +154,11 @@ class Dialect:
         return re.compile(rf"({self._field})(?:{re.escape(self.delimiter)}|\n\Z)")
 
     def is_record(self, text: str) -> bool:
-        """Return whether the text, line end included, is a record with all its fields."""
+        """Return whether the text, including its line end, is a record with all its fields."""
         return self._record.match(text) is not None
 
     def fields_of(self, text: str) -> list[str] | None:
-        """Return the fields of a record as they stand in it, or None if its quotes are not balanced."""
+        """Return the raw fields of a record, or None if its quotes are not balanced."""
         if not self._any_record.match(text):
             return None
         at, found = 0, list[str]()
@@ -161,14 +168,17 @@ class Dialect:
         return found
 
     def literal(self, text: str) -> str | None:
-        """Return the line as a record in which its quotes are characters, or None if it has other fields then."""
+        """Return the line as a record whose quotes are plain characters.
+
+        Returns None if the line then has another number of fields.
+        """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:
             return None
         return self.delimiter.join(map(self._quoted, parts)) + "\n"
 
     def plain(self, fields: list[str]) -> str:
-        """Return fields, as they stand in a record, as one in which quotes stand around fields alone."""
+        """Return raw fields as a record whose quotes enclose whole fields only."""
         if not self.has_quotes:
             return self.delimiter.join(fields) + "\n"
         return self.delimiter.join(text if text.startswith('"') else self._quoted(text) for text in fields) + "\n"
@@ -185,32 +195,33 @@ class Records(NamedTuple):
     """The records of a block."""
 
     content: bytes
-    """Of the records alone, each with all fields of the dialect."""
+    """Bytes of the records only. Each has all fields of the dialect."""
     numbers: NDArray[np.int64]
     """Number in the file of each record's first line."""
     rejected: list[Rejected]
     counts: LineCounts
-    """Of the block; `rows` are the records."""
+    """Counts of the block. `rows` are the records."""
     texts: "LineTexts"
     rest: Block | None
-    """Lines at the block's end whose record may go on in the next block; None = there is none."""
+    """Lines at the end of the block whose record may continue in the next block. None = no such
+    lines."""
 
 
 @dataclass(frozen=True)
 class LineTexts:
-    """The lines of a block, to look one up by its number."""
+    """Lines of a block, which can be found by their number."""
 
     first_line: int
     lines: Any = field(repr=False)
-    """Arrow array of binary, each with its line end."""
+    """Arrow array of binary values, each with its line end."""
 
     def of(self, number: int) -> str:
-        """Return the text of a line for people."""
+        """Return the text of a line for display."""
         return shown(self.lines[number - self.first_line].as_py())
 
 
 def shown(line: bytes) -> str:
-    r"""Return a line as text for people, its first 2,000 characters.
+    r"""Return the first 2,000 characters of a line for display.
 
     >>> shown(bytes([97, 0xFF, 10]))
     'a\\xff'
@@ -222,24 +233,25 @@ def shown(line: bytes) -> str:
 
 
 def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the lines of a text file in blocks, in UTF-8, with line feeds; memory is bounded by a block.
+    """Yield the lines of a text file in blocks of UTF-8 with line feeds, in bounded memory.
 
-    Files may be plain, gzip, bzip2 or zstd, in UTF-8 or, with a byte order mark or zeros in every second byte, UTF-16.
-    A carriage return ends a line where the file has no line feed.
+    Files may be plain, gzip, bzip2 or zstd. The encoding is UTF-8, or UTF-16 if there is a byte
+    order mark or every second byte is zero. A carriage return ends a line if the file has no line
+    feed.
 
     Raises:
-        ContractError: The file is an archive or binary, damaged or truncated, not in its encoding, or has a line
-            longer than `MAX_LINE_BYTES`.
+        ContractError: The file is an archive or binary, corrupt or truncated, does not match its
+            encoding, or has a line longer than `MAX_LINE_BYTES`.
     """
     decoder, first_line, pending = _Decoder(path), 1, bytearray()
     with _opened(path) as file:
-        # Of a truncated gzip file `read1` gives what is whole before it fails.
+        # For a truncated gzip file, `read1` returns the complete data before it fails.
         read = getattr(file, "read1", file.read)
         while True:
             try:
                 chunk = read(_READ_BYTES)
             except (EOFError, gzip.BadGzipFile, zlib.error, OSError, pa.ArrowException) as error:
-                damage = "truncated" if isinstance(error, EOFError) else f"damaged ({error})"
+                damage = "truncated" if isinstance(error, EOFError) else f"corrupt ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")
                 raise ContractError(
                     f"{path} is {damage}: {num_lines} whole lines were read before, expected a complete file"
@@ -287,7 +299,10 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 class _Decoder:
-    """Makes UTF-8 with line feeds of a file's bytes; its first piece decides the encoding and the line end."""
+    """Converts a file's bytes to UTF-8 with line feeds.
+
+    The first chunk determines the encoding and the line end.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -297,12 +312,12 @@ class _Decoder:
         self._held = b""
 
     def decode(self, chunk: bytes) -> bytes:
-        """Return the next bytes; an empty chunk ends the file."""
+        """Return the next bytes. An empty chunk ends the file."""
         if not self._begun and chunk:
             self._begin(chunk)
         if not chunk and self._held:
             self._held = b""
-            return b"\n"  # a carriage return alone ends the file
+            return b"\n"  # a carriage return at the end of the file ends its last line
         if self._decoder is not None:
             try:
                 chunk = self._decoder.decode(chunk, final=not chunk).encode()
@@ -338,10 +353,10 @@ class _Decoder:
 
 
 def split_records(block: Block, dialect: Dialect) -> Records:
-    """Return the records of a block, and what the other lines are.
+    """Return the records of a block, and the kinds of its other lines.
 
     Raises:
-        ContractError: A line names the columns in another order than the header.
+        ContractError: A line has the columns' names in another order than the header.
     """
     return _Splitter(block, dialect, _lines_of(block.content)).split()
 
@@ -371,15 +386,15 @@ class _Splitter:
         self._block, self._dialect, self._lines = block, dialect, lines
         self._counts, self._rejected = LineCounts(), list[Rejected]()
         self._alone: dict[int, bool] = {}
-        """Whether a line is a whole record by itself, of lines that were asked about."""
+        """Cached results: whether a line is a complete record by itself."""
         self._changed: dict[int, bytes] = {}
-        """Records, by line, that are given otherwise than they stand there."""
+        """Records that were rewritten, by line."""
         self._is_header = self._headers()
-        """Whether a line names the columns."""
+        """Whether a line is a header."""
         self._is_record = np.zeros(len(lines), bool)
-        """Whether a record begins in a line."""
+        """Whether a line is the first of a record."""
         self._is_kept = np.zeros(len(lines), bool)
-        """Whether a line is, or continues, a record."""
+        """Whether a line is part of a record."""
 
     def split(self) -> Records:
         regular, lines = self._regular(), self._without_last_delimiter()
@@ -419,7 +434,7 @@ class _Splitter:
         return Block(self._block.first_line + line, self._block.content[begin:], self._block.is_last)
 
     def _regular(self) -> NDArray[np.bool_]:
-        """Return which lines are records as they stand, by operations on the whole block."""
+        """Return which lines are unmodified records, using operations on the whole block."""
         lines, content, dialect = self._lines, self._block.content, self._dialect
         num_fields = pc.add(pc.count_substring(lines, dialect.delimiter), 1).to_numpy()
         regular: NDArray[np.bool_] = num_fields == dialect.num_fields
@@ -440,10 +455,13 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines name the columns, as where files with headers were joined; in any case, quoted or not.
+        """Return which lines name the columns.
+
+        There are several such lines if files with headers were concatenated. Case and quotes do not
+        matter.
 
         Raises:
-            ContractError: A line names them in another order.
+            ContractError: A line names the columns in another order.
         """
         found, header = np.zeros(len(self._lines), bool), self._dialect.header
         if header is None:
@@ -469,9 +487,10 @@ class _Splitter:
         return [part.strip().strip('"').strip() for part in text.split(self._dialect.delimiter)]
 
     def _without_last_delimiter(self) -> Any:
-        """Return the lines; those that have one empty field too many, the last, are records without it.
+        """Return the lines after removing one extra delimiter at their end.
 
-        Files whose rows all end in a delimiter would be slow line by line.
+        Lines with one empty field too many at the end become records. This is done for the whole
+        block, because files whose rows all end in a delimiter would be slow line by line.
         """
         lines, dialect = self._lines, self._dialect
         mark = dialect.delimiter.encode()
@@ -489,7 +508,10 @@ class _Splitter:
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
     def _odd_line(self, line: int) -> int | None:
-        """Decide what a line is that is no record by itself; returns the last line of it, None to wait for more."""
+        """Classify a line that is not a record by itself.
+
+        Returns the last line that was classified, or None if more lines are needed.
+        """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:
             self._counts.header += 1
@@ -513,26 +535,29 @@ class _Splitter:
             self._counts.comments += 1
             return line
         if fields is not None:
-            if len(fields) == dialect.num_fields:  # a quote stands inside a field
+            if len(fields) == dialect.num_fields:  # a quote is inside a field
                 return self._take(line, dialect.plain(fields))
             return self._reject(line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}")
         return self._open_quote(line, text)
 
     def _is_comment(self, line: int, text: str) -> bool:
         is_first = self._block.first_line + line == 1
-        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # what Excel writes for itself
+        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # Excel writes this line for itself
             return True
         dialect = self._dialect
         return text.startswith("#") and (dialect.has_comments or not (dialect.delimiter in text or '"' in text))
 
     @property
     def _as_header(self) -> str:
-        """How the header is shown where a line has other fields."""
+        """Return the header for the message about a line with another number of fields."""
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 
     def _without_trailing(self, text: str) -> str | None:
-        """Return a line without empty fields behind the last column, or None if it has none or is no record then."""
+        """Return a line without empty fields after the last column.
+
+        Returns None if there are none, or if the line is then not a record.
+        """
         mark = self._dialect.delimiter
         body = text.rstrip("\r\n")
         while body.endswith(mark):
@@ -542,7 +567,10 @@ class _Splitter:
         return None
 
     def _open_quote(self, line: int, text: str) -> int | None:
-        """Decide on a line whose quotes are not balanced: it begins a record of several lines, or a quote is stray."""
+        """Classify a line with unbalanced quotes.
+
+        It either begins a record of several lines, or has a stray quote.
+        """
         dialect, last = self._dialect, min(line + MAX_RECORD_LINES, len(self._lines)) - 1
         joined, alone, end = text, list[bool](), None
         for i in range(line + 1, last + 1):
@@ -573,7 +601,7 @@ class _Splitter:
         return self._reject(line, line, "a quote is not closed")
 
     def _may_close(self, text: str) -> bool:
-        """Return whether a quote in the text stands where a field ends."""
+        """Return whether the text has a quote at the end of a field."""
         return f'"{self._dialect.delimiter}' in text or text.endswith(('"\n', '"\r\n'))
 
     def _is_alone(self, line: int, text: str) -> bool:

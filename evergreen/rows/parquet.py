@@ -1,7 +1,7 @@
-"""Parquet files in the raw schema: those of a lake.
+"""Reader of Parquet files in the raw schema of a lake.
 
-Row groups whose statistics lie outside the wanted span are not read. Sorting and duplicates are left to
-`lake`.
+Row groups whose statistics are outside the wanted span are skipped. `lake` sorts the rows and
+removes duplicates.
 """
 
 from collections.abc import Iterator
@@ -52,26 +52,29 @@ class RawParquet:
     path: Path
     features: Features
     span: TimeSpan = TimeSpan()
-    """Rows of this span are read."""
+    """Span of the rows to read."""
     day: TimeSpan = TimeSpan()
-    """Rows outside their file's day are malformed: the order of days would not be the order of rows."""
+    """Day of the file. Rows outside it are malformed, because the order of days must be the order
+    of rows."""
     with_strays: bool = True
-    """Whether this reader records rows of no time or of another day as malformed; one of a day's readers does."""
+    """Whether this reader records rows without a time or of another day as malformed. Exactly one
+    reader of a day does."""
     unread: frozenset[str] = frozenset()
-    """Features that are null in the rows, whatever the file holds; it need not have them."""
+    """Features that are not read and become null. The file may lack them."""
     weighted: bool = False
-    """Whether rows have weights; in a file without the column each row counts 1."""
+    """Whether rows have weights. In a file without the column each row has weight 1."""
     with_words: bool = False
-    """Whether rows keep words and integers, as a lake's do; else they have the categories that these stand for."""
+    """Whether rows keep strings and integers as in a lake. If not, they are converted to
+    categories."""
     words: WordCounts | None = None
-    """Counts the words that are read; None = nobody asks for them."""
+    """Counter of the texts read. None = texts are not counted."""
     has_times: bool = True
     """See `Reader.has_times`."""
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        schema = file.schema_arrow  # made anew at each access, as are its names
+        schema = file.schema_arrow  # computed again at each access, as are its names
         not_asked = {*schema.names, *SERVED_BY, WEIGHT}
         absent = [name for name in self._names if name not in not_asked]
         if missing := [name for name in absent if name not in self.features.names]:
@@ -123,7 +126,7 @@ class RawParquet:
                     yield kept
 
     def _conform(self, found: Any) -> Any:
-        """The batch in the exact types of the schema."""
+        """Return the batch in the exact types of the schema."""
         columns = {name: self._conform_column(name, found.column(name)) for name in found.schema.names}
         if self.weighted and WEIGHT not in columns:
             columns[WEIGHT] = pa.array(np.ones(found.num_rows, np.float32))
@@ -139,8 +142,8 @@ class RawParquet:
             raise ContractError(f"{self.path} has {name} of type {values.type}, expected {wanted}: {error}") from error
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
-        """The values of a column, or the elements of a list, in the type `wanted` of the schema."""
-        if pa.types.is_floating(values.type):  # also where categories are wanted: pandas has no other null for them
+        """Convert the values of a column, or the elements of a list, to the type `wanted`."""
+        if pa.types.is_floating(values.type):  # also for categories, because pandas has no other null for them
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -148,7 +151,7 @@ class RawParquet:
             if name in self.features.numeric and is_text(values.type):
                 values = without_missing_words(values)
             return values.cast(wanted) if values.type != wanted else values
-        # Of whole numbers a text that looks like one is taken, and reported (`columns`).
+        # A text that looks like a whole number is accepted as one, and reported (`columns`).
         holds_words = name in self.features.words
         if self.words and holds_words and not pa.types.is_integer(values.type):
             self.words.add(name, texts(values))
@@ -157,7 +160,10 @@ class RawParquet:
         return texts(values) if holds_words else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
-        """Whether a row group can hold a row of ours, by its statistics; True where there are none."""
+        """Return whether a row group may have rows to read, by its statistics.
+
+        Returns True if there are no statistics.
+        """
         times = group_times(group)
         if times is None:
             return True
@@ -167,7 +173,7 @@ class RawParquet:
 
 
 class GroupTimes(NamedTuple):
-    """The event times of a row group, by its statistics."""
+    """Range of the event times of a row group, from its statistics."""
 
     first: int
     last: int
@@ -175,14 +181,17 @@ class GroupTimes(NamedTuple):
 
 
 def group_times(group: Any) -> GroupTimes | None:
-    """The event times of a row group of a raw file; None where its writer left no statistics, or none of times."""
+    """Return the range of the event times of a row group in a raw file.
+
+    Returns None if the file has no statistics of times.
+    """
     names = [group.column(i).path_in_schema for i in range(group.num_columns)]
     statistics = group.column(names.index(EVENT_TIME)).statistics if EVENT_TIME in names else None
     if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
         return None
     try:
         first, last = statistics.min, statistics.max
-    except (OverflowError, ValueError):  # of years that Python's dates do not have
+    except (OverflowError, ValueError):  # the years are outside the range of Python's dates
         return None
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         return None
@@ -190,7 +199,12 @@ def group_times(group: Any) -> GroupTimes | None:
 
 
 def within(times: Any, span: TimeSpan) -> Any:
-    """Whether each time (array of timestamps in microseconds) lies in the span; False for null."""
+    """Return whether each time is in the span, or False for null.
+
+    Args:
+        times: Array of timestamps in microseconds.
+        span: The span.
+    """
     micros = times.cast(pa.int64())
     inside = pc.is_valid(times)
     if span.start is not None:

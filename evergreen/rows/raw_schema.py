@@ -1,19 +1,21 @@
-"""Raw rows in Parquet: their Arrow types, the columns of a run, malformed rows, and files of bounded size.
+"""Raw rows in Parquet: Arrow types, the columns of a run, malformed rows, and writing files.
 
-Takes its facts from `contracts.raw_rows`. Which columns: a feature that the run excludes is named in
-`RawDataset.excluded_columns`; preprocessing treats it as missing and validation does not judge it. It is not read from
-the lake, and is null in the rows, unless the champion learns from it: the gate scores candidate and champion on the
-same held-out rows, and a champion without one of its features would lose to any candidate.
+`contracts.raw_rows` defines the columns. `RawDataset.excluded_columns` names the features that the
+run excludes. Preprocessing treats them as missing, and validation ignores them. They are not read
+from the lake, and are null in the rows, unless the champion uses them. The gate scores candidate
+and champion on the same held-out rows, and a champion without one of its features would lose to any
+candidate.
 
-Rows leave extraction in the raw schema: a feature that became text is cast where possible, and an unknown column is not
-read. The next step cannot see either, so `RawDataset.schema_mismatches` reports them. A column that is absent or cannot
-be cast stops this step (`rows.parquet`).
+Extraction writes rows in the raw schema. A feature that became text is cast if possible, and an
+unknown column is not read. The next step cannot see this, so `RawDataset.schema_mismatches` reports
+it. A column that is absent or cannot be cast stops the step (`rows.parquet`).
 
-Malformed rows are kept beside their reason, counted, and the step is stopped if a file has too many. A reader adds each
-row that it cannot use and counts all rows that it has read. Each malformed row is a line in a JSONL file: `file`,
-`line` (from 1; the row's number in a Parquet file), `reason`, `text` (the original).
+Malformed rows are stored with their reason and counted, and the step stops if a file has too many.
+A reader records each row that it cannot use, and counts all rows that it has read. Each malformed
+row is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet file),
+`reason`, `text` (the original).
 
-Where rows are written, file order is row order, and folders are published as a whole by the caller.
+The order of written files is the order of rows. The caller publishes a folder as a whole.
 """
 
 import json
@@ -46,14 +48,16 @@ from evergreen.runtime.errors import ContractError
 
 
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
-    """Those of `features` that `columns` does not name, in the order of files.
+    """Return those of `features` that `columns` does not name, in the order of files.
 
-    Without `columns` none is left out.
+    Without `columns` nothing is excluded.
 
     Raises:
-        ContractError: a name is no feature's or there twice, or a list is named without the feature of its table.
+        ContractError: a name is not a feature or occurs twice, or a list is named without the
+            feature of its table.
 
-    >>> excluded_columns(["item", "price"], Features(numeric=("price", "age"), categorical=("item",)))
+    >>> features = Features(numeric=("price", "age"), categorical=("item",))
+    >>> excluded_columns(["item", "price"], features)
     ['age']
     """
     names = list(columns or features.names)
@@ -69,10 +73,10 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
 
 
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
-    """Those of the excluded features that the champion does without, too; without one, all of them.
+    """Return the excluded features that the champion does not use, or all without a champion.
 
     Raises:
-        ContractError: the champion's workflow is damaged.
+        ContractError: the champion's workflow is corrupt.
     """
     if not excluded or champion is None:
         return frozenset(excluded)
@@ -81,25 +85,30 @@ def unread_columns(excluded: Collection[str], champion: Model | None) -> frozens
 
 
 class SchemaMismatch(NamedTuple):
-    """One column of one file."""
+    """An unexpected column of one file."""
 
     column: str
     arrow_type: str
-    """In the file."""
+    """Type in the file."""
     expected: str | None
-    """Type in the raw schema; None for a column that is not in it."""
+    """Type in the raw schema. None for a column that is not part of it."""
     file: str
-    """The first file that has it so."""
+    """First file in which the column has this type."""
 
 
 def find_schema_mismatches(
     schema: Any, path: Path, features: Features, *, unread: Container[str] = (), weighted: bool = False
 ) -> list[SchemaMismatch]:
-    """The foreign columns of a file with that Arrow schema, in its order; features in `unread` are not judged.
+    """Return the unexpected columns of a file, in its order.
 
-    A weight is foreign where rows are not `weighted`.
+    Numbers of another width, whole numbers among floats and a boolean label are accepted.
 
-    Numbers of another width, whole numbers among floats and label as a boolean are what was agreed on.
+    Args:
+        schema: Arrow schema of the file.
+        path: The file.
+        features: Features of the recommender.
+        unread: Features that are not checked.
+        weighted: Whether rows have weights. If not, a weight column is unexpected.
     """
     found = []
     weight = tuple(raw_rows.WEIGHT_TYPES) if weighted else ()
@@ -122,7 +131,7 @@ def find_schema_mismatches(
 
 
 def is_text(found: Any) -> bool:
-    """Whether an Arrow type is one of texts or bytes, also as a dictionary."""
+    """Return whether an Arrow type is text or bytes, also with a dictionary."""
     values = found.value_type if pa.types.is_dictionary(found) else found
     types = pa.types
     kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
@@ -131,7 +140,7 @@ def is_text(found: Any) -> bool:
 
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    # A column without any value is written as null by pandas: nothing is retyped by it.
+    # pandas writes a column without any value as null, which is not a change of type.
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
     return any(is_of(values) for is_of in kinds)
 
@@ -139,10 +148,11 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 JUDGED_FROM_ROWS = 10_000
-"""From this many rows on a file is judged while it is read, so that garbage stops early; and always at its end."""
+"""Minimum rows for checking a file while it is read, so that a bad file stops the step early. Every
+file is also checked at its end."""
 NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
-"""The name of a file for people."""
+"""Function that returns the displayed name of a file."""
 
 
 @dataclass
@@ -153,11 +163,18 @@ class _FileCounts:
 
 
 class MalformedRows:
-    """Collects malformed rows into the JSONL file at `path`, which exists only if there is one.
+    """Collector of malformed rows, which it writes to the JSONL file at `path`.
 
-    `path` lies in a folder that is published as a whole, or discarded; `named` is what a file is called there: its
-    path, or what it was copied from. With `collects_unfit` an unfit file is reported by `judge`, together with all
-    others; without it the first one ends the reading.
+    The file exists only if there are malformed rows. `path` is in a folder that is published as a
+    whole or discarded.
+
+    Args:
+        path: The JSONL file.
+        max_fraction: Maximum share of malformed rows in a file, in [0, 1].
+        named: Returns the published name of a file: its path, or the source from which it was
+            copied.
+        collects_unfit: Whether `judge` reports all unfit files together. If not, the first one
+            stops the reading.
     """
 
     def __init__(
@@ -170,15 +187,15 @@ class MalformedRows:
     ) -> None:
         self.path = path
         self.num_rows = 0
-        """Malformed rows so far, over all files."""
+        """Number of malformed rows so far, over all files."""
         self._max_fraction, self._named = max_fraction, named
         self.collects_unfit = collects_unfit
-        """Whether an unfit file is reported at the end, together with all others."""
+        """Whether unfit files are reported together at the end."""
         self._unfit: dict[Path, str] = {}
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """The begin of each file's day, and the features that it lacks."""
+        """Start of each file's day, and the features that the file lacks."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
@@ -189,18 +206,21 @@ class MalformedRows:
             self._file.close()
 
     def of_part(self, number: int) -> "MalformedRows":
-        """A collection for a part of the rows that another process may read, to be merged into this one."""
+        """Return a collector for part of the rows, which another process may read.
+
+        Merge it into this one afterwards.
+        """
         path = self.path.with_name(f"{self.path.name}.{number}")
         return MalformedRows(
             path, max_fraction=self._max_fraction, named=self._named, collects_unfit=self.collects_unfit
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For merging alone: no open file, and no lake's names."""
+        """Return the state needed for merging, without the open file and the lake's names."""
         return {**self.__dict__, "_file": None, "_named": str}
 
     def merge(self, part: "MalformedRows") -> None:
-        """Adds what a part collected, which is closed; its file is gone then."""
+        """Add the rows of a part, which must be closed. Its file is deleted."""
         if part.num_rows:
             self._opened().write(part.path.read_text(encoding="utf-8"))
             part.path.unlink()
@@ -220,7 +240,7 @@ class MalformedRows:
         return self._file
 
     def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Records one malformed row; `count` must count it as well."""
+        """Record one malformed row. `count` must count it as well."""
         described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
         self._opened().write(json.dumps(described) + "\n")
         self.num_rows += 1
@@ -244,12 +264,12 @@ class MalformedRows:
         self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
-        """Records schema mismatches of a file, the first of each column."""
+        """Record schema mismatches of a file, the first one of each column."""
         for each in columns:
             self._mismatches.setdefault(each.column, each)
 
     def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
-        """Records the features that a file of that day lacks; they count as missing in its rows."""
+        """Record the features that a file of that day lacks. They count as missing in its rows."""
         self._absent[path] = (day.start or 0, frozenset(features))
 
     @property
@@ -258,7 +278,7 @@ class MalformedRows:
         return [each._replace(file=self._named(Path(each.file)))._asdict() for each in self._mismatches.values()]
 
     def count(self, path: Path, num_rows: int) -> None:
-        """Counts rows of `path`, malformed ones included, and judges the file once it has shown enough of them.
+        """Count rows of `path`, including malformed ones. Check the file once it has enough rows.
 
         Raises:
             ContractError: too many of the file's rows so far are malformed.
@@ -269,15 +289,15 @@ class MalformedRows:
             self._judge_file(path, counts)
 
     def judge(self) -> None:
-        """Judges every file read.
+        """Check every file that was read.
 
-        A feature that a recommender got later is absent from the files of the days before. So it may be absent from a
-        file where no file of an earlier day has it, and some other file does.
+        A feature that a recommender got later is absent from the files of earlier days. A file may
+        therefore lack a feature if some other file has it, but no file of an earlier day has it.
 
         Raises:
-            ContractError: too many of a file's rows are malformed; names the file, the counts and the first examples.
-                Or a file lacks a feature that it should have.
-            UnfitFiles: such files, if unfit files are collected.
+            ContractError: too many of a file's rows are malformed, or a file lacks a feature that
+                it should have. The message names the file, the counts and the first examples.
+            UnfitFiles: there are such files, and unfit files are collected.
         """
         for path, counts in self._counts.items():
             try:
@@ -295,7 +315,7 @@ class MalformedRows:
         """Report the unfit files that were collected.
 
         Raises:
-            UnfitFiles: there are some.
+            UnfitFiles: there is at least one.
         """
         if self._unfit:
             raise UnfitFiles(self._unfit)
@@ -328,45 +348,49 @@ class MalformedRows:
 
 
 BATCH_ROWS = 65_536
-"""Rows of a batch in memory and of a row group on disk."""
+"""Rows of a batch in memory, and of a row group on disk."""
 
 
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
-"""Of `event_time`."""
+"""Arrow type of `event_time`."""
 EXPECTED_WEIGHT = "a finite number of at least 0"
-"""What a sample weight is, for people."""
+"""Rule for a sample weight, for messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
-"""Arrow types by which some writers keep texts."""
+"""Checks for the Arrow types of bytes, as which some writers store texts."""
 
 
 def raw_schema(features: Features, *, weighted: bool = False) -> Any:
-    """The raw schema of rows with these features."""
+    """Return the raw schema of rows with these features."""
     return arrow_schema(raw_rows.raw_types(features, weighted=weighted))
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """The schema of rows that a person's files bring to a lake."""
+    """Return the schema of rows that a person's files add to a lake."""
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 
 def click_columns(features: Features, *, weighted: bool = False) -> list[str]:
-    """What a row says by itself; the other columns of the raw schema say where it came from."""
+    """Return the columns of a row's own content, without those about its origin."""
     return [raw_rows.LABEL, *features.names, *(raw_rows.WEIGHT_TYPES if weighted else ())]
 
 
 def open_parquet(path: Path) -> Any:
-    """The Parquet file at `path`, footer read.
+    """Open the Parquet file at `path` and read its footer.
 
     Raises:
-        ContractError: not a whole Parquet file, or not one of rows (`archived_rows.open_parquet`).
+        ContractError: the file is not a complete Parquet file, or not one of rows
+            (`archived_rows.open_parquet`).
     """
     with reading_parquet(path):
         return archived_rows.open_parquet(path)
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
-    """A record batch in the raw schema `schema` from some of its columns; the others are null."""
+    """Return a record batch in the raw schema `schema` from some of its columns.
+
+    The others are null.
+    """
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
     return pa.record_batch(
@@ -375,14 +399,14 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
 
 
 def texts(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the words (Arrow string) of a column's values, as `contracts.values.word_of` spells each.
+    """Return the texts (Arrow string) of a column's values, spelled as by `word_of`.
 
     Args:
         values: Arrow array of texts, bytes, truth values or whole numbers.
         holds_words: Whether the feature's type is `string`.
 
     Raises:
-        pa.ArrowException: A value is no category, or bytes are no UTF-8.
+        pa.ArrowException: A value is not a category, or bytes are not UTF-8.
     """
     kind = values.type
     if is_text(kind):
@@ -395,15 +419,15 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def categories(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the categories (Arrow int64) that values stand for; each distinct one is hashed once.
+    """Return the categories (Arrow int64) of values. Each distinct value is hashed once.
 
     Raises:
-        pa.ArrowException: As `texts`.
+        pa.ArrowException: As in `texts`.
     """
     if pa.types.is_floating(values.type):
         values = exact_whole(values)
     if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
-        signed = values.cast(pa.int64(), safe=False)  # what only 64 unsigned bits hold becomes negative
+        signed = values.cast(pa.int64(), safe=False)  # numbers that need 64 unsigned bits become negative
         is_own = pc.and_(pc.greater_equal(signed, 0), pc.less_equal(signed, MAX_CATEGORY))
         if pc.all(is_own).as_py() is not False:
             return signed
@@ -413,12 +437,13 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return the values of a feature of the type `int64` as a lake keeps them (Arrow int64).
+    """Return the values of a feature of type `int64` as a lake stores them (Arrow int64).
 
-    A truth value, and a number that only 64 unsigned bits hold, is kept as its category, which names itself.
+    A truth value, and a number that needs 64 unsigned bits, is stored as its category. The category
+    of a category is itself.
 
     Raises:
-        pa.ArrowException: As `texts`.
+        pa.ArrowException: As in `texts`.
     """
     kind = values.type
     if pa.types.is_floating(kind):
@@ -439,7 +464,7 @@ def _number_or_category(word: str) -> int:
 
 
 def exact_whole(values: Any) -> Any:
-    """Return floats (Arrow) that are certainly whole numbers as int64; NaN becomes null.
+    """Return floats (Arrow) that are exactly whole numbers as int64. NaN becomes null.
 
     Raises:
         pa.ArrowException: A value is not whole, or so large that its neighbour has the same float.
@@ -456,7 +481,10 @@ def exact_whole(values: Any) -> Any:
 
 
 def _of_distinct(values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool) -> Any:
-    """Return what `convert` makes of the word of each text, in the Arrow type `kind`; missing texts become null."""
+    """Apply `convert` to the canonical form of each text, once for each distinct one.
+
+    The result has the Arrow type `kind`. Missing texts become null.
+    """
     encoded = values.cast(pa.string()).dictionary_encode()
     found: list[Any] = []
     for text in encoded.dictionary.to_pylist():
@@ -469,10 +497,12 @@ def _of_distinct(values: Any, convert: Callable[[str], Any], kind: Any, *, holds
 
 
 def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
-    """The lists (Arrow) with their elements, all at once, as `convert` makes them: without nulls, and null where empty.
+    """Return lists (Arrow) after applying `convert` to all their elements at once.
+
+    Elements that are null are dropped, and an empty list becomes null.
 
     Raises:
-        pa.ArrowException: the values are no lists, or as `convert`.
+        pa.ArrowException: the values are not lists, or as in `convert`.
     """
     if pa.types.is_null(values.type):
         values = values.cast(pa.list_(pa.int64()))
@@ -489,12 +519,12 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def nan_to_null(values: Any) -> Any:
-    """`values` (floating) with NaN, the tensors' missing value, as null."""
+    """Return floats with null for NaN, which is the missing value of tensors."""
     return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
 
 
 def without_missing_words(values: Any) -> Any:
-    """Return texts (Arrow) of a numeric column with null for those that mean no value."""
+    """Return texts (Arrow) of a numeric column with null for those that mean "no value"."""
     encoded = values.dictionary_encode()
     is_missing = pa.array([is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_())
     return pc.if_else(is_missing.take(encoded.indices), pa.scalar(None, values.type), values)
@@ -503,15 +533,22 @@ def without_missing_words(values: Any) -> Any:
 def find_malformed(
     batch: Any, features: Features, *, keys: Collection[str] = (), names: Mapping[str, str] | None = None
 ) -> dict[int, str]:
-    """Why rows of a raw batch break the contract, by row position; the first reason of each.
+    """Return the first reason why each malformed row of a raw batch breaks the contract.
 
-    A weight is judged where there is the column. `keys` are those of `KEY_COLUMNS` that must have a value as well;
-    `names` is what the file calls columns, where it calls them otherwise.
+    Args:
+        batch: The rows. A weight is checked if there is the column.
+        features: Features of the recommender.
+        keys: Columns of `KEY_COLUMNS` that must also have a value.
+        names: Names of columns in the file, where they differ.
+
+    Returns:
+        The reasons by row position.
     """
     reasons: dict[int, str] = {}
 
     def note(wrong: Any, name: str, expected: str) -> None:
-        # Null means missing, which only the required columns forbid; their `wrong` is never null.
+        # Null means missing, which is allowed except in required columns. The mask of these is
+        # never null.
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 value = batch.column(name)[int(at)].as_py()
@@ -534,7 +571,15 @@ def find_malformed(
 def record_malformed(
     batch: Any, reasons: dict[int, str], *, path: Path, numbers: Sequence[int], malformed: MalformedRows
 ) -> None:
-    """Records the rows of `batch` that `reasons` names as malformed; `numbers` are those of its rows in `path`."""
+    """Record the rows of `batch` that are malformed.
+
+    Args:
+        batch: The rows.
+        reasons: Reasons of the malformed rows, by position in the batch.
+        path: File of the rows.
+        numbers: Number of each row in the file.
+        malformed: Collector.
+    """
     for at, reason in sorted(reasons.items()):
         row = {name: plain_value(batch.column(name)[at]) for name in batch.schema.names}
         text = json.dumps(row, default=str)
@@ -542,7 +587,7 @@ def record_malformed(
 
 
 def plain_value(value: Any) -> Any:
-    """An Arrow scalar as a Python value; a time of a year that Python's dates do not have as text."""
+    """Return an Arrow scalar as a Python value, or as text if Python has no such year."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -550,30 +595,32 @@ def plain_value(value: Any) -> Any:
 
 
 def without_rows(batch: Any, positions: Iterable[int]) -> Any:
-    """`batch` without the rows at `positions`."""
+    """Return `batch` without the rows at `positions`."""
     sound = np.ones(batch.num_rows, dtype=bool)
     sound[list(positions)] = False
     return batch if sound.all() else batch.filter(pa.array(sound))
 
 
 FILE_ROWS = 4 * BATCH_ROWS
-"""262,144 rows: about 40 MB, so that later steps can stream and share files out. A multiple: full groups."""
+"""Rows per file: 262,144, about 40 MB, so that later steps can stream and distribute files. It is a
+multiple of the row group."""
 _DICTIONARY_BYTES = 128 << 10
-"""Of a column in a row group: 16,384 categories. A column of more distinct values is written plainly from there on, at
-a sixth less of processor time and in as many bytes; pyarrow's 1 MiB is never reached by a row group's 65,536 rows."""
+"""Maximum dictionary of a column in a row group: 16,384 categories. A column of more distinct
+values is written plainly from there on. That takes a sixth less processor time and equally many
+bytes. A row group of 65,536 rows never reaches pyarrow's default of 1 MiB."""
 
 
 class PartFile(NamedTuple):
-    """One file written."""
+    """A written file."""
 
     path: Path
     num_rows: int
 
 
 class PartWriter:
-    """Writes raw rows as `<prefix>-00000.parquet` ... into `folder`, in full row groups but for the last.
+    """Writer of raw rows to files `<prefix>-00000.parquet` ... in a folder, which it creates.
 
-    The folder is created where it is absent.
+    All row groups but the last are full.
     """
 
     def __init__(self, folder: Path, *, prefix: str = "part", first_number: int = 0) -> None:
@@ -595,7 +642,7 @@ class PartWriter:
         self._open_file.__exit__(kind, error, at)
 
     def write(self, table: Any) -> None:
-        """Adds the rows of a table or record batch in the raw schema."""
+        """Add the rows of a table or record batch in the raw schema."""
         self._pending.extend(table.to_batches() if isinstance(table, pa.Table) else [table])
         self._num_pending += table.num_rows
         while self._num_pending >= (size := min(BATCH_ROWS, FILE_ROWS - self._num_written)):
@@ -605,7 +652,8 @@ class PartWriter:
         pending = pa.Table.from_batches(self._pending)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            # Whole or absent: a worker that was given up for lost may still write the same rows.
+            # The file is written atomically, because a worker that was presumed dead may still
+            # write the same rows.
             file = self._open_file.enter_context(whole_file(path))
             options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
             self._writer = self._open_file.enter_context(parquet_writer(file, pending.schema, **options))
@@ -625,9 +673,10 @@ class PartWriter:
 
 
 def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
-    """Moves the rows of `parts` into the folders `older` and `newest`; the last `num_newest` rows are the newest.
+    """Move the rows of `parts` into the folders `older` and `newest`.
 
-    Files that lie on one side are renamed; the one that the cut goes through is rewritten as two.
+    The last `num_newest` rows are the newest. A file on one side of the cut is renamed, and the
+    file across the cut is rewritten as two.
     """
     num_older = sum(part.num_rows for part in parts) - num_newest
     assert num_older >= 0

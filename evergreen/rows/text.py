@@ -1,7 +1,8 @@
 """Files of delimited text and of JSON lines, split into columns by DuckDB.
 
-Which lines form a record is decided before (`lines`), so DuckDB is given whole records only. It must give as many rows
-back: anything else is an error. A column of JSON lines is text, too: a number as it is written, a list in brackets.
+`lines` first decides which lines form a record, so that DuckDB gets only complete records. It must
+return equally many rows, and any other number is an error. A column of JSON lines is text too: a
+number as it is written, a list in brackets.
 """
 
 import csv
@@ -38,35 +39,41 @@ DELIMITERS = (",", "\t", ";", "|")
 _HEAD_BYTES = 1 << 20
 _HEAD_LINES = 5_000
 _JSON = Dialect(delimiter="\x01", num_fields=1, has_quotes=False)
-"""Of JSON lines: a line is a record. JSON holds no control characters."""
+"""Dialect of JSON lines: each line is a record. JSON has no control characters."""
 
 
 _IS_OBJECT = "coalesce(try(json_type(line)) = 'OBJECT', false)"
-"""In SQL, whether the text `line` is a JSON object."""
+"""SQL condition that the text `line` is a JSON object."""
 
 
 class Chunk(NamedTuple):
     """Some rows of a file, in file order."""
 
     rows: Any
-    """Arrow record batch of the wanted columns, by their names in the file; of text files all are strings."""
+    """Arrow record batch of the wanted columns, with their names in the file. In text files all
+    columns are strings."""
     numbers: NDArray[np.int64]
-    """Line of each row in the file, of Parquet its number; from 1."""
+    """Line number of each row in the file, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Lines between these rows that are none."""
+    """Lines between these rows that are not rows."""
     counts: LineCounts
     texts: "Texts"
 
 
 class Texts(Protocol):
-    """How rows stand in their file, for people."""
+    """Original texts of rows, for display."""
 
     def of(self, at: int, number: int) -> str:
-        """Return the text of the row at a position of the chunk, whose number in the file is given."""
+        """Return the text of a row.
+
+        Args:
+            at: Position of the row in the chunk.
+            number: Number of the row in the file.
+        """
 
 
 class _Lines:
-    """See `Texts`."""
+    """Texts of rows that are lines (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -81,17 +88,17 @@ class TextRows:
 
     path: Path
     names: tuple[str, ...]
-    """Of the columns, in file order; "" for one without a name."""
+    """Names of the columns in file order. A column without a name is ""."""
     dialect: Dialect
     is_json: bool = False
     num_skipped: int = 0
     """Blank lines and comments before the header."""
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows, in file order; memory is bounded by a few blocks.
+        """Yield the wanted columns of all rows in file order, in the memory of a few blocks.
 
         Raises:
-            ContractError: The file is damaged; see `lines.read_blocks`.
+            ContractError: The file is corrupt (see `lines.read_blocks`).
         """
         cores = available_cores()
         with tempfile.TemporaryDirectory(prefix="rows.") as folder, ThreadPoolExecutor(cores) as pool:
@@ -116,7 +123,7 @@ class TextRows:
 
 
 class _Parser:
-    """Splits records into columns; called by several threads."""
+    """Splits records into columns. Several threads call it."""
 
     def __init__(self, rows: TextRows, wanted: Sequence[str], folder: Path) -> None:
         self._rows, self._wanted, self._folder = rows, list(wanted), folder
@@ -189,18 +196,18 @@ class _Parser:
     @property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         if not hasattr(self._local, "connection"):
-            # One thread each: the blocks are what is shared out.
+            # Each block uses one thread, because several blocks are parsed in parallel.
             self._local.connection = duckdb.connect(config={"threads": 1})
         return self._local.connection  # type: ignore[no-any-return]
 
 
 def sql_text(text: str) -> str:
-    """Return a text as SQL writes it."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def sql_path(path: Path) -> str:
-    """Return a file's path as SQL writes it, in which no character is a pattern of other paths."""
+    """Return a file's path as an SQL literal, escaping the characters of path patterns."""
     return sql_text(re.sub(r"[\[*?]", r"[\g<0>]", str(path)))
 
 
@@ -208,23 +215,23 @@ def _json_path(name: str) -> str:
     return '$."' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-# -- which form
+# -- formats
 
 
 class Head(NamedTuple):
-    """How a text file begins."""
+    """First lines of a text file."""
 
     lines: list[str]
-    """The first lines of the file that are not blank; at most `_HEAD_LINES`, each with a line feed."""
+    """First lines of the file that are not blank, at most `_HEAD_LINES`, each with a line feed."""
     num_skipped: int
-    """Comments before the first of them that is none."""
+    """Number of comments at the start."""
 
 
 def read_head(path: Path) -> Head:
     """Return the first lines of a text file.
 
     Raises:
-        ContractError: The file is empty, binary, or damaged.
+        ContractError: The file is empty, binary or corrupt.
     """
     content = next(read_blocks(path, block_bytes=_HEAD_BYTES)).content
     found = [line.decode(errors="backslashreplace") + "\n" for line in content.split(b"\n")[: 2 * _HEAD_LINES]]
@@ -236,13 +243,16 @@ def read_head(path: Path) -> Head:
 
 
 def text_rows(path: Path, head: Head) -> TextRows:
-    """Return the rows of a file of delimited text with a header, in the dialect that most of its first lines have."""
+    """Return the rows of a file of delimited text with a header.
+
+    The dialect is the one that fits most of the first lines.
+    """
     lines = _without_comments(head)
     delimiter = max(DELIMITERS, key=lambda each: _fit(lines, each))
     header = lines[0]
     names = [name.strip() for name in _split(header, delimiter)]
     while len(names) > 1 and not names[-1] and _usual_length(lines[1:], delimiter, len(names)) < len(names):
-        names.pop()  # a delimiter behind the last name alone
+        names.pop()  # only the header has a delimiter after the last name
     quoted = [line for line in lines[1:] if '"' in line]
     plain = Dialect(
         delimiter=delimiter,
@@ -258,10 +268,12 @@ def text_rows(path: Path, head: Head) -> TextRows:
 
 
 def json_rows(path: Path, head: Head) -> TextRows:
-    """Return the rows of a file of JSON objects, one a line; columns are the keys of its first lines.
+    """Return the rows of a file of JSON objects, one per line.
+
+    The columns are the keys in the first lines.
 
     Raises:
-        ContractError: The first line holds no object.
+        ContractError: No object is found in the first lines.
     """
     names: dict[str, None] = {}
     with duckdb.connect(config={"threads": 1}) as connection:
@@ -290,12 +302,12 @@ def _split(line: str, delimiter: str) -> list[str]:
     text = line.removesuffix("\n").replace("\r", "").replace("\0", "")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])
-    except csv.Error:  # a field is longer than its reader takes
+    except csv.Error:  # a field is longer than the reader supports
         return text.split(delimiter)
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:
-    """Return how well a delimiter fits: the share of lines with as many fields as the header, and that number."""
+    """Return the share of lines with as many fields as the header, and that number of fields."""
     num_fields = len(_split(lines[0], delimiter))
     if num_fields == 1:
         return 0.0, 1

@@ -1,8 +1,9 @@
-"""How files write times, and which of these forms a column has.
+"""Formats of times in files, and the detection of a column's format.
 
-A number alone does not say what it counts: 26030100 is an hour of 2026 or a second of 1970. So the form is found over
-many values of a column: it is the one in which all of them are times between `EARLIEST` and a day after now. Where two
-forms fit, or none does, people are asked (`data.time_format`).
+A single number does not identify its format: 26030100 is an hour of 2026 or a second of 1970. The
+format is therefore detected from many values of a column. It is the one in which all values are
+times between `EARLIEST` and a day from now. If two formats fit, or none, the user must set
+`data.time_format`.
 """
 
 import re
@@ -25,13 +26,15 @@ from evergreen.runtime.errors import ContractError
 
 _END_OF_TIME = to_micros(datetime(9999, 12, 31))
 EARLIEST = to_micros(datetime(1990, 1, 1))
-"""Microseconds since the epoch: logs of clicks are not older, small numbers are no times."""
+"""Earliest time of a click log, in microseconds since the epoch. Smaller numbers are not times."""
 USUAL = to_micros(datetime(2000, 1, 1))
-"""Times before are read, and said."""
+"""Earlier times are read, with a warning."""
 _SURE_HUNDREDS = 24
-"""Different values of a column, its last two digits aside, from which valid digits are no chance."""
+"""Minimum distinct values of a column, without their last two digits, for valid digits not to be a
+coincidence."""
 FITTING_SHARE = 0.9
-"""Share of a column's distinct values that a form must read; the others are malformed."""
+"""Minimum share of a column's distinct values that a format must parse. The other values are
+malformed."""
 _ISO = re.compile(
     r"(\d{4})[-/](\d{2})[-/](\d{2})(?:[T ]+(\d{2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?"
     r" ?(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?",
@@ -43,7 +46,9 @@ _SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
 
 
 def iso_micros(text: str) -> int | None:
-    """Return the microseconds since the epoch of an ISO 8601 date or time, or None if it is none; without zone UTC.
+    """Return the microseconds since the epoch of an ISO 8601 date or time.
+
+    Without a zone it is UTC. Returns None if the text is not a date or time.
 
     >>> iso_micros("1970-01-01 00:00:01.5 UTC"), iso_micros("1970-01-02"), iso_micros("1970-13-01")
     (1500000, 86400000000, None)
@@ -81,13 +86,13 @@ def _counted(per_second: int) -> Callable[[int, float], int | None]:
 
 
 def _digits(pattern: str) -> Callable[[int, float], int | None]:
-    """Read a number as the digits of a calendar time, such as YYYYMMDD."""
+    """Return a parser of numbers as the digits of a calendar time, such as YYYYMMDD."""
     widths = [len(part) for part in re.findall(r"Y+|M+|D+|h+|m+|s+", pattern)]
     length = sum(widths)
 
     def micros(whole: int, fraction: float) -> int | None:
         text = str(whole)
-        # A year of two digits may have lost its zero, and nothing more.
+        # Only a year of two digits may lack its leading zero.
         if fraction or not length - (widths[0] == 2) <= len(text) <= length:
             return None
         text = text.zfill(length)
@@ -115,22 +120,22 @@ FORMS: dict[str, Callable[[int, float], int | None]] = {
     "microseconds": _counted(1_000_000),
     "nanoseconds": _counted(1_000_000_000),
 }
-"""Forms of numbers, by their names in a recommender's file; the counts are since 1970. Calendar digits come first:
-few numbers are valid in them by chance."""
+"""Formats of numbers, by their names in a recommender's file. Counts are since 1970. Calendar
+digits come first, because few numbers are valid in them by chance."""
 NAMES = (ISO, *FORMS)
-"""What `data.time_format` may say."""
+"""Valid values of `data.time_format`."""
 
 
 def find_form(column: Any, *, now: float, name: str) -> str:
-    """Return the form in which the values of a column are times.
+    """Return the time format of a column's values.
 
     Args:
-        column: Arrow array of any type, of a whole file or its first part.
-        now: Seconds since the epoch; no time is later than a day after.
-        name: The column's name, for messages.
+        column: Arrow array of any type, of a complete file or its first part.
+        now: Seconds since the epoch. No time may be more than a day later.
+        name: Name of the column, for messages.
 
     Raises:
-        ContractError: No form fits nearly all values, or two do and none is likelier.
+        ContractError: No format fits nearly all values, or two formats fit equally well.
     """
     column = plain(column)
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) or pa.types.is_null(column.type):
@@ -153,7 +158,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     most = max(num_fitting.values())
     fitting = [form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)]
     digits = [form for form in fitting if form.startswith("Y")]
-    # Counts are valid digits by chance: one time in two of a minute's, hardly ever of a day's.
+    # Counts can be valid digits by chance: often if they span a minute, hardly ever if they span a
+    # day.
     is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
     if len(digits) == 1 and (is_sure or len(fitting) == 1):
         return digits[0]
@@ -186,7 +192,7 @@ def _plain_text(value: object) -> str:
 def _number(text: str) -> tuple[int, float] | None:
     if _SCIENTIFIC.fullmatch(text):
         digits, number = text.lower().partition("e")[0].replace(".", ""), Decimal(text)
-        # A spreadsheet that shows fewer digits than the number has, has rounded it.
+        # A spreadsheet that shows fewer digits than the number has is rounding it.
         return (int(number), 0.0) if number == int(number) and len(digits) >= len(str(int(number))) else None
     if not (found := _NUMBER.fullmatch(text)):
         return None
@@ -196,7 +202,7 @@ def _number(text: str) -> tuple[int, float] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRule:
-    """How the times of a column are read; see `values.ValueRule`."""
+    """Rule for the times of a column (see `values.ValueRule`)."""
 
     form: str
     type = TIME_TYPE
@@ -208,7 +214,7 @@ class TimeRule:
         return "an ISO 8601 time" if self.form == ISO else f"a time as {self.form}"
 
     def parse(self, column: Any) -> Parsed:
-        """Read a column of any Arrow type."""
+        """Parse a column of any Arrow type."""
         column = plain(column)
         if pa.types.is_null(column.type):
             missing = np.ones(len(column), bool)
@@ -249,18 +255,18 @@ _USUAL = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9
 
 
 def _usual_times(texts: Any) -> Any:
-    """Return the times of texts in the commonest form, all at once; null elsewhere."""
+    """Return the times of texts in the most common format, and null for other texts."""
     usual = matching(texts, _USUAL)
     has_zone = pc.match_substring_regex(usual, r"(Z|[+-][0-9]{2}:[0-9]{2})$")
     usual = pc.if_else(has_zone, usual, pc.binary_join_element_wise(usual, "Z", ""))
     try:
         return usual.cast(pa.timestamp("ns", tz="UTC")).cast(TIME_TYPE, safe=False)
-    except pa.ArrowInvalid:  # one is none, such as the 31st of February
+    except pa.ArrowInvalid:  # one is invalid, such as the 31st of February
         return pa.nulls(len(texts), TIME_TYPE)
 
 
 def _in_micros(column: Any) -> Any:
-    """Return timestamps or dates in microseconds; null where they do not hold the time."""
+    """Return timestamps or dates in microseconds, or null where the type cannot represent them."""
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))
     try:

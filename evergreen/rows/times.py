@@ -1,4 +1,4 @@
-"""Time as extraction counts it: whole microseconds since the epoch, UTC; spans, days, and their ISO 8601 text."""
+"""Times as whole microseconds since the epoch in UTC, time spans, days, and their ISO 8601 text."""
 
 from dataclasses import dataclass
 from datetime import MAXYEAR, date, datetime, timedelta, timezone
@@ -11,12 +11,12 @@ DAY_MICROS = 86_400_000_000
 
 
 def to_micros(time: datetime) -> int:
-    """Microseconds since the epoch; a time without zone is UTC."""
+    """Return microseconds since the epoch. A time without a zone is UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - _EPOCH) // MICROSECOND
 
 
 def to_iso(micros: int) -> str:
-    """ISO 8601 text, UTC.
+    """Return ISO 8601 text in UTC.
 
     >>> to_iso(1_000_000)
     '1970-01-01T00:00:01+00:00'
@@ -25,16 +25,20 @@ def to_iso(micros: int) -> str:
 
 
 def parse_time(name: str, text: str) -> int:
-    """Microseconds of an ISO 8601 date or time; without a zone it is UTC.
+    """Return the microseconds of an ISO 8601 date or time. Without a zone it is UTC.
+
+    Args:
+        name: Name of the value, for the error.
+        text: The date or time.
 
     Raises:
-        ContractError: not ISO 8601; `name` is named.
+        ContractError: the text is not ISO 8601.
 
-    >>> parse_time("window_start", "1970-01-02T00:00:00Z") == parse_time("window_start", "1970-01-02")
-    True
+    >>> parse_time("window_start", "1970-01-02T00:00:00Z"), parse_time("window_start", "1970-01-02")
+    (86400000000, 86400000000)
     """
     try:
-        # Python 3.10 does not read the Z.
+        # Python 3.10 does not support the Z.
         return to_micros(datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text))
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected an ISO 8601 time such as 2026-01-31T00:00:00Z") from error
@@ -42,53 +46,57 @@ def parse_time(name: str, text: str) -> int:
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """A half-open span of time [start, end) in microseconds; None is open."""
+    """A half-open span of time [start, end) in microseconds. None = no limit."""
 
     start: int | None = None
     end: int | None = None
 
     def __str__(self) -> str:
-        """`[start, end)` in ISO 8601."""
+        """Return `[start, end)` in ISO 8601."""
         first = to_iso(self.start) if self.start is not None else "first row"
         last = to_iso(self.end) if self.end is not None else "last row"
         return f"[{first}, {last})"
 
     @property
     def is_empty(self) -> bool:
-        """Whether no time lies in it."""
+        """Return whether the span has no time."""
         return self.start is not None and self.end is not None and self.start >= self.end
 
     def holds(self, micros: int) -> bool:
-        """Whether the time lies in the span."""
+        """Return whether the time is in the span."""
         return (self.start is None or self.start <= micros) and (self.end is None or micros < self.end)
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Whether a row between `first` and `last`, both inclusive, may lie in the span."""
+        """Return whether a time from `first` to `last`, both inclusive, may be in the span."""
         return (self.start is None or self.start <= last) and (self.end is None or first < self.end)
 
     def clipped(self, other: "TimeSpan") -> "TimeSpan":
-        """The part of this span that lies in `other`."""
+        """Return the part of this span that is in `other`."""
         starts = [s for s in (self.start, other.start) if s is not None]
         ends = [e for e in (self.end, other.end) if e is not None]
         return TimeSpan(max(starts, default=None), min(ends, default=None))
 
 
 def day_span(day: date) -> TimeSpan:
-    """The UTC day."""
+    """Return the span of the UTC day."""
     start = to_micros(datetime(day.year, day.month, day.day))
     return TimeSpan(start, start + DAY_MICROS)
 
 
 def parse_day(name: str, text: str) -> date:
-    """The date YYYY-MM-DD.
+    """Return the date of a text YYYY-MM-DD.
+
+    Args:
+        name: Name of the value, for the error.
+        text: The date.
 
     Raises:
-        ContractError: not such a date; `name` is named.
+        ContractError: the text is not such a date.
     """
     try:
         found = datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
-    if str(found) != text or found.year == MAXYEAR:  # of the last year some times have no text
+    if str(found) != text or found.year == MAXYEAR:  # some times of the last year cannot be written
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}")
     return found

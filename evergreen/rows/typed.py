@@ -1,4 +1,4 @@
-"""Parquet files of users, read by DuckDB, in the chunks that text files are read in."""
+"""Users' Parquet files, read by DuckDB in the same chunks as text files."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ from evergreen.runtime.forked import available_cores
 
 CHUNK_ROWS = 65_536
 _MEMORY = "2GB"
-"""Most that DuckDB takes for a file: pages that unpack to more are refused."""
+"""Memory limit of DuckDB for a file. Pages that unpack to more are refused."""
 
 
 class _RowTexts:
-    """Rows of a chunk as JSON, for people; see `text.Texts`."""
+    """Texts of a chunk's rows as JSON (see `text.Texts`)."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -34,7 +34,10 @@ class _RowTexts:
 
 
 def shown_value(scalar: Any) -> Any:
-    """Return a value of an Arrow array for people; a time in nanoseconds, which Python has no type for, as text."""
+    """Return a value of an Arrow array for display.
+
+    A time in nanoseconds becomes text, because Python has no type for it.
+    """
     try:
         return scalar.as_py()
     except ValueError:
@@ -48,14 +51,14 @@ class ParquetRows:
     path: Path
     names: tuple[str, ...]
     _own: tuple[str, ...] = ()
-    """What DuckDB calls the columns, of which no two differ only in case."""
+    """DuckDB's names of the columns, which are unique without regard to case."""
 
     @classmethod
     def open(cls, path: Path) -> "ParquetRows":
-        """Return the file's rows, its footer read.
+        """Open the file and read its footer.
 
         Raises:
-            ContractError: It is not a whole Parquet file.
+            ContractError: The file is not a complete Parquet file.
         """
         names = open_parquet(path).schema_arrow.names
         with _reading(path), _connected() as connection:
@@ -65,10 +68,10 @@ class ParquetRows:
         return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows, in file order; memory is bounded by a chunk.
+        """Yield the wanted columns of all rows in file order, in the memory of a chunk.
 
         Raises:
-            ContractError: The file is damaged.
+            ContractError: The file is corrupt.
         """
         own = [self._own[self.names.index(name)] for name in wanted]
         columns = ", ".join('"' + name.replace('"', '""') + '"' for name in own)
@@ -93,7 +96,7 @@ def _connected() -> duckdb.DuckDBPyConnection:
 
 
 class _reading:
-    """Makes errors of DuckDB errors of the file."""
+    """Converts errors of DuckDB to errors about the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,7 +1,8 @@
-"""Files of a lake whose rows cannot be read, and which a run leaves out after naming them.
+"""Lake files whose rows cannot be read. A run leaves them out and names them.
 
-A file is unfit if it is damaged, lacks a column, has one of another type, or has too many malformed rows. Whoever reads
-several files reports all unfit ones at once, so that few passes over the others are needed.
+A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
+malformed rows. A reader of several files reports all unfit ones at once, so that few passes over
+the others are needed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,31 +14,31 @@ from evergreen.runtime.errors import ContractError
 
 T = TypeVar("T")
 NUM_NAMED = 5
-"""Unfit files that an error names."""
+"""Maximum unfit files that an error names."""
 
 
 class UnfitFiles(ContractError):
-    """Files whose rows cannot be read, each with the reason."""
+    """Files whose rows cannot be read, each with its reason."""
 
     def __init__(self, reasons: Mapping[Path, str]) -> None:
         first = next(iter(reasons.values()))
         super().__init__(f"{first}; {len(reasons) - 1} more files are unfit" if len(reasons) > 1 else first)
         self.reasons = dict(reasons)
-        """What is wrong, by path."""
+        """Reasons by path."""
 
 
 class QuarantinedFile(NamedTuple):
     """A file that a run left out."""
 
     file: str
-    """Relative to the lake."""
+    """Name relative to the lake."""
     num_rows: int | None
-    """By its footer; None = the footer is not readable."""
+    """Number of rows in its footer. None if the footer is not readable."""
     reason: str
 
     @classmethod
     def of(cls, path: Path, name: str, reason: str) -> "QuarantinedFile":
-        """Return the record of the file at `path`, which the lake calls `name`."""
+        """Return the entry of the file at `path`, whose name in the lake is `name`."""
         try:
             with reading_parquet(path):
                 num_rows = open_parquet(path).metadata.num_rows
@@ -50,13 +51,13 @@ def expect_few(unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max
     """Check that few files are unfit.
 
     Args:
-        unfit: Those that are.
-        num_fit: How many others there are of the same kind.
+        unfit: The unfit files.
+        num_fit: Number of the other files of the same kind.
         what: The kind, for the message.
-        max_fraction: Share of all that may be unfit, in [0, 1].
+        max_fraction: Maximum share of unfit files, in [0, 1].
 
     Raises:
-        ContractError: more are unfit. The message names the first of them.
+        ContractError: more files are unfit. The message names the first of them.
     """
     num_files = len(unfit) + num_fit
     if len(unfit) > max_fraction * num_files:
@@ -68,10 +69,10 @@ def expect_few(unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
-    """Return what `read` gives for each file, in order.
+    """Return the results of `read` for each file, in order.
 
     Raises:
-        UnfitFiles: `read` raised a `ContractError` for some of them. All of these are named.
+        UnfitFiles: `read` raised a `ContractError` for at least one file. All of these are named.
     """
     found: list[T] = []
     unfit: dict[Path, str] = {}

@@ -1,8 +1,9 @@
-"""What a value of a user's file means, by the kind of its column: one set of rules for text, JSON lines and Parquet.
+"""Parsing rules for the values of users' files, shared by text, JSON lines and Parquet.
 
-A rule takes an Arrow array of any type and gives the column of the raw type, with null where a value is missing or
-malformed, and says which ones are malformed. Texts are judged once for each distinct value. Missing words and truth
-values are `contracts.values`', times are `time_forms`'.
+There is a rule for each kind of column. It converts an Arrow array of any type to the raw type,
+with null for a missing or malformed value, and marks the malformed ones. Texts are parsed once for
+each distinct value. `contracts.values` defines missing texts and truth values, and `time_forms`
+defines times.
 """
 
 import ast
@@ -29,10 +30,10 @@ _LONG_FLOAT = re.compile(r"[+-]?[0-9]{16,}\.[0-9]*", re.ASCII)
 
 
 class Parsed(NamedTuple):
-    """A column read by a rule."""
+    """A column parsed by a rule."""
 
     values: Any
-    """Arrow array of the raw type; null where the value is missing or malformed."""
+    """Arrow array of the raw type. A missing or malformed value is null."""
     is_missing: Any
     """Arrow booleans: whether there is no value."""
     is_wrong: Any
@@ -41,21 +42,23 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRule:
-    """How the values of one kind of column are read."""
+    """Parsing rule of one kind of column."""
 
     type: Any
-    """The raw column's Arrow type."""
+    """Arrow type of the raw column."""
     expected: str
-    """What a value is, for people."""
+    """Description of a valid value, for messages."""
     of_text: Callable[[Any], Any]
-    """An array of distinct texts that mean a value to one of the type, null where one is malformed."""
+    """Converts an array of distinct texts, none of them missing, to an array of `type`. A malformed
+    one becomes null."""
     of_typed: Callable[[Any], Any]
-    """An array of numbers, truth values or times to one of the type, null where one is malformed."""
+    """Converts an array of numbers, truth values or times to an array of `type`. A malformed one
+    becomes null."""
     is_required: bool = False
-    """Whether a missing value is malformed."""
+    """Whether a missing value makes the row malformed."""
 
     def parse(self, column: Any) -> Parsed:
-        """Read a column of any Arrow type."""
+        """Parse a column of any Arrow type."""
         column = plain(column)
         if pa.types.is_null(column.type):
             missing = pa.array(np.ones(len(column), bool))
@@ -93,7 +96,7 @@ def missing_texts(texts: Any) -> Any:
 
 
 def plain(column: Any) -> Any:
-    """Return a column without dictionaries and chunks; bytes that are UTF-8 are texts."""
+    """Return a column without dictionaries and chunks. Bytes become texts if they are UTF-8."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -107,12 +110,13 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is no UTF-8 must make its row malformed and not the file; no rule takes the mark in its place.
+    # A byte that is not UTF-8 must make its row malformed, but not the file. No rule accepts the
+    # replacement character.
     return None if value is None else value.decode(errors="replace")
 
 
 def _one_by_one(column: Any, convert: Callable[[Any], Any], wanted: Any) -> Any:
-    """Convert each value alone where one of them cannot be: it is null then."""
+    """Convert each value separately. A value that cannot be converted becomes null."""
     found = []
     for i in range(len(column)):
         try:
@@ -123,12 +127,12 @@ def _one_by_one(column: Any, convert: Callable[[Any], Any], wanted: Any) -> Any:
 
 
 def is_bytes(found: Any) -> bool:
-    """Return whether an Arrow type is one of bytes, by which some writers keep texts."""
+    """Return whether an Arrow type is bytes, as which some writers store texts."""
     return any(is_type(found) for is_type in BYTES)
 
 
 def is_text(found: Any) -> bool:
-    """Return whether an Arrow type is one of texts."""
+    """Return whether an Arrow type is text."""
     return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
 
 
@@ -136,7 +140,7 @@ def is_text(found: Any) -> bool:
 
 
 def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
-    """Return `usual`, and where it is null what `convert` makes of the text."""
+    """Fill the null values of `usual` by applying `convert` to their texts."""
     at = np.flatnonzero(pc.and_(usual.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False))
     if not len(at):
         return usual
@@ -147,7 +151,7 @@ def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
 
 
 def matching(texts: Any, pattern: str) -> Any:
-    """Return the texts that match an RE2 pattern, null elsewhere."""
+    """Return the texts that match an RE2 pattern, and null for the others."""
     return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, texts.type))
 
 
@@ -184,7 +188,7 @@ WEIGHTS = ValueRule(
 )  # fmt: skip
 
 
-# -- labels and places
+# -- labels and positions
 
 
 _LABELS = {"0": 0, "1": 1, "false": 0, "true": 1}
@@ -234,7 +238,10 @@ PLACES = ValueRule(
 
 
 def _whole_of_text(text: str) -> int | None:
-    """Return the whole number that a text is exactly, or None; "007" is none, since 7 is another text."""
+    """Return the whole number that a text represents exactly, or None.
+
+    "007" gives None, because it differs from "7" as a text.
+    """
     if not (found := _WHOLE.fullmatch(text.strip())):
         return None
     sign, digits, point = found.groups()
@@ -257,7 +264,7 @@ def _categories_of_text(texts: Any) -> Any:
 
 
 def _whole_numbers(column: Any) -> Any:
-    """Return numbers or truth values as whole ones; null where one is none, or a float too large to be exact."""
+    """Return numbers as whole numbers, or null for a fraction or a float too large to be exact."""
     if pa.types.is_floating(column.type):
         exact = meanings.EXACT_BELOW[str(column.type)]
         is_whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), exact))
@@ -335,7 +342,7 @@ REQUEST_IDS = ValueRule(
 
 @dataclass(frozen=True)
 class ListRule:
-    """How lists are read: of Parquet as they are, of text by brackets or a separator."""
+    """Parsing rule of lists. In text they are in brackets or have a separator."""
 
     element: ValueRule
     separator: str
@@ -353,7 +360,10 @@ class ListRule:
     is_required = False
 
     def parse(self, column: Any) -> Parsed:
-        """Read a column; an element that is missing is left out, one that is malformed makes its list so."""
+        """Parse a column.
+
+        A missing element is dropped, and a malformed one makes its list malformed.
+        """
         column = plain(column)
         if pa.types.is_null(column.type):
             column = column.cast(pa.string())
@@ -398,7 +408,8 @@ class ListRule:
 
 _TEXTS = pa.list_(pa.string())
 _NO_LIST: list[str | None] = ["\ufffd"]
-"""Elements of a text in brackets that is no list: no rule takes the mark, so the row is malformed."""
+"""Elements of a text in brackets that is not a list. No rule accepts this character, so the row is
+malformed."""
 _NUMPY = re.compile(r"\[\s*(?:[^\s\[\]',\"]+(?:\s+[^\s\[\]',\"]+)*)?\s*\]")
 
 
@@ -417,5 +428,5 @@ def _json_element(element: object) -> str | None:
     if element is None or isinstance(element, str):
         return element
     if not isinstance(element, int | float):
-        return "\ufffd"  # no element is a list: the row is malformed
+        return "\ufffd"  # nested lists are not supported: the row is malformed
     return json.dumps(element)

@@ -75,7 +75,7 @@ def check_kept(store: Path, release: Release) -> None:
             raise ContractError(f"{name} in {folder} cannot be read: {error.strerror}") from error
 
 
-def find_damaged(folders: VersionFolders, store: Path, version: int) -> list[str]:
+def find_corrupt(folders: VersionFolders, store: Path, version: int) -> list[str]:
     """Return one error message for each corrupt file of a version in either copy."""
     release = Release.read(release_path(store, version))
     record, problem = _record_of(folders, release)

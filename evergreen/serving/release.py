@@ -180,10 +180,10 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
             f"version {canary.version} is a running canary, expected a candidate that passes the gate, or the "
             "canary released or ended first"
         )
-    bars = promotion_journal.barred(site.store)
-    if override is None and (bar := bars.get(verdict.candidate_model_id)) is not None:
+    blocked = promotion_journal.blocked_models(site.store)
+    if override is None and (line := blocked.get(verdict.candidate_model_id)) is not None:
         raise Refused(
-            f"model {verdict.candidate_model_id} was rolled back at {bar.time} ({bar.reason}), expected another "
+            f"model {verdict.candidate_model_id} was rolled back at {line.time} ({line.reason}), expected another "
             "model, or a promotion with --override"
         )
     live = site.live

@@ -1,1 +1,1 @@
-"""Column profiles, and the comparison of two of them: tests, effect sizes, intervals, rows that are not independent."""
+"""Column profiles and their comparison: tests, effect sizes and intervals for dependent rows."""

@@ -1,14 +1,16 @@
-"""Profiles of a table's columns: what its rows look like, and how alike rows of one request are.
+"""Profiles of a table's columns: counts of their values, and the correlation within requests.
 
-Joins validation, which profiles the rows of a run, to the monitor, which profiles what is served. Profiles of disjoint
-rows merge by addition, without rows. What two profiles differ in is left to `comparison`.
+Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
+disjoint rows are merged by addition, without the rows. `comparison` compares two profiles.
 
-A profile counts rows in cells: the buckets of a numeric column, the listed values of a categorical column. For each
-cell it holds sums over requests, because rows of one request are not independent. A list is two columns: its elements,
-each counted as if it were a row, under the list's name, and how many a row has under another (`features.LENGTH`).
+A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
+categorical column. Each cell also has sums over requests, because rows of one request are not
+independent. A list is two columns: its elements under the list's name, each counted as a row, and
+the number of elements per row under another name (`features.LENGTH`).
 
-A categorical column lists at most `LISTED` values, and the others are one cell. A value that is not listed has at most
-`floor` rows, and a listed count may lack as many. Merging adds the floors.
+A categorical column lists at most `LISTED` values, and the others share one cell. A value that is
+not listed has at most `floor` rows, and a listed count may be too low by as many. Merging adds the
+floors.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 LISTED = 2000
-"""Most values that a profile lists of a column."""
+"""Maximum values that a profile lists per column."""
 
 
 def _make_dense_edges() -> NDArray[np.float64]:
@@ -36,16 +38,18 @@ def _make_score_edges() -> NDArray[np.float64]:
 
 
 DENSE_EDGES = _make_dense_edges()
-"""One bucket per integer from -3 to 10, then buckets that grow by 30 %; the outer two take the rest, infinity too."""
+"""Edges of one bucket per integer from -3 to 10, then of buckets that grow by 30 %. The first and
+the last bucket include all values beyond, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
-"""Steps of a quarter in the logit from -10 to 10: at a click rate of 0.1 % scores differ by factors, not by amounts."""
+"""Edges in steps of a quarter in the logit, from -10 to 10. At a click rate of 0.1 % scores differ
+by factors rather than by amounts."""
 
 
 def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
-    """Return how many values [n] each bucket has, [len(edges) - 1].
+    """Return the number of values [n] in each bucket, [len(edges) - 1].
 
-    NaN is in no bucket. A value outside the edges is in the first or the last bucket.
+    NaN is not counted. A value outside the edges counts in the first or the last bucket.
 
     >>> count_between(np.array([0.0, 1.0, 2.0]), np.array([-5.0, 1.0, 1.5, np.nan])).tolist()
     [1, 2]
@@ -54,9 +58,9 @@ def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 
 
 def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
-    """Return the bucket of each value, of `values`' shape. A bucket has its lower edge and not its upper one.
+    """Return the bucket of each value, in the shape of `values`.
 
-    NaN gets the last bucket.
+    A bucket includes its lower edge and excludes its upper one. NaN gets the last bucket.
     """
     return np.searchsorted(edges[1:-1], values, side="right")
 
@@ -65,24 +69,24 @@ def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 
 
 class RowTotal(NamedTuple):
-    """Number of rows of a kind, and how they are distributed over requests."""
+    """Number of rows of a kind, and their distribution over requests."""
 
     rows: int = 0
     squares: int = 0
-    """Sum over requests of its squared rows of the kind."""
+    """Sum over requests of the squared number of rows of the kind."""
     products: int = 0
-    """Sum over requests of its rows of the kind times all its rows."""
+    """Sum over requests of the number of rows of the kind times the number of all rows."""
 
     def __add__(self, other: "RowTotal") -> "RowTotal":  # type: ignore[override]
         return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
 
 
 def request_totals(rows: Ints, of: Ints) -> Ints:
-    """Return the rows, squares and products of kinds of rows, [c, 3].
+    """Return the rows, squares and products of each kind of rows, [c, 3].
 
     Args:
         rows: Rows of each kind in each request, [g, c].
-        of: Rows of the request that the kind is a part of, [g, c] or [g, 1].
+        of: Rows of the request that may be of the kind, [g, c] or [g, 1].
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
@@ -97,11 +101,11 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
         column_of: Column of each cell, [k].
     """
     num_cells = len(column_of)
-    # A run of equal keys is a request's rows of a cell.
+    # Each key is one request and one cell.
     keys, rows = np.unique(requests * num_cells + cells, return_counts=True)
     of_request, of_cell = np.divmod(keys, num_cells)
     parts = (rows, rows * rows, rows * totals[of_request, column_of[of_cell]])
-    # Sums of floats are exact up to 2^53.
+    # Float sums are exact up to 2^53.
     return np.stack([np.bincount(of_cell, part, num_cells) for part in parts], axis=1).astype(np.int64)
 
 
@@ -110,39 +114,45 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColumnProfile:
-    """One column. Cells are buckets of a numeric column, or the listed values of a categorical one."""
+    """Profile of one column.
+
+    Cells are the buckets of a numeric column or the listed values of a categorical one.
+    """
 
     values: Ints | None
-    """[k] listed values, distinct; None for a numeric column."""
+    """[k] distinct listed values. None for a numeric column."""
     sums: Ints
-    """[k, 3] rows of each cell; sum over requests of its squared rows, and of its rows times the request's rows that
-    have a value."""
+    """[k, 3] for each cell: its rows, the sum over requests of its squared rows, and the sum over
+    requests of its rows times the request's rows that have a value."""
     present: int
-    """Rows with a value; those in no cell are the others."""
+    """Rows with a value. Some of them may be in no cell."""
     present_sizes: int
-    """Sum over requests of the squared rows with a value."""
+    """Sum over requests of the squared number of rows with a value."""
     present_requests: int
-    """Requests with a value; 0 = not known."""
+    """Requests with a value. 0 = unknown."""
     missing: RowTotal
     place_squares: int = 0
-    """Sum over requests of the squared sum of its rows' bucket numbers; 0 where no mean is compared."""
+    """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
     place_products: int = 0
-    """Sum over requests of that sum times its rows with a value."""
+    """Sum over requests of the sum of bucket numbers times the rows with a value."""
     floor: int = 0
-    """Most rows that a value may have that is not listed, and that may be lacking from the count of one that is."""
+    """Maximum rows of a value that is not listed, and maximum rows missing from a listed count."""
 
     @property
     def rows(self) -> int:
-        """Rows that have the column: fewer than a merged table's if one of its parts left it out."""
+        """Return the number of rows that have the column.
+
+        It is less than the rows of a merged table if one of its parts lacks the column.
+        """
         return self.present + self.missing.rows
 
     @property
     def counts(self) -> Ints:
-        """[k] rows of each cell."""
+        """Return the rows of each cell, [k]."""
         return self.sums[:, 0]
 
     def __add__(self, other: "ColumnProfile") -> "ColumnProfile":
-        """Return the profile of both samples' rows; of the same column."""
+        """Return the profile of the rows of both samples. Both must be of the same column."""
         values, sums, floor = None, None, 0
         if self.values is None or other.values is None:
             sums = self.sums + other.sums
@@ -157,7 +167,7 @@ class ColumnProfile:
 
 
 def histogram_profile(counts: Ints) -> ColumnProfile:
-    """Return the profile of a histogram [k] of which no request is known."""
+    """Return the profile of a histogram [k] without data about requests."""
     sums = np.zeros((len(counts), 3), np.int64)
     sums[:, 0] = counts
     present = int(counts.sum())
@@ -167,7 +177,13 @@ def histogram_profile(counts: Ints) -> ColumnProfile:
 
 
 def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
-    """Return the sums [n, 3] of wanted values [n] among distinct values [k] with sums [k, 3]; zeros for any other."""
+    """Return the sums of the wanted values, or zeros for values that are not listed, [n, 3].
+
+    Args:
+        wanted: Values to find, [n].
+        values: Distinct listed values, [k].
+        sums: Their sums, [k, 3].
+    """
     found = np.zeros((len(wanted), 3), np.int64)
     _, at_wanted, at_values = np.intersect1d(wanted, values, assume_unique=True, return_indices=True)
     found[at_wanted] = sums[at_values]
@@ -175,7 +191,13 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 
 
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
-    """Return the `limit` most frequent of distinct values [n] with their sums [n, 3], and the rows of the next one."""
+    """Return the most frequent values with their sums, and the rows of the first dropped value.
+
+    Args:
+        values: Distinct values, [n].
+        sums: Their sums, [n, 3].
+        limit: Maximum number of values returned.
+    """
     order = np.lexsort((values, -sums[:, 0]))
     kept, rest = order[:limit], order[limit:]
     return values[kept], sums[kept], int(sums[rest[0], 0]) if len(rest) else 0
@@ -183,24 +205,28 @@ def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableProfile:
-    """Rows of one sample, or of several merged."""
+    """Profile of the rows of one sample, or of several merged samples."""
 
     digest: str = ""
-    """Of the newest part's rows (`manifests.RawDataset.digest`); "" = not known, likewise the times."""
+    """Digest of the newest part's rows (`manifests.RawDataset.digest`). "" = unknown, as in the
+    times."""
     first_event_time: str = ""
     last_event_time: str = ""
     rows: int
     requests: int
-    """Requests that the rows came in."""
+    """Requests of these rows."""
     sizes: int
-    """Sum over requests of the squared rows."""
+    """Sum over requests of the squared number of rows."""
     clicks: RowTotal = RowTotal()
     columns: dict[str, ColumnProfile]
-    """By name; a column that was left out is absent. Of a list, its elements, and how many a row has
-    (`features.LENGTH`)."""
+    """Profiles by column. A column that was left out is absent. A list has two: its elements and
+    their number per row (`features.LENGTH`)."""
 
     def __add__(self, newer: "TableProfile") -> "TableProfile":
-        """Return the profile of the rows of both. A column that one of them left out has the rows of the other."""
+        """Return the profile of the rows of both.
+
+        A column that only one of them has is copied unchanged.
+        """
         both = {
             name: self.columns[name] + newer.columns[name]
             if name in self.columns and name in newer.columns

@@ -1,20 +1,23 @@
-"""Compares two table profiles column by column: effects with intervals, p-values, and what counts as drift.
+"""The comparison of two table profiles by column: effects, intervals, p-values and drift.
 
-Joins validation, which compares a run's rows with those that the champion's lineage learned, to the monitor, which
-compares served rows with those that the model learned. Each column of both is tested by its values, its missing share,
-its mean and its outliers, the latter two where the caller asks for them. The p-values of 'nothing changed' are
-corrected for rows of a request that are not independent. The effects have 95 % intervals.
+Validation compares a run's rows with the training rows of the champion's lineage. The monitor
+compares served rows with the model's training rows. Each column of both is tested by its values and
+its missing share, and also by its mean and its outliers if the caller asks for it. The p-values of
+the hypothesis of no change are corrected for dependent rows of a request. The effects have 95 %
+intervals.
 
-All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure: at most
-`false_discovery_rate` of the columns called drifted are so by chance, and if nothing moved that is the probability of
-any. A column drifted if a test is significant and its effect reaches the setting. Significance keeps small samples from
-alarming on noise, the effect keeps large ones from alarming on nothing. What a sample is too small to show is stated
-with every column as `detectable`.
+All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure, so that
+the expected share of false alarms among the drifted columns is at most `false_discovery_rate`. If
+nothing has changed, it is the probability of any alarm. A column has drifted if a test is
+significant and its effect reaches the setting. The significance avoids alarms on noise in small
+samples, and the effect size avoids alarms on negligible changes in large ones. `detectable` is the
+smallest effect that a sample of this size can show.
 
-The cells to compare are chosen by both samples' rows together, or by rows that are in neither (`reference`). If one
-sample chose them, its luck would look like a change of the other. Means are of bucket numbers: like the value up to 10,
-like its logarithm beyond, so that no tail outweighs the rest. Rows of one user in several requests, of one hour or of
-one day count as independent. If they are not, false alarms are more frequent than the rate says.
+The cells are chosen by both samples' rows together, or by rows of neither (`reference`). If one
+sample chose them, its noise would look like a change of the other. Means are of bucket numbers,
+which are linear up to 10 and logarithmic beyond, so that no tail dominates. Rows of one user in
+several requests, of one hour or of one day count as independent. If they are not, false alarms are
+more frequent than the rate.
 """
 
 import math
@@ -49,63 +52,73 @@ from evergreen.statistics.two_sample import (
 )
 
 LEAST_SHARE_CHANGE = 0.002
-"""Least change of one category's share that counts, however rare the category was."""
+"""Minimum change of one category's share that counts, however rare the category was."""
 KNOWN_FACTOR = 4
-"""A value has its own cell if its rows are this many times what the profiles may lack of it."""
+"""Minimum ratio of a value's rows to the rows that the profiles may be missing, for its own
+cell."""
 CERTAIN_ROWS = 10
-"""Expected independent rows from which on absence is no accident (e^-10)."""
+"""Expected independent rows above which absence is not due to chance (probability e^-10)."""
 OTHERS = "other values"
-"""How all values together are shown that have no cell of their own."""
+"""Display name of the cell of all values without their own cell."""
 VALUES, MEAN, MISSING, OUTLIERS = "values", "mean", "missing", "outliers"
-"""The tests."""
+"""Names of the tests."""
 _LEAST_FLOOR = 1e-12
-"""A setting of 0 lets any significant change count."""
+"""Minimum floor. With a setting of 0 any significant change counts."""
 
 Floats = NDArray[np.float64]
 
 
 class DriftThresholds(Protocol):
-    """How large an effect must be to matter: validation's and the monitor's settings have these under one name."""
+    """Minimum effects that count as drift.
+
+    The settings of validation and of the monitor both have these fields.
+    """
 
     @property
     def categorical_drift(self) -> float:
-        """Change of one category's share that matters."""
+        """Return the minimum change of one category's share."""
 
     @property
     def categorical_drift_relative(self) -> float:
-        """The same relative to the share that the category had; the smaller of the two applies."""
+        """Return the minimum change relative to the category's previous share.
+
+        The smaller of the two limits applies.
+        """
 
     @property
     def numeric_drift(self) -> float:
-        """Jensen-Shannon divergence in bits, beyond what chance adds, that matters."""
+        """Return the minimum Jensen-Shannon divergence in bits beyond what chance adds."""
 
     @property
     def missing_drift(self) -> float:
-        """Change of a column's share of missing values that matters."""
+        """Return the minimum change of a column's share of missing values."""
 
     @property
     def false_discovery_rate(self) -> float:
-        """Share of the columns called drifted that may be so by chance."""
+        """Return the maximum expected share of false alarms among the drifted columns."""
 
 
 class Outliers(NamedTuple):
-    """Where the outliers of numeric columns begin; they are tested apart, and are no part of a column's values."""
+    """Bounds of the outliers of numeric columns.
+
+    Outliers are tested separately, and are excluded from a column's values.
+    """
 
     bounds: Mapping[str, tuple[int, int]]
-    """By column: first bucket without outliers, and the first after it that holds some again."""
+    """Buckets without outliers, by column: the first one, and the first one after them."""
     floor: float
-    """Least rise of their share that matters."""
+    """Minimum increase of the share of outliers that counts."""
 
 
-# -- what is found
+# -- results
 
 
 @dataclass(frozen=True, kw_only=True)
 class MovedValue:
-    """The category whose share changed most, relative to its floor."""
+    """The category whose share changed most, relative to its threshold."""
 
     value: str | None
-    """As people are shown it (`ShownValues.text`); None of a column of users."""
+    """Displayed text (`ShownValues.text`). None for a column of users."""
     share_before: float
     share_now: float
 
@@ -115,46 +128,50 @@ class ColumnDrift:
     """One column's change. A number that is undefined is None."""
 
     feature: str
-    """A feature, the number of a list's elements (`features.LENGTH`), or the score."""
+    """Feature, length of a list (`features.LENGTH`), or score."""
     drifted: bool
-    """A test of values, mean or missing share is significant, its effect matters, and it was not learned already."""
+    """Whether a test of values, mean or missing share is significant with a relevant effect, unless
+    the change was already in the training rows."""
     outlying: bool
-    """Outliers rose: a unit, a sensor or a join is broken, rather than the world changed."""
+    """Whether the share of outliers increased. The usual cause is a broken unit, sensor or join."""
     learned: bool = False
-    """The changes are those of the champion's newest window too."""
+    """Whether the champion's newest window shows the same changes."""
     changes: tuple[str, ...]
-    """Tests (`values`, `mean`, `missing`, `outliers`) that are significant and whose effect matters."""
+    """Tests (`values`, `mean`, `missing`, `outliers`) that are significant with a relevant
+    effect."""
     effect: float | None
-    """Change of the share that changed most relative to its threshold, or, of a numeric column, Jensen-Shannon
-    divergence in bits less what chance adds."""
+    """Effect. Of a categorical column it is the change of the share that changed most relative to
+    its threshold. Of a numeric column it is the Jensen-Shannon divergence in bits, minus what
+    chance adds."""
     effect_low: float | None
     effect_high: float | None
-    """95 % interval."""
+    """Upper end of the 95 % interval."""
     threshold: float | None
-    """Effect from which on it matters."""
+    """Minimum relevant effect."""
     detectable: float | None
     """Smallest effect that these rows would probably have shown."""
     design_effect: float | None
-    """Rows that are worth one independent row."""
+    """Number of rows that are equivalent to one independent row."""
     excess: float
-    """How many times the least change that matters the largest of `changes` is; 0 without one. Orders columns."""
+    """Largest ratio of an effect in `changes` to its minimum relevant effect, 0 without one.
+    Columns are sorted by it."""
     p_value: float | None
     q_value: float | None
-    """Of the decisive test; adjusted for all tests of the comparison."""
+    """q-value of the decisive test, adjusted for all tests of the comparison."""
     divergence: float | None
     mean_shift: float | None
-    """In standard deviations; None where no mean is compared."""
+    """Shift in standard deviations. None if no mean is compared."""
     moved_value: MovedValue | None
     new_value_share: float | None
-    """Share of the rows with a value whose category is certainly new; None for a numeric column."""
+    """Share of the rows with a value whose category is certainly new. None for a numeric column."""
     missing_now: float | None
     missing_before: float | None
     outliers_now: float | None
-    """Share of the values; None where outliers are not set apart, and of categories."""
+    """Share of the values. None for categories, or if outliers are not separated."""
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Rows that have a value; of the elements of a list, elements."""
+    """Rows with a value. For the elements of a list it is the number of elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,19 +180,20 @@ class ColumnTest:
 
     name: str
     p_value: float | None
-    """None if a side lacks the rows that it needs."""
+    """None if a side has too few rows."""
     effect: Effect
-    """Of `values` of a category: the absolute change of the share that changed most relative to its floor; of `values`
-    of a numeric column: Jensen-Shannon divergence in bits; of `mean`: its shift in standard deviations; of `missing`
+    """Effect of the test. For `values` of a categorical column: the absolute change of the share
+    that changed most relative to its threshold. For `values` of a numeric column: the
+    Jensen-Shannon divergence in bits. For `mean`: its shift in standard deviations. For `missing`
     and `outliers`: the change of the share."""
     floor: float
-    """Least size of the effect that matters."""
+    """Minimum relevant effect."""
     matters: bool
-    """Whether the effect has that size."""
+    """Whether the effect reaches `floor`."""
     detectable: float
     """Smallest effect that would probably have been found (`two_sample.POWER`)."""
     design: float
-    """Design effect of the comparison: rows that are worth one independent row."""
+    """Design effect of the comparison: the number of rows equivalent to one independent row."""
 
 
 class ColumnTests(NamedTuple):
@@ -183,40 +201,40 @@ class ColumnTests(NamedTuple):
 
     tests: tuple[ColumnTest, ...]
     divergence: float | None = None
-    """Jensen-Shannon divergence in bits less what chance adds; None if a side has no values."""
+    """Jensen-Shannon divergence in bits minus what chance adds. None if a side has no values."""
     moved: MovedValue | None = None
     new_share: float | None = None
     outliers: tuple[float, float] | None = None
-    """Their shares of the values now and before."""
+    """Share of outliers among the values, now and before."""
 
     def find(self, name: str) -> ColumnTest | None:
-        """Return the test of that name; None if it was not made."""
+        """Return the test of that name, or None if it was not made."""
         return next((test for test in self.tests if test.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedColumn:
-    """One column of two tables, with its tests' adjusted p-values."""
+    """Comparison of one column of two tables, with the adjusted p-values of its tests."""
 
     now: ColumnProfile
     before: ColumnProfile
     tests: ColumnTests
     q_values: dict[str, float]
-    """By test; those that could be made."""
+    """Adjusted p-values by test, of the tests that could be made."""
     changes: tuple[str, ...]
-    """Tests that are significant and whose effect matters."""
+    """Tests that are significant with a relevant effect."""
 
     def learned_by(self, newest: "ComparedColumn") -> bool:
-        """Return whether the newest window would have shown every change, and shows none."""
+        """Return whether the newest window has no change although it would have shown every one."""
         if not self.changes or newest.changes:
             return False
         pairs = [(self.tests.find(name), newest.tests.find(name)) for name in self.changes]
         return all(change and new and new.detectable <= abs(change.effect.value) for change, new in pairs)
 
     def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
-        """Return what was found of the column, which is called `name`."""
+        """Return the result of the column under its `name`."""
         found = {test.name: test for test in self.tests.tests}
-        # Adjusted p-values tie, mostly at 1; then the smaller unadjusted one says more.
+        # Adjusted p-values are often equal, mostly 1. The smaller unadjusted one then decides.
         decisive = min(
             self.changes or self.q_values, key=lambda test: (self.q_values[test], found[test].p_value), default=None
         )
@@ -235,7 +253,7 @@ class ComparedColumn:
             threshold=values.floor if values else None,
             detectable=values.detectable if values else None,
             design_effect=values.design if values else None,
-            # Between two columns of one value each there are no standard deviations.
+            # Two columns with one value each have no standard deviation.
             excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
             p_value=found[decisive].p_value if decisive else None,
             q_value=self.q_values[decisive] if decisive else None,
@@ -256,7 +274,7 @@ _NONE = (None, None)
 _NO_EFFECT = Effect(0.0, 0.0, 0.0)
 
 
-# -- comparing
+# -- comparison
 
 
 def compare_tables(
@@ -271,12 +289,13 @@ def compare_tables(
     """Compare the columns that both tables have, in the order of `now`.
 
     Args:
-        now: The rows in question.
-        before: The rows that they are compared with.
-        thresholds: The least effects that matter, and the false discovery rate.
-        mean_drift: Least shift of a numeric column's mean that matters, in standard deviations; None tests no mean.
-        outliers: Where outliers begin; None sets none apart.
-        shown: How people are shown a category; None names no value.
+        now: The rows to test.
+        before: The rows with which they are compared.
+        thresholds: Minimum relevant effects, and the false discovery rate.
+        mean_drift: Minimum relevant shift of a numeric column's mean, in standard deviations. None
+            = no test of means.
+        outliers: Bounds of the outliers. None = outliers are not separated.
+        shown: Texts for the display of categories. None = no value is named.
     """
     names, rate = [name for name in now.columns if name in before.columns], thresholds.false_discovery_rate
     more = (mean_drift is not None) + (outliers is not None)
@@ -287,7 +306,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # What is detectable assumes that nothing else changed: then the first rejection needs Bonferroni's level.
+            # The detectable effect assumes that nothing else changed, so that the first rejection
+            # needs Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
@@ -314,26 +334,26 @@ def compare_tables(
 
 
 def _hide(value: int) -> None:
-    """Show no category."""
+    """Return None, so that no category is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparison:
-    """One column in two tables, and how it is compared."""
+    """One column of two tables, and the parameters of its comparison."""
 
     now: ColumnProfile
     before: ColumnProfile
     tables: tuple[TableProfile, TableProfile]
     thresholds: DriftThresholds
     level: float
-    """p-value below which a change counts, for what is detectable."""
+    """p-value below which a change counts, for the detectable effect."""
     mean_drift: float | None
     bounds: tuple[int, int] | None
     outlier_floor: float
     text_of: Callable[[int], str | None]
 
     def compare(self) -> ColumnTests:
-        """Make all tests that can be made."""
+        """Make all possible tests."""
         if not self.now.present or not self.before.present:
             return ColumnTests((self._test_missing(),))
         if self.now.values is not None and self.before.values is not None:
@@ -361,9 +381,12 @@ class _Comparison:
         detectable: float,
         design: float,
     ) -> ColumnTest:
-        """Return a test whose variance was estimated from the independent rows of the smaller sample, less one."""
+        """Return a test.
+
+        Its degrees of freedom are the smaller sample's independent rows minus one.
+        """
         n, m = (column.rows if name == MISSING else column.present for column in (self.now, self.before))
-        # Outliers that became fewer are no fault.
+        # A decrease of outliers is not a fault.
         size = effect.value if name == OUTLIERS else abs(effect.value)
         return ColumnTest(
             name=name,
@@ -405,7 +428,10 @@ class _Comparison:
         )
 
     def _test_outliers(self, inner: slice, designs: Floats, mean: float) -> tuple[ColumnTest, tuple[float, float]]:
-        """Test the share of values outside the inner buckets; they may be as alike as those of any bucket there."""
+        """Test the share of values outside the inner buckets.
+
+        The design effect is the largest of the outer buckets.
+        """
         n, m = self.now.present, self.before.present
         a, b = n - int(self.now.counts[inner].sum()), m - int(self.before.counts[inner].sum())
         outside = self.now.counts + self.before.counts > 0
@@ -462,7 +488,8 @@ class _Comparison:
         share_now, share_before = a / n, b / m
         relative = np.maximum(self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE)
         floors = np.minimum(self.thresholds.categorical_drift, relative)
-        # The last cell holds the others, of which none has doubled where they have together.
+        # The last cell has all other values, so that a relative change of it is no change of one
+        # value.
         floors[-1] = self.thresholds.categorical_drift
         floors = np.maximum(floors, _LEAST_FLOOR)
         ratios = np.where(np.append(own, a[-1] + b[-1] > 0), np.abs(share_now - share_before) / floors, -1.0)
@@ -486,7 +513,7 @@ class _Comparison:
 
 
 def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
-    """Return the part of the table that has the column, assuming that all its parts' requests are alike."""
+    """Return the part of the table that has the column. Requests are assumed to be alike."""
     if column.rows == table.rows:
         return table
     share = column.rows / max(table.rows, 1)
@@ -495,7 +522,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 
 
 def design_of_totals(now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]) -> float:
-    """Return the design effect of the difference of two shares of all rows."""
+    """Return the design effect of the difference between two shares of all rows."""
     samples = [
         Clustered(
             counts=np.array([total.rows]),
@@ -507,7 +534,7 @@ def design_of_totals(now: RowTotal, before: RowTotal, tables: tuple[TableProfile
         )
         for total, table in zip((now, before), tables)
     ]
-    # Shares of 0 and 1 say nothing about their correlation: the worst is assumed, whole requests.
+    # Shares of 0 and 1 do not show their correlation. The worst case is assumed: complete requests.
     correlation, _ = correlations((samples[0], samples[1]))
     return float(comparison_design(correlation, samples[0], samples[1])[0])
 
@@ -515,14 +542,16 @@ def design_of_totals(now: RowTotal, before: RowTotal, tables: tuple[TableProfile
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the values that are known well enough, both samples in their cells, and which values are frequent.
+    """Return the cells of the comparison, both samples in them, and which values are frequent.
 
-    Both samples have a last cell for the other values.
+    Only values with reliable counts have a cell. Both samples have a last cell for the other
+    values.
 
-    Frequent ones come first, most frequent first; the rare ones, which the tests take together, in the order of their
-    values. In the order of their rows they would come sample by sample: if a value was in one request alone, its rows
-    are that request's, and requests of the two samples may differ in size (measured: requests of 64 rows against
-    requests of 40 to 64 were called drift in six columns of a world that stood still).
+    Frequent values come first, the most frequent at the start. Rare values follow, which the tests
+    group, in the order of the values. An order by rows would sort them by sample: a value of a
+    single request has the rows of that request, and the requests of the two samples may differ in
+    size. In a measurement, requests of 64 rows compared with requests of 40 to 64 were reported as
+    drift in six columns of unchanged traffic.
     """
     assert now.values is not None
     assert before.values is not None
@@ -537,7 +566,10 @@ def _choose_cells(
 
 
 def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
-    """Return which cells expect `MIN_EXPECTED` independent rows in the smaller sample, and how many each expects."""
+    """Return which cells expect `MIN_EXPECTED` independent rows in the smaller sample.
+
+    Also returns how many each cell expects.
+    """
     correlation, _ = correlations((now, before))
     own = own_designs(correlation, now, before)
     sizes = (now.rows / own[0], before.rows / own[1])
@@ -553,14 +585,24 @@ def _without_sign(effect: Effect) -> Effect:
 
 
 def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
-    """Count rows of categories absent before although their rows now, less 4 errors, promised 10 rows there."""
+    """Count the rows of categories that are certainly new.
+
+    A category is certainly new if it was absent before, although its rows now, minus 4 standard
+    errors, predict at least `CERTAIN_ROWS` rows there.
+    """
     needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
     return float(now[certain].sum())
 
 
 def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustered:
-    """Return the column's rows in cells of `sums` [k, 3], with as many more cells for the rest (0 or 1)."""
+    """Return the column's rows in cells, with `others` (0 or 1) more cells for the other rows.
+
+    Args:
+        column: The column.
+        sums: Sums of the cells, [k, 3].
+        others: Number of additional cells.
+    """
     rest = np.full(others, column.present - int(sums[:, 0].sum()))
     unknown = np.full(others, np.nan)
     return Clustered(

@@ -1,7 +1,8 @@
-"""Metric definitions: AUC and how uncertain it is, log loss, normalized entropy, calibration, ranked lists, scores.
+"""Metric definitions: AUC and its uncertainty, log loss, calibration, rankings, score spread.
 
-Joins evaluation's gate, training's progressive validation, the simulated world's best-possible AUC and the monitor: one
-definition, so their numbers can be compared. A number that does not exist is `None`, never 0.5 or 0.
+Evaluation's gate, the progressive validation of training, the simulator's Bayes-optimal AUC and the
+monitor use these definitions, so that their numbers are comparable. A number that does not exist is
+`None`, never 0.5 or 0.
 """
 
 import math
@@ -15,14 +16,15 @@ from evergreen.runtime.errors import ContractError
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 MIN_DEGREES = 3
-"""Degrees of freedom below which no interval is given: with 2 the standard error itself may be wrong several times."""
+"""Minimum degrees of freedom of an interval. With 2 the standard error itself may be wrong by a
+large factor."""
 ECE_BINS = 15
 _NO_RATE = 1e-12
-"""Click rates that are 0 or 1 but for the rounding of weights lie within it of them."""
+"""Tolerance for click rates of 0 and 1 after the rounding of weights."""
 
 
 class AucEstimate(NamedTuple):
-    """An AUC, its standard error with its degrees of freedom, and its 95 % interval within (0, 1)."""
+    """An AUC, its standard error with degrees of freedom, and its 95 % interval within (0, 1)."""
 
     auc: float
     standard_error: float
@@ -32,7 +34,10 @@ class AucEstimate(NamedTuple):
 
 
 class AucDifference(NamedTuple):
-    """Difference of two AUCs on the same rows, with a two-sided p-value; else as `AucEstimate`."""
+    """Difference of two AUCs on the same rows, with a two-sided p-value.
+
+    Other fields are as in `AucEstimate`.
+    """
 
     auc: float
     standard_error: float
@@ -56,17 +61,24 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each of `values` [n]: how many of `against` [m] lie below it, those equal to it counted half."""
+    """Return for each of `values` [n] how many of `against` [m] are smaller.
+
+    Equal ones count half.
+    """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")) / 2.0
     return wins
 
 
 def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Exact area under the ROC curve, ties counted half; `None` unless both classes are present.
+    """Return the exact area under the ROC curve, with ties counted half, or None with one class.
 
-    Mann-Whitney form: the share of (click, other) pairs in which the click scores higher. Labels are 0 or 1, scores
-    finite numbers of which only the order counts; both are [n].
+    It is the share of (click, other) pairs in which the click has the higher score (Mann-Whitney
+    form).
+
+    Args:
+        labels: 0 or 1, [n].
+        scores: Finite numbers, [n]. Only their order counts.
 
     Raises:
         ContractError: shapes differ, a label is neither 0 nor 1, or a score is not finite.
@@ -85,9 +97,9 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
 
 
 def _placements(click: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Each click's share of non-clicks below it, and each non-click's share of clicks above it."""
+    """Return each click's share of non-clicks below it, and vice versa for each non-click."""
     num_clicks, num_others = int(click.sum()), int((~click).sum())
-    # One sort; what ties has equal numbers, of which the own half counts.
+    # One sort is enough. Tied scores get equal numbers: half of the tied rows count.
     order, firsts = _runs(score)
     sizes = np.diff(firsts, append=len(score))
     clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
@@ -98,35 +110,40 @@ def _placements(click: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[N
 
 
 def _runs(score: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The order of at least one score, and where in it each run of equal scores begins."""
+    """Return the order of at least one score, and the start of each run of equal scores in it."""
     order = np.argsort(score)
     ordered = score[order]
     return order, np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
 
 
 class Deviation(NamedTuple):
-    """How far an estimate may lie from the truth: a standard error, and the degrees of freedom of its Student's t."""
+    """Uncertainty of an estimate: a standard error with the degrees of freedom of Student's t."""
 
     standard_error: float
     degrees: float
 
     @property
     def half_width(self) -> float:
-        """Half the width of the 95 % interval."""
+        """Return half the width of the 95 % interval."""
         from scipy.special import stdtrit
 
         return float(stdtrit(self.degrees, 0.975)) * self.standard_error
 
 
 def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -> Deviation | None:
-    """Deviation of the sum of the samples' means, where values of one group depend on each other, across samples too.
+    """Return the deviation of the sum of the samples' means for values that depend on their group.
 
-    What a group adds to each mean is divided by the root of the share of the sample that is not its own, else few or
-    uneven groups would make the error too small (the CR2 form of Bell and McCaffrey 2002). With every value its own
-    group this is the usual standard error of a mean. The degrees of freedom are Satterthwaite's (1946) for the squares
-    of the groups' parts, and at most one less than the groups of any sample. docs/evaluation.md has the coverage.
+    Values of one group depend on each other, also across samples. The contribution of a group to
+    each mean is divided by the root of the share of the sample that is in other groups. Without
+    this, few or uneven groups would make the error too small (the CR2 form of Bell and McCaffrey
+    2002). If every value is its own group, the result is the usual standard error of a mean. The
+    degrees of freedom are Satterthwaite's (1946) for the squares of the groups' parts, and at most
+    one less than the groups of any sample. docs/evaluation.md has the coverage.
 
-    A sample is values [n], and the group of each, an integer from 0, [n]. None with fewer than `MIN_DEGREES` degrees.
+    Returns None with fewer than `MIN_DEGREES` degrees of freedom.
+
+    Args:
+        samples: Each has values [n], and the group of each value, an integer from 0, [n].
     """
     parts = np.zeros(max((int(group.max()) + 1 for _, group in samples if len(group)), default=0))
     fewest = len(parts)
@@ -146,18 +163,19 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
 
 
 def student_p_value(t: float, degrees: float) -> float:
-    """Return the probability that Student's t with so many degrees of freedom lies further from 0 than `t`."""
-    # SciPy is imported where it is used: the inference client takes its AUC from this module and has no SciPy.
+    """Return the two-sided probability of Student's t being further from 0 than `t`."""
+    # SciPy is imported locally, because the inference client uses the AUC of this module without
+    # SciPy.
     from scipy.special import stdtr
 
     return float(2.0 * stdtr(degrees, -abs(t)))
 
 
 def group_numbers(groups: ArrayLike, num_rows: int) -> NDArray[np.int64]:
-    """The `groups` (strings or integers, [num_rows]) numbered from 0.
+    """Number `groups` (strings or integers, [num_rows]) from 0.
 
     Raises:
-        ContractError: there are more or fewer of them than rows.
+        ContractError: the number of groups differs from the number of rows.
     """
     named = np.asarray(groups)
     if named.shape != (num_rows,):
@@ -167,12 +185,18 @@ def group_numbers(groups: ArrayLike, num_rows: int) -> NDArray[np.int64]:
 
 
 def auc_estimate(labels: ArrayLike, scores: ArrayLike, *, groups: ArrayLike) -> AucEstimate | None:
-    """AUC with DeLong's standard error (DeLong et al. 1988) for rows that come in groups (Obuchowski 1997).
+    """Return the AUC with DeLong's standard error for rows that come in groups.
 
-    The interval is one of the AUC's logit by Student's t: an AUC near 1 is skewed, and never lies above 1. Where every
-    row is its own group the standard error is DeLong's. Labels are 0 or 1, scores finite; `groups` is the request of
-    each row, strings or integers: rows of one request share their user. All are [n].
-    None where there is no interval: see `grouped_deviation`; an AUC of exactly 0 or 1 has none either.
+    The method is that of DeLong et al. 1988 and, for groups, Obuchowski 1997. The interval is
+    computed for the AUC's logit with Student's t, because an AUC near 1 has a skewed distribution
+    and must stay below 1. If every row is its own group, the standard error is DeLong's.
+
+    Returns None if there is no interval (see `grouped_deviation`), or if the AUC is exactly 0 or 1.
+
+    Args:
+        labels: 0 or 1, [n].
+        scores: Finite numbers, [n].
+        groups: Request of each row, strings or integers, [n]. Rows of one request share their user.
     """
     click, score = _checked(labels, scores)
     group = group_numbers(groups, len(click))
@@ -191,10 +215,11 @@ def auc_estimate(labels: ArrayLike, scores: ArrayLike, *, groups: ArrayLike) -> 
 def auc_difference(
     labels: ArrayLike, scores: ArrayLike, reference: ArrayLike, *, groups: ArrayLike
 ) -> AucDifference | None:
-    """AUC of `scores` minus AUC of `reference` on the same rows, by paired DeLong; groups as in `auc_estimate`.
+    """Return the AUC of `scores` minus the AUC of `reference` on the same rows, by paired DeLong.
 
-    None where there is no interval: see `grouped_deviation`; a difference without any spread, of a perfect and a
-    constant model, has none either. Scores that order the rows alike differ by exactly 0 with a p-value of 1.
+    Arguments are as in `auc_estimate`. Scores with the same order differ by exactly 0 with a
+    p-value of 1. Returns None if there is no interval (see `grouped_deviation`), or if a difference
+    has no spread, as between a perfect and a constant model.
     """
     click, score = _checked(labels, scores)
     _, other = _checked(labels, reference)
@@ -213,7 +238,10 @@ def auc_difference(
 
 
 def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
-    """Negative log likelihood of each row [n] in nats, probabilities clipped to [1e-7, 1 - 1e-7]."""
+    """Return the negative log likelihood of each row [n] in nats.
+
+    Probabilities are clipped to [1e-7, 1 - 1e-7].
+    """
     click, score = _checked(labels, scores)
     clipped = np.clip(score, 1e-7, 1 - 1e-7)
     losses: NDArray[np.float64] = -np.where(click, np.log(clipped), np.log1p(-clipped))
@@ -221,10 +249,12 @@ def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDArray[np.float64]:
-    """The values [n] with the weighted mean as their mean, and each as far from it as its weight over the mean weight.
+    """Return the values [n] rescaled so that their plain mean is the weighted mean.
 
-    So `grouped_deviation` of them is that of the weighted mean, a ratio of sums. Without weights they stay as they are;
-    where all weights are 0 there is no mean, and no value.
+    The distance of each value from the mean is multiplied by its weight over the mean weight.
+    `grouped_deviation` of the result is then that of the weighted mean, which is a ratio of sums.
+    Without weights the values are unchanged. If all weights are 0 there is no mean, and the result
+    is empty.
     """
     if weights is None:
         return values
@@ -237,19 +267,22 @@ def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDAr
 
 
 def log_loss(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
-    """Mean of `row_log_losses`, each row counted by its weight where some are given; `None` without any."""
+    """Return the weighted mean of `row_log_losses`, or None without rows or weights above 0."""
     losses = row_weighted(row_log_losses(labels, scores), weights)
     return float(losses.mean()) if len(losses) else None
 
 
 def click_rate(labels: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
-    """Share of clicks, each row counted by its weight where some are given; `None` without any."""
+    """Return the weighted share of clicks, or None without rows or weights above 0."""
     clicks = row_weighted(np.asarray(labels, np.float64), weights)
     return float(clicks.mean()) if len(clicks) else None
 
 
 def normalized_entropy(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
-    """Log loss divided by the entropy of the base rate (He et al. 2014); `None` unless both classes are present."""
+    """Return the log loss divided by the entropy of the click rate, or None with one class.
+
+    See He et al. 2014.
+    """
     rate, loss = click_rate(labels, weights=weights), log_loss(labels, scores, weights=weights)
     if rate is None or loss is None or not _NO_RATE < rate < 1 - _NO_RATE:
         return None
@@ -257,7 +290,10 @@ def normalized_entropy(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLi
 
 
 def calibration(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
-    """Expected clicks per observed click (1 = calibrated), both counted by weight; `None` without a click."""
+    """Return predicted clicks divided by observed clicks, both weighted, or None without a click.
+
+    A calibrated model has 1.
+    """
     click, score = _checked(labels, scores)
     if weights is not None:
         click, score = click * np.asarray(weights, np.float64), score * np.asarray(weights, np.float64)
@@ -265,13 +301,20 @@ def calibration(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | No
 
 
 def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS) -> float | None:
-    """Mean distance of expected and observed click rate over bins of equal mass; `None` with fewer rows than bins.
+    """Return the mean distance of predicted and observed click rate over bins of equal mass.
 
-    Sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al. 2015), the bins cut the rows by
-    rank (Nixon et al. 2019): bins of equal width would leave all but one empty at click rates of some percent. Rows of
-    one score share their click rate, so that the order of rows does not matter where a bin's edge falls among them. It
-    is not 0 for calibrated scores: noise alone adds about sqrt(2 bins rate / (pi rows)). Labels are 0 or 1, scores
-    probabilities, both [n]; `bins` is at least 1.
+    It is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al.
+    2015). The bins split the rows by rank (Nixon et al. 2019), because bins of equal width would
+    leave all but one empty at click rates of a few percent. Rows of one score share their click
+    rate, so that their order does not matter at the edge of a bin. Calibrated scores do not give 0:
+    noise alone adds about sqrt(2 bins rate / (pi rows)).
+
+    Returns None with fewer rows than bins.
+
+    Args:
+        labels: 0 or 1, [n].
+        scores: Probabilities, [n].
+        bins: Number of bins, at least 1.
 
     >>> expected_calibration_error([0, 1, 1, 1], [0.25, 0.25, 0.75, 0.75], bins=2)
     0.25
@@ -289,22 +332,29 @@ def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: in
 
 
 class UserQuality(NamedTuple):
-    """How well scores order the rows of each user; None where no user has both a click and a row without one."""
+    """Ranking quality within each user's rows.
+
+    Values are None if no user has both a click and a row without a click.
+    """
 
     gauc: float | None = None
     """Mean of the users' AUCs, weighted by their rows (Zhu et al. 2017, arXiv 1706.06978)."""
     ndcg: float | None = None
-    """Mean of the NDCGs of all rows of a user, ordered by score; each user counts once."""
+    """Mean of the users' NDCGs over all their rows, ordered by score. Each user counts once."""
 
 
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
-    """GAUC and NDCG over users who have both a click and a row without one.
+    """Return GAUC and NDCG over users who have both a click and a row without one.
 
-    Rows of one user with equal scores share the discounts of the places that they take together. Labels are 0 or 1,
-    scores finite, users strings or integers; all are [n].
+    Rows of one user with equal scores share the discounts of their positions.
+
+    Args:
+        labels: 0 or 1, [n].
+        scores: Finite numbers, [n].
+        users: Strings or integers, [n].
 
     Raises:
-        ContractError: as `roc_auc`, or there is not one user for each row.
+        ContractError: as in `roc_auc`, or the number of users differs from the number of rows.
 
     >>> user_quality([1, 0, 0, 1], [0.9, 0.1, 0.8, 0.7], users=["a", "a", "b", "b"]).gauc
     0.5
@@ -326,7 +376,7 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
     middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
     discount = 1.0 / np.log2(place + 2.0)
     shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
-    # Of u clicks among n rows: places from 0 sum to u (u - 1) / 2 where all clicks come first.
+    # With u clicks first among n rows, their positions from 0 sum to u (u - 1) / 2.
     lost = np.bincount(user, middle * click) - clicks * (clicks - 1) / 2.0
     aucs = 1.0 - lost / (clicks * (sizes - clicks))
     ideal = np.cumsum(1.0 / np.log2(np.arange(clicks.max()) + 2.0))[clicks - 1]
@@ -335,24 +385,27 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
 
 
 def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
-    """Whether one of a list's clicks lies at a place up to `k`, places counted from 1.
+    """Return whether one of a list's clicks has a position up to `k`, counted from 1.
 
-    The hit rate@k is its mean over all lists. Lists without a click count as misses: what was shown and not clicked is
-    the failure that it measures, and where lists are no longer than k all others would be hits by definition.
+    The hit rate@k is its mean over all lists. A list without a click counts as a miss, because rows
+    that were shown and not clicked are the failure that it measures. If they were left out, every
+    list of at most k rows would be a hit.
     """
     return bool((_places(positions_of_clicks, k) <= k).any())
 
 
 def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
-    """Normalized discounted cumulative gain of one list, a click's gain being 1; `None` without a click.
+    """Return the normalized discounted cumulative gain of one list, or None without a click.
 
-    DCG@k is the sum of 1 / log2(1 + place) over clicks at places up to k (Jarvelin and Kekalainen 2002); it is divided
-    by that of the same number of clicks at the first places. Without a click both are 0 and the list says nothing of
-    the order: a mean over lists leaves it out.
+    The gain of a click is 1. DCG@k is the sum of 1 / log2(1 + position) over clicks at positions up
+    to k (Jarvelin and Kekalainen 2002). It is divided by the DCG of the same number of clicks at
+    the first positions. A list without a click says nothing about the order, and a mean over lists
+    leaves it out.
 
     Args:
-        positions_of_clicks: Places of the clicked rows in their list, from 1, each once, in any order.
-        k: Last place that counts, at least 1.
+        positions_of_clicks: Positions of the clicked rows in their list, from 1, each once, in any
+            order.
+        k: Last position that counts, at least 1.
 
     >>> ndcg_at_k([1, 3], k=10)
     0.9197207891481876
@@ -374,10 +427,16 @@ def _places(positions: ArrayLike, k: int) -> NDArray[np.float64]:
 
 
 def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
-    """A p-value of `failures` among `requests` against a rate of at most `allowed`, valid at every look.
+    """Return the p-value of the hypothesis that the failure rate is at most `allowed`.
 
-    The mean of likelihood ratios of higher rates is, under the rate allowed, a nonnegative martingale, so it ever
-    exceeds 1 / p with probability p at most (Ville 1939). The rate allowed is taken as known.
+    It is valid at every look. The mean of likelihood ratios of higher rates is a nonnegative
+    martingale under the allowed rate. It therefore ever exceeds 1 / p with a probability of at most
+    p (Ville 1939).
+
+    Args:
+        failures: Failed requests.
+        requests: All requests.
+        allowed: Allowed rate of failures, which is taken as known.
 
     >>> sequential_binomial(0, 1000, 0.01), sequential_binomial(1000, 1000, 1.0)
     (1.0, 1.0)
@@ -388,7 +447,7 @@ def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
         return 1.0
     logs = []
     for halvings in range(11):
-        # From just above the rate allowed to nearly all.
+        # From almost 1 down to just above the allowed rate.
         rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
         logs.append(failures * math.log(rate / allowed) + (requests - failures) * math.log((1 - rate) / (1 - allowed)))
     largest = max(logs)

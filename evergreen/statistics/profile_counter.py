@@ -1,12 +1,15 @@
-"""Counts a table's rows, batch by batch, into its profile and into the reference of the model that learns them.
+"""Counters of a table's rows, from which its profile and a model's training reference are built.
 
-Counters of parts merge by addition, without rows. Categories are counted exactly up to a bound. Beyond it the rarest
-are dropped as a Misra-Gries summary drops them (Agarwal et al., Mergeable summaries, 2013), which costs any count at
-most a 131,072nd of the rows. TFDV's own counts do not suffice: of a column with more than 1024 distinct values it keeps
-a sketch of 1024 counters, whose counts may lack a 1024th of all rows, more than the drift tests call drift.
+Counters of parts are merged by addition, without the rows. Categories are counted exactly up to a
+bound. Beyond it the least frequent ones are dropped as in a Misra-Gries summary (Agarwal et al.,
+Mergeable summaries, 2013), so that a count is too low by at most 1/131,072 of the rows. TFDV's
+counts are not exact enough. For a column with more than 1024 distinct values, it uses a sketch of
+1024 counters, whose counts may be too low by 1/1024 of all rows. This is more than the threshold of
+drift.
 
-Rows are counted in two halves, block by block (`reference` says why). A request that a batch or a block of rows cuts
-counts as two, which lowers the measured correlation a little (measured: 2 % of requests of 64 rows lie across blocks).
+Rows are counted in two halves, block by block (see `reference`). A request that spans two batches
+or blocks counts as two, which lowers the measured correlation slightly (measured: 2 % of requests
+of 64 rows span two blocks).
 """
 
 import io
@@ -38,15 +41,16 @@ from evergreen.statistics.column_profile import (
 from evergreen.statistics.reference import LISTED_VALUES, TrainingReference, inner_buckets
 
 BLOCK_ROWS = 1024
-"""Consecutive rows that fall into one half."""
+"""Number of consecutive rows that belong to the same half."""
 MAX_DISTINCT = 131_072
-"""Categories per column and half whose counts are held, 32 bytes each."""
+"""Maximum categories per column and half with counts in memory. Each takes 32 bytes."""
 CHOOSING, FAIR = 0, 1
-"""The halves: one chooses the cells, the other is a fair sample of them."""
+"""Numbers of the halves. The first one chooses the cells, and the other is a fair sample of
+them."""
 
 
 class ValueCounts:
-    """Sums per value of one column, exact up to `capacity` distinct values.
+    """Sums of one column by value, exact up to `capacity` distinct values.
 
     >>> counts = ValueCounts(2)
     >>> counts.add_sums(np.array([5, 7, 9]), np.array([[2, 2, 2], [3, 3, 3], [1, 1, 1]]))
@@ -57,20 +61,28 @@ class ValueCounts:
     def __init__(self, capacity: int = MAX_DISTINCT) -> None:
         self._capacity = capacity
         self.values: Ints = np.zeros(0, np.int64)
-        """[k] ascending."""
+        """[k] distinct values, ascending."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
-        """[k, 3] as `ColumnProfile.sums`. The rows are too low by at most `lost`; the other two are exact."""
+        """[k, 3] as in `ColumnProfile.sums`. The rows are too low by at most `lost`, and the other
+        two are exact."""
         self.lost = 0
-        """At most the rows added divided by `capacity` + 1; also the most that a value that is not held may have."""
+        """Maximum rows missing from a count, and maximum rows of a value without a count. It is at
+        most the rows added divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:
-        """[k] rows of each value."""
+        """Return the rows of each value, [k]."""
         return self.sums[:, 0]
 
     def add_sums(self, values: Ints, sums: Ints) -> None:
-        """Add sums [n, 3], none negative, of distinct ascending values [n]."""
-        # Both sides are sorted: inserting what is new takes a third of the time of sorting all again.
+        """Add sums of distinct values.
+
+        Args:
+            values: Distinct values, ascending, [n].
+            sums: Their sums, none negative, [n, 3].
+        """
+        # Both sides are sorted. Inserting the new values takes a third of the time of sorting all
+        # again.
         places = np.searchsorted(self.values, values)
         known = np.zeros(len(values), np.bool_)
         inside = places < len(self.values)
@@ -83,7 +95,10 @@ class ValueCounts:
             self._drop_rarest()
 
     def _drop_rarest(self) -> None:
-        """Drop the rarest values beyond the capacity, and their rows from every count."""
+        """Drop the least frequent values beyond the capacity.
+
+        Every other count is lowered by the same number.
+        """
         least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
         held = self.counts > least
         self.values, self.sums = self.values[held], self.sums[held]
@@ -97,38 +112,50 @@ class ValueCounts:
 
 
 class BatchRequests:
-    """The rows of one batch by half, block and request."""
+    """Rows of one batch, grouped by half, block and request."""
 
     def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
-        """Sort the rows of a batch, at least one, whose first has the number `first_row` in the table."""
+        """Sort the rows of a batch.
+
+        Args:
+            batch: At least one row.
+            first_row: Number of its first row in the table.
+        """
         column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
-        # All blocks of the half that chooses come first.
+        # All blocks of the choosing half come first.
         ranks = blocks // 2 + blocks % 2 * (int(blocks[-1]) + 1)
         keys = ranks * len(encoded.dictionary) + encoded.indices.to_numpy()
         self.order: Ints = np.argsort(keys, kind="stable")
-        """[n] rows by half, block and request."""
+        """[n] rows, ordered by half, block and request."""
         self.starts = _run_starts(keys[self.order])
-        """[g] first row of each request, in that order."""
+        """[g] first row of each request, in `order`."""
         self.sizes = np.diff(np.append(self.starts, batch.num_rows))
-        """[g] rows of each."""
+        """[g] number of rows of each request."""
         self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
         """[n] request of each row, ascending."""
         second = int((blocks[self.order[self.starts]] % 2 == CHOOSING).sum())
         self.halves = (slice(0, second), slice(second, len(self.sizes)))
-        """The requests of each half."""
+        """Requests of each half."""
 
     def sums(self, rows: NDArray[Any]) -> Ints:
-        """Return sums [g, ...] over each request of `rows` [n, ...], which are in `order`."""
+        """Return the sums over each request, [g, ...].
+
+        Args:
+            rows: Values of the rows in `order`, [n, ...].
+        """
         return np.add.reduceat(rows, self.starts, axis=0, dtype=np.int64)
 
 
 class ProfileCounter:
-    """Counts batches of rows with label, features and request ids."""
+    """Counter of batches of rows with label, features and request ids."""
 
     def __init__(self, features: Features, excluded: Sequence[str] = ()) -> None:
-        """Count no rows yet; those of `features` that are `excluded` are neither read nor counted."""
+        """Create an empty counter.
+
+        The `excluded` ones of `features` are neither read nor counted.
+        """
         self.features = features
         self._excluded = tuple(name for name in features.names if name in excluded)
         self._numeric, self._plain, self._lists = (
@@ -140,7 +167,7 @@ class ProfileCounter:
         self._names = self._dense + self._categorical
         columns, num_dense = len(self._names), len(self._dense)
         self._column_of = np.repeat(np.arange(num_dense), NUM_BUCKETS)
-        # All by half.
+        # All sums have one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
             "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows over requests
@@ -153,19 +180,21 @@ class ProfileCounter:
 
     @property
     def rows(self) -> int:
-        """Rows counted in."""
+        """Return the number of rows counted."""
         return int(self._sums["rows"][:, 0].sum())
 
     def add(self, batch: pa.RecordBatch, first_row: int | None = None) -> None:
-        """Count a batch; null and NaN are missing, as in a log record.
+        """Count a batch. Null and NaN are missing, as in a log record.
 
         Args:
             batch: Rows with the columns of the features, label and request id.
-            first_row: Number of its first row in the table; None = its rows follow those counted before.
+            first_row: Number of the batch's first row in the table. None = its rows follow those
+                counted before.
         """
         if not batch.num_rows:
             return
-        # By blocks, because rows of one request lie together and are alike: cut between them, no half would be fair.
+        # The halves are split by block. Rows of one request are adjacent and correlated, and a
+        # split within requests would make the halves dependent.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row)
         numeric = raw_rows.feature_matrix(batch, self._numeric, "float32", missing=np.nan)
         plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[requests.order]
@@ -175,7 +204,7 @@ class ProfileCounter:
         lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
         dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
         categorical = [*plain.T, *lists]
-        # A row has as many values of a list as elements, and where it has none, none is missing.
+        # A row has as many values of a list as elements. An empty list is not missing.
         num_values = np.concatenate([~np.isnan(dense), plain != MISSING_CATEGORY, *lengths], axis=1)
         misses = num_values == 0
         misses[:, len(self._dense) + len(self._plain) :] = False
@@ -218,14 +247,23 @@ class ProfileCounter:
     def _add_values(
         self, name: str, values: Ints, requests: Ints, *, with_value: Ints, halves: tuple[slice, slice]
     ) -> None:
-        """Count a column's values [n] in requests [n]."""
+        """Count the values of a column.
+
+        Args:
+            name: The column.
+            values: Values, [n].
+            requests: Request of each value, [n].
+            with_value: Values of each request, [g].
+            halves: Requests of each half.
+        """
         if not len(values):
             return
         bits = len(with_value).bit_length()
         distinct = None
-        if int(values.max()).bit_length() + bits > 63:  # of hashes: their places among the distinct ones are shorter
+        if int(values.max()).bit_length() + bits > 63:  # too long for the key
             distinct, values = np.unique(values, return_inverse=True)
-        # Sorted once: a value's rows in a request are a run, and its runs in a half lie together.
+        # One sort is enough. A value's rows in a request are adjacent, and so are its requests of
+        # one half.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -249,7 +287,10 @@ class ProfileCounter:
                 mine.merge(theirs)
 
     def dumps(self) -> bytes:
-        """Return the counts as NumPy's .npz, which holds numbers alone: reading it runs no code."""
+        """Return the counts as NumPy's .npz.
+
+        It has only numbers, so that reading it runs no code.
+        """
         content = io.BytesIO()
         np.savez(content, **self._arrays())
         return content.getvalue()
@@ -258,14 +299,14 @@ class ProfileCounter:
         """Add the counts that `dumps` of a counter of the same columns wrote.
 
         Raises:
-            ContractError: The content is no such counts.
+            ContractError: The content does not have such counts.
         """
         other = ProfileCounter(self.features, self._excluded)
         expected = other._arrays()
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in expected}
-        except Exception as error:  # A damaged archive fails as NumPy, zipfile or zlib find it, in a dozen types.
+        except Exception as error:  # NumPy, zipfile and zlib report a corrupt archive by a dozen types.
             raise ContractError(f"counts of a worker cannot be read: {first_line(error)}") from error
         for name, sums in other._sums.items():
             sums += _counts_like(found[name], name, sums.shape)
@@ -284,10 +325,10 @@ class ProfileCounter:
                 arrays[f"lost {i} {half}"] = np.int64(counts.lost)
         return arrays
 
-    # -- what was counted
+    # -- results
 
     def profile(self, *, digest: str = "", first_event_time: str = "", last_event_time: str = "") -> TableProfile:
-        """Return the profile of all rows; the arguments are those of the rows' `RawDataset`."""
+        """Return the profile of all rows. The arguments are those of the rows' `RawDataset`."""
         listed = {}
         for name, halves in self._values.items():
             both = ValueCounts()
@@ -299,7 +340,7 @@ class ProfileCounter:
         return replace(found, digest=digest, first_event_time=first_event_time, last_event_time=last_event_time)
 
     def reference(self) -> TrainingReference:
-        """Return what served rows are compared with: the fair half in the cells that the other half chose."""
+        """Return the reference for served rows: the fair half in the cells of the choosing half."""
         listed = {}
         for name, (choosing, fair) in self._values.items():
             values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
@@ -315,7 +356,12 @@ class ProfileCounter:
         )
 
     def _profile(self, halves: slice, listed: dict[str, tuple[Ints, Ints, int]]) -> TableProfile:
-        """Return the profile of the rows of some halves; `listed` has each column's values, their sums and floor."""
+        """Return the profile of the rows of some halves.
+
+        Args:
+            halves: The halves.
+            listed: Listed values of each column, their sums and the floor.
+        """
         sums = {name: found[halves].sum(axis=0) for name, found in self._sums.items()}
         columns = {}
         for i, name in enumerate(self._names):
@@ -342,10 +388,10 @@ class ProfileCounter:
 
 
 def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> Ints:
-    """Return the array if it holds whole numbers in this shape; None stands for any length.
+    """Return the array after checking its shape, in which None stands for any length.
 
     Raises:
-        ContractError: It does not.
+        ContractError: The array does not have whole numbers in this shape.
     """
     fits = len(found.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, found.shape))
     if found.dtype != np.int64 or not fits:
@@ -354,5 +400,5 @@ def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) 
 
 
 def _run_starts(ascending: Ints) -> Ints:
-    """Return where each distinct number of `ascending` [n > 0] begins."""
+    """Return the start of each run of equal numbers in `ascending` [n > 0]."""
     return np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))

@@ -1,6 +1,6 @@
-"""Table profiles in a file: NumPy's .npz, in which the array `head` holds JSON and each column has its own arrays.
+"""Files of table profiles: NumPy's .npz, with JSON in `head` and arrays for each column.
 
-The same profiles give the same bytes. Reading a file runs no code, and each of its arrays carries a CRC-32.
+Equal profiles give equal bytes. Reading a file runs no code, and each array has a CRC-32.
 """
 
 import io
@@ -23,14 +23,14 @@ from evergreen.statistics.column_profile import DENSE_EDGES, ColumnProfile, RowT
 def write_profiles(
     path: Path, profiles: Sequence[TableProfile], *, kind: str, version: int, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Write profiles to a file, completely or not at all.
+    """Write profiles to a file atomically.
 
     Args:
         path: The file.
-        profiles: In the order in which they are read back.
-        kind: What the profiles are together.
+        profiles: Profiles in the order of reading.
+        kind: Kind of the file.
         version: Format version of the kind.
-        more: What else the kind keeps, as JSON takes it.
+        more: Further JSON values of the kind.
     """
     head = {"kind": kind, "format_version": version, "dense_edges": DENSE_EDGES.tolist(), "windows": [], **(more or {})}
     arrays: dict[str, Any] = {}
@@ -47,16 +47,16 @@ def write_profiles(
 
 
 def _plain_fields(profile: ColumnProfile | TableProfile) -> dict[str, Any]:
-    """Return the fields that JSON takes as they are."""
+    """Return the fields that JSON can represent directly."""
     names = [field.name for field in fields(profile) if field.name not in ("columns", "values", "sums")]
     return {name: getattr(profile, name) for name in names}
 
 
 def read_profiles(path: Path, *, kind: str, version: int) -> tuple[tuple[TableProfile, ...], dict[str, Any]]:
-    """Return the profiles in a file, and what else it keeps.
+    """Return the profiles in a file, and its head.
 
     Raises:
-        ContractError: The file is absent, corrupt, or of another kind, version or bucket edges.
+        ContractError: The file is absent or corrupt, or has another kind, version or bucket edges.
     """
     try:
         with np.load(path) as file:
@@ -67,7 +67,7 @@ def read_profiles(path: Path, *, kind: str, version: int) -> tuple[tuple[TablePr
                 f"{path} is {head['kind']} version {head['format_version']}, expected {kind} version {version}"
             )
         edges = np.array(head["dense_edges"])
-        # NumPy's powers differ in their last digits between its versions.
+        # Versions of NumPy compute powers with different last digits.
         if edges.shape != DENSE_EDGES.shape or not np.allclose(edges, DENSE_EDGES, rtol=1e-9):
             raise ContractError(f"{path} counts numeric columns between other edges than this version's")
         return tuple(_make_profile(each, arrays, number) for number, each in enumerate(head["windows"])), head

@@ -1,16 +1,19 @@
-"""The training profile that a model's served rows are compared with, and the histogram of its scores.
+"""The training profile with which a model's served rows are compared, and its score histogram.
 
-Joins validation, which profiles the training rows, and evaluation, which counts the candidate's scores of the held-out
-rows, to the monitor. Two files, found by the model's id: `<model>/statistics/reference.npz`
-(`manifests.Model.REFERENCE`) and `<store>/verdicts/<model>/scores.json`.
+Validation profiles the training rows, and evaluation counts the candidate's scores of the held-out
+rows. The monitor reads both files, which it finds by the model's id:
+`<model>/statistics/reference.npz` (`manifests.Model.REFERENCE`) and
+`<store>/verdicts/<model>/scores.json`.
 
-The profile of an incremental run is that of its own rows, not merged with its parent's. A merged one would keep every
-distribution that ever was, and alarm again on a change that was learned.
+The profile of an incremental run has only its own rows and is not merged with its parent's. A
+merged profile would include every earlier distribution, and would raise an alarm about changes on
+which the model is already trained.
 
-The training rows come in two halves, block by block. One half chooses which values are listed and where outliers begin.
-Only the other half is a fair sample of the cells so chosen, and it alone is profiled. In the half that chose, listed
-values are more frequent than they are, by luck, and the others rarer. Measured on 20,000 rows that did both: a
-chi-square test at 5 % called 73 % of the stationary buckets drift in a column of 20,000 values, and all in one of
+The training rows are split into two halves, block by block. One half chooses the listed values and
+the bounds of outliers. Only the other half is profiled, because it is a fair sample of the chosen
+cells. In the choosing half the listed values are more frequent by chance, and the others less
+frequent. In a measurement, 20,000 rows did both. A chi-square test at 5 % then reported drift in 73
+% of the stationary buckets of a column with 20,000 values, and in all of them in a column with
 1,500.
 """
 
@@ -30,14 +33,15 @@ from evergreen.statistics.column_profile import SCORE_EDGES, Ints, TableProfile,
 from evergreen.statistics.profile_files import read_profiles, write_profiles
 
 LISTED_VALUES = 1000
-"""Most values listed of a categorical column; TFDV's rank histogram in validation holds as many."""
+"""Maximum values listed of a categorical column, as in TFDV's rank histogram in validation."""
 OUTLIER_SHARE = 0.001
-"""Most values, as a share, that a column's outliers may be at either end of the half that chose."""
+"""Maximum share of a column's values that are outliers at each end, in the choosing half."""
 _KIND, _VERSION = "TrainingReference", 1
 _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
 Bounds = tuple[int, int]
-"""First bucket without outliers, and the first after it that holds some again; equal where there are no values."""
+"""First bucket without outliers, and the first one after these buckets. Both are equal if there are
+no values."""
 
 
 def inner_buckets(choosing: Ints) -> Bounds:
@@ -55,18 +59,18 @@ def inner_buckets(choosing: Ints) -> Bounds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreHistogram:
-    """A model's scores of the held-out rows."""
+    """Histogram of a model's scores of the held-out rows."""
 
     edges: NDArray[np.float64]
     counts: Ints
 
     @classmethod
     def of(cls, scores: NDArray[Any]) -> "ScoreHistogram":
-        """Count probabilities [n]."""
+        """Return the histogram of probabilities [n]."""
         return cls(edges=SCORE_EDGES, counts=count_between(SCORE_EDGES, scores))
 
     def write(self, path: Path) -> None:
-        """Write the histogram to a file, completely or not at all."""
+        """Write the histogram to a file atomically."""
         document = {"kind": _SCORES, "format_version": _SCORES_VERSION, **vars(self)}
         plain = json.loads(json.dumps(document, default=np.ndarray.tolist))
         write_whole(path, json.dumps(checksummed(plain), separators=(",", ":")) + "\n")
@@ -74,25 +78,29 @@ class ScoreHistogram:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingReference:
-    """A model's training profile."""
+    """Training profile of a model."""
 
     rows: int
-    """Training rows, in both halves."""
+    """Number of training rows in both halves."""
     profile: TableProfile
-    """Of the half that did not choose, by columns that the model uses."""
+    """Profile of the fair half, with the columns that the model uses."""
     bounds: dict[str, Bounds]
-    """Of each numeric column of the profile."""
+    """Bounds of outliers of each numeric column of the profile."""
     numeric: tuple[str, ...]
-    """Numeric features of the training rows in their order, those too that the model does not use."""
+    """Numeric features of the training rows in their order, including those that the model does not
+    use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
-    """Places of each list in a row of categories, in their order."""
+    """Number of positions of each list in a row of categories, in their order."""
     scores: ScoreHistogram | None = None
-    """None where evaluation kept none: the model was never judged."""
+    """None if evaluation stored no scores, because the model was never evaluated."""
 
     @property
     def features(self) -> Features:
-        """The training rows' features; of their options, only the places of lists."""
+        """Return the features of the training rows.
+
+        Of their options only the list lengths are set.
+        """
         return Features(
             numeric=self.numeric,
             categorical=self.categorical,
@@ -102,7 +110,7 @@ class TrainingReference:
 
     @property
     def compared(self) -> Features:
-        """The features that the profile has."""
+        """Return the features of the profile."""
         every, known = self.features, self.profile.columns
         return replace(
             every,
@@ -113,16 +121,24 @@ class TrainingReference:
         )
 
     def write(self, path: Path) -> None:
-        """Write all but the scores to a file, completely or not at all; the same reference gives the same bytes."""
+        """Write everything except the scores to a file atomically.
+
+        Equal references give equal bytes.
+        """
         more = {name: getattr(self, name) for name in ("rows", "bounds", "numeric", "categorical", "lists")}
         write_profiles(path, [self.profile], kind=_KIND, version=_VERSION, more=more)
 
 
 def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReference:
-    """Return the training profile in a file, with the histogram in the file `scores` where one is named and exists.
+    """Return the training profile in a file, with the score histogram.
+
+    Args:
+        path: File of the profile.
+        scores: File of the histogram. None, or an absent file = no histogram.
 
     Raises:
-        ContractError: A file cannot be read, is of another kind or version, or its parts do not fit together.
+        ContractError: A file cannot be read, is of another kind or version, or its parts are
+            inconsistent.
     """
     profiles, head = read_profiles(path, kind=_KIND, version=_VERSION)
     try:
@@ -142,7 +158,11 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
 
 
 def _check_columns(found: TrainingReference) -> None:
-    """Raise ValueError unless the columns are those of the features, each with its rows and bounds."""
+    """Check that each column is a feature and has the expected rows and bounds.
+
+    Raises:
+        ValueError: The check failed.
+    """
     lengths = [LENGTH.format(name=name) for name in found.lists]
     numeric, categorical = (*found.numeric, *lengths), (*found.categorical, *found.lists)
     for name, column in found.profile.columns.items():

@@ -1,16 +1,19 @@
-"""Whether two counted samples differ, and by how much: tests, what alike rows of one request do to them, effects.
+"""Two-sample tests of counts: p-values, effects, and corrections for dependent rows of a request.
 
-How large a difference must be to matter is the callers'. Of SciPy `special` alone is imported: `scipy.stats` takes
-another 0.4 s and 70 MB, which the monitor would pay for Benjamini and Hochberg's procedure alone.
+The callers decide which effects are relevant. Only `scipy.special` is imported, because
+`scipy.stats` takes another 0.4 s and 70 MB, which the monitor would need only for Benjamini and
+Hochberg's procedure.
 
-Rows of one request are alike, cell by cell. From rows per cell, with their sums of squares over requests, come the
-correlation of two rows of a request and the design effect of the comparison (Kish, Survey Sampling, 1965: 1 + (rows of
-a request - 1) x correlation), which the tests take. A row of 64 that share their user says a 64th of an independent one
-about the user's columns, and as much as one about the item's. Each sample's correlation is measured around its own
-shares, so that a difference between the samples adds nothing.
+Rows of one request are correlated. The correlation of two rows of a request is estimated for each
+cell, from its rows and their sums of squares over requests. It gives the design effect of the
+comparison (Kish, Survey Sampling, 1965: 1 + (rows of a request - 1) x correlation), which the tests
+use. If 64 rows share their user, each has the weight of 1/64 of an independent row in the user's
+columns, and the full weight in the item's columns. Each sample's correlation is measured around its
+own shares, so that a difference between the samples does not increase it.
 
-The divergence is that of TFDV's comparator (`tensorflow_data_validation/anomalies/metrics.cc`): it takes the counts
-that are listed as the whole, missing values are in neither, and its logarithm has base 2.
+The divergence is defined as in TFDV's comparator
+(`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
+missing values are ignored, and the logarithm has base 2.
 """
 
 import math
@@ -26,22 +29,27 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
-"""Fewest expected rows of a cell (Cochran's rule); rarer neighbours are taken together."""
+"""Minimum expected rows of a cell (Cochran's rule). Neighbouring cells with fewer are merged."""
 
 
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
-    """p-value of the test that two samples, counted in the same cells [k], have one distribution.
+    """Return the p-value of the test that two samples have the same distribution.
 
-    Twice the smaller of two: Pearson's chi-square over all cells, which sees many small changes; and `proportion` of
-    the cell that changed most, times the number of cells, which sees one change among many cells. Cells are taken
-    together beforehand, in their order (`taken_together`).
+    It is twice the smaller of two p-values. Pearson's chi-square over all cells detects many small
+    changes. `proportion` of the cell that changed most, times the number of cells, detects one
+    change among many cells. Cells are merged first, in their order (`taken_together`).
 
-    Where the design effects of the cells differ, the chi-square is divided by their mean, and its degrees of freedom
-    are reduced by how much they differ (Rao and Scott's second-order correction, by the cells' own variances alone).
+    If the cells have different design effects, the chi-square is divided by their mean. Its degrees
+    of freedom are reduced according to their variation (Rao and Scott's second-order correction, by
+    the cells' own variances alone).
 
-    `now` and `before` are rows per cell; `design` is the design effect (Rao and Scott, 1981), rows of clustered data
-    that say as much as one independent row, of all cells or of each. None where a sample is empty; 1 where one cell
-    holds all.
+    Returns None if a sample is empty, and 1 if one cell has all rows.
+
+    Args:
+        now: Rows per cell, [k].
+        before: Rows per cell, [k].
+        design: Design effect of all cells or of each, [k]: the number of clustered rows that are
+            equivalent to one independent row (Rao and Scott, 1981).
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
@@ -58,9 +66,9 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
 
 
 def taken_together(now: Counts, before: Counts, design: float | Floats) -> tuple[Counts, Counts, Floats]:
-    """Both samples' rows and the design effect of groups of neighbouring cells, each [g].
+    """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
 
-    A group expects `MIN_EXPECTED` rows in the smaller sample; neither sample may be empty.
+    A merged cell expects `MIN_EXPECTED` rows in the smaller sample. Neither sample may be empty.
     """
     n, m = int(now.sum()), int(before.sum())
     designs = np.broadcast_to(np.asarray(design, np.float64), now.shape)
@@ -72,9 +80,13 @@ def taken_together(now: Counts, before: Counts, design: float | Floats) -> tuple
 
 
 def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
-    """Mean design effect of at least two cells [k], each weighed by its part in a chi-square's expectation.
+    """Return the mean design effect of at least two cells, and its squared variation coefficient.
 
-    And the squared coefficient of their variation.
+    Each cell is weighted by its part in a chi-square's expectation.
+
+    Args:
+        rows: Rows of both samples, [k].
+        designs: Design effects, [k].
     """
     weights = 1 - rows / rows.sum()
     weights = weights / weights.sum()
@@ -83,13 +95,16 @@ def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
 
 
 def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None:
-    """p-value of the test that `a` of `n` rows and `b` of `m` are samples of one share; None where a sample is empty.
+    """Return the p-value of the test that `a` of `n` rows and `b` of `m` rows have the same share.
 
-    The likelihood ratio test, corrected for continuity as Yates does (Contingency tables involving small numbers,
-    1934), by half a row as good as an independent one: so its tail holds for a few of them too. Of 10 such rows that
-    all lie in one of two equal samples the exact test says 0.0020, this one 0.0017, and 0.0002 without the correction
-    (measured without: of windows of 20,000 rows that stood still, 7 times as many p-values below 0.0005 as there should
-    be, in columns of many rare categories).
+    It is the likelihood ratio test with Yates' correction for continuity (Contingency tables
+    involving small numbers, 1934), by half an independent row. The correction makes the tail
+    accurate for a few rows. If 10 independent rows are all in one of two equal samples, the exact
+    test gives 0.0020, this one 0.0017, and the test without the correction 0.0002. Without the
+    correction, unchanged windows of 20,000 rows had 7 times too many p-values below 0.0005 in
+    columns of many rare categories (measured).
+
+    Returns None if a sample is empty.
     """
     if not n or not m:
         return None
@@ -97,7 +112,10 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 
 
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
-    """Per cell, twice the log of the likelihood ratio of two shares against one, half of `design` rows nearer to it."""
+    """Return twice the log of the likelihood ratio of two shares against one, per cell.
+
+    Both counts are first moved by half of `design` rows towards the common share.
+    """
     share = (a + b) / (n + m)
     beyond = a - n * share
     moved = np.sign(beyond) * np.minimum(np.asarray(design) / 2, np.abs(beyond))
@@ -111,22 +129,24 @@ def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) 
 
 
 def _grouped(expected: NDArray[np.floating[Any]]) -> Counts:
-    """First cell of each group."""
+    """Return the first cell of each group."""
     starts, held = [0], 0.0
     for cell, rows in enumerate(expected.tolist()):
         if held >= MIN_EXPECTED:
             starts.append(cell)
             held = 0.0
         held += rows
-    # What is left at the end joins the group before it.
+    # The cells at the end, if they are too few for a group, belong to the previous one.
     return np.array(starts[:-1] if held < MIN_EXPECTED and len(starts) > 1 else starts)
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's adjusted p-values: rejecting those up to a rate keeps false discoveries at that rate.
+    """Return Benjamini and Hochberg's adjusted p-values.
 
-    The share of false discoveries among all, on average; where nothing drifted, that is the probability of any. It
-    holds for independent tests and for positively dependent ones, such as columns that lack values in the same rows.
+    If values up to a rate are rejected, the expected share of false discoveries among them is at
+    most that rate. If there are no changes, it is the probability of any discovery. The procedure
+    is valid for independent tests and for positively dependent ones, such as columns that have
+    missing values in the same rows.
 
     >>> adjusted([0.01, 0.04, 0.03])
     [0.03, 0.04, 0.04]
@@ -149,26 +169,29 @@ class Clustered:
     counts: Counts
     """[k] rows of each cell."""
     squares: Floats
-    """[k] sum over requests of the squared rows of the cell; NaN = not known."""
+    """[k] sum over requests of the squared rows of the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of the cell's rows times the request's; NaN = not known."""
+    """[k] sum over requests of the cell's rows times the request's rows. NaN = unknown."""
     rows: int
     """Rows of all cells."""
     sizes: int
     """Sum over requests of the squared rows of the request."""
     requests: int
-    """0 = not known."""
+    """Number of requests. 0 = unknown."""
 
     def mean_rows(self) -> float | None:
-        """Rows of the request that a random row belongs to, at least 1; None where that is not known."""
+        """Return the mean number of rows of the request of a random row, at least 1.
+
+        Returns None if it is unknown.
+        """
         return max(self.sizes / self.rows, 1.0) if self.rows and self.requests else None
 
 
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
-    """Return the correlation of two rows of a request, in [0, 1]: of each cell, [k], and of all cells together.
+    """Return the correlation of two rows of a request, of each cell [k] and of all cells together.
 
-    A cell's is at least that of all cells, which is known far better: of a rare cell a few requests may say anything.
-    1, the worst, where nothing tells.
+    Correlations are in [0, 1]. That of a cell is at least that of all cells, which is estimated far
+    more precisely: a rare cell has too few requests. Without data it is 1, the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -181,7 +204,10 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Return how much more than by chance rows of a request agree on each cell, and how much they could, each [k]."""
+    """Return the excess agreement of rows of a request on each cell, and its maximum, each [k].
+
+    The excess is relative to chance.
+    """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
         return beyond, possible
@@ -196,11 +222,16 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 
 
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
-    """Return the design effect of each sample's own shares, [k] as `correlation`.
+    """Return the design effect of each sample's own shares, [k].
 
-    `correlation` is of both samples. Where rows of one sample agree more over all cells, its own correlation is taken:
-    requests may be more alike than they were. A sample whose requests are not known is taken to have the other's; 1
-    where neither's are.
+    If the rows of one sample agree more over all cells than `correlation`, its own correlation is
+    used, because its requests may be more homogeneous. A sample without data about requests is
+    assumed to have the other's. If neither has data, the design effect is 1.
+
+    Args:
+        correlation: Correlation of both samples together, [k].
+        now: First sample.
+        before: Second sample.
     """
     sizes = (now.mean_rows() or before.mean_rows() or 1.0, before.mean_rows() or now.mean_rows() or 1.0)
     least = [
@@ -214,9 +245,10 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 
 
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
-    """Design effect of the difference of two samples' shares, [k] as `correlation`.
+    """Return the design effect of the difference between two samples' shares, [k].
 
-    The mean of the samples' own, each weighed by its variance; 1 where a sample has no rows.
+    It is the mean of the samples' own design effects, weighted by their variances, or 1 if a sample
+    has no rows. Arguments are as in `own_designs`.
     """
     if not now.rows or not before.rows:
         return np.ones(len(correlation))
@@ -225,11 +257,12 @@ def comparison_design(correlation: Floats, now: Clustered, before: Clustered) ->
 
 
 def with_few(p_value: float | None, freedom: float) -> float | None:
-    """Return the p-value of Student's t for one whose variance was taken to be known.
+    """Convert a normal p-value to that of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: By the normal distribution; None stays None.
-        freedom: Independent rows or requests that the variance was estimated from, less 1; at least 1 is assumed.
+        p_value: p-value by the normal distribution. None stays None.
+        freedom: Number of independent rows or requests behind the variance, minus 1. At least 1 is
+            assumed.
     """
     if p_value is None or p_value >= 1:
         return p_value
@@ -240,9 +273,10 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
 # -- effects
 
 POWER = 0.8
-"""Probability with which a detectable effect is found."""
+"""Probability of finding a detectable effect."""
 _BITS = 8 * math.log(2)
-"""Jensen-Shannon divergence in bits of a small difference: chi-square x (1/n + 1/m) / this."""
+"""Divisor for the Jensen-Shannon divergence of a small difference in bits: chi-square x (1/n + 1/m)
+/ this."""
 _Z = float(special.ndtri(0.975))
 
 
@@ -255,7 +289,9 @@ class Effect(NamedTuple):
 
 
 def jensen_shannon(a: NDArray[Any], b: NDArray[Any]) -> float | None:
-    """Jensen-Shannon divergence in bits (0 to 1) of counts [k] over the same buckets; None where a side is empty.
+    """Return the Jensen-Shannon divergence in bits (0 to 1) of counts [k] over the same buckets.
+
+    Returns None if a side is empty.
 
     >>> jensen_shannon(np.array([1, 0]), np.array([0, 3]))
     1.0
@@ -273,11 +309,13 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 
 
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
-    """Jensen-Shannon divergence in bits of two samples [k], less what chance alone adds; None where a side is empty.
+    """Return the Jensen-Shannon divergence in bits of two samples [k], minus what chance adds.
 
-    Two samples of one distribution have a divergence too: by its chi-square asymptotics (K - 1) s with
-    s = design (1/n + 1/m) / (8 ln 2), K the cells taken together as the test takes them. Beyond it, the divergence over
-    s is a noncentral chi-square, whose variance gives the interval.
+    Two samples of one distribution also have a divergence: by its chi-square asymptotics (K - 1) s
+    with s = design (1/n + 1/m) / (8 ln 2), where K is the number of cells after merging as in the
+    test. The divergence over s is a noncentral chi-square, whose variance gives the interval.
+
+    Returns None if a sample is empty.
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
@@ -293,9 +331,10 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 
 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
-    """Change of a share from `b` of `m` rows to `a` of `n`; None where a sample is empty.
+    """Return the change of a share from `b` of `m` rows to `a` of `n` rows.
 
-    The interval is Agresti and Caffo's (2000): of one more row of either kind to each sample, in independent rows.
+    The interval is Agresti and Caffo's (2000): one row of either kind is added to each sample,
+    counted in independent rows. Returns None if a sample is empty.
     """
     if not n or not m:
         return None
@@ -308,18 +347,33 @@ def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | N
 
 
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
-    """Smallest change of a share of about `share` that a test at `level` finds with probability `POWER`; at most 1."""
+    """Return the smallest change of a share that a test at `level` finds with probability `POWER`.
+
+    The result is at most 1.
+
+    Args:
+        share: Approximate share.
+        n: Rows of the first sample.
+        m: Rows of the second sample.
+        design: Design effect.
+        level: Significance level.
+    """
     error = math.sqrt(max(share * (1 - share), 1 / (n + m)) * design * (1 / n + 1 / m))
     return min(1.0, _reach(level) * error)
 
 
 def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
-    """The same for the shift of a mean, in standard deviations."""
+    """Return the smallest detectable shift of a mean in standard deviations.
+
+    See `detectable_share`.
+    """
     return _reach(level) * math.sqrt(design * (1 / n + 1 / m))
 
 
 def divergence_of_shift(shift: float) -> float:
-    """Jensen-Shannon divergence in bits of two normal distributions `shift` (small) standard deviations apart.
+    """Return the Jensen-Shannon divergence in bits of two normal distributions.
+
+    Their means are `shift` standard deviations apart, which must be small.
 
     >>> round(divergence_of_shift(0.2), 4)
     0.0072

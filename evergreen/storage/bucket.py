@@ -119,7 +119,7 @@ class BucketObjects:
             if found == expected:
                 return Stored(content.getvalue(), int(blob.generation))
             if expected is not None:
-                problem = f"damaged (CRC32C {found}, expected {expected})"
+                problem = f"corrupt (CRC32C {found}, expected {expected})"
         raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
 
     def fetch(self, wanted: ObjectInfo, part: Path) -> None:
@@ -135,9 +135,9 @@ class BucketObjects:
                 if (size, checksum) == (wanted.size, wanted.crc32c):
                     return
                 found = f"CRC32C {checksum}, {size} bytes"
-                logger.warning("%s arrived damaged (%s): the download starts again", thing, found)
+                logger.warning("%s arrived corrupt (%s): the download starts again", thing, found)
                 file.truncate(0)
-        raise TemporaryError(f"{thing} was damaged ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
+        raise TemporaryError(f"{thing} was corrupt ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""

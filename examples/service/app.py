@@ -1,8 +1,8 @@
-"""A web service of one page that recommends items and logs what it showed and what was clicked.
+"""A small web service that recommends items, and logs the shown items and the clicks.
 
-GET /recommend ranks the catalogue for a user, POST /click reports a click on it, GET /health says how the log is doing,
-and GET /metrics the same to Prometheus.
-Run it with `uvicorn --factory examples.service.app:from_environment`; see README.md beside this file.
+GET /recommend ranks the catalogue for a user, and POST /click reports a click. GET /health returns
+the state of the log, and GET /metrics returns it for Prometheus. Run it with `uvicorn --factory
+examples.service.app:from_environment`. README.md in this folder has more.
 """
 
 import os
@@ -26,21 +26,24 @@ from inference_client import Outcome, RecommenderClient, metrics_text
 
 
 class Click(BaseModel):
-    """A click on a place of a list that was recommended."""
+    """A click on a position of a recommended list."""
 
     request_id: str
     position: int = Field(ge=1, le=100)
-    """From 1, as in the list."""
+    """Position in the list, from 1."""
 
 
 def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Table) -> FastAPI:
-    """The service.
+    """Return the service.
 
     Args:
         server: host:port of Triton's gRPC endpoint.
-        recommender: What the model's columns are; `data.user` says which is the user's.
-        log: URL of the log that the monitor reads.
-        items: The catalogue, a row per item, with the model's columns that describe items.
+        recommender: The recommender of the model. Its `data.user` names the column of the user.
+        log: URL of the event log that the monitor reads.
+        items: The catalogue with a row per item, and the model's columns that describe items.
+
+    Raises:
+        ContractError: the recommender names no column of the user.
     """
     user_column = recommender.data.user
     if user_column is None:
@@ -48,7 +51,7 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # Leaving the block publishes what is queued, so the server's shutdown loses no record.
+        # Leaving the block publishes queued records, so that a shutdown of the service loses none.
         async with RecommenderClient(server, recommender=recommender, log=log) as client:
             app.state.client = client
             yield
@@ -66,8 +69,8 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
 
     @app.get("/recommend")
     async def recommend(user: str, k: int = Query(default=5, ge=1, le=100)) -> dict[str, Any]:
-        """The `k` best items for a user."""
-        # What is known of the user fills the columns that an item lacks; here it is a hash of the name.
+        """Return the `k` best items for a user."""
+        # The context fills the columns that describe the user. Here it is a hash of the name.
         context = {user_column: [zlib.crc32(user.encode())]}
         ranking = await app.state.client.rank(items, k, context=context, key=user)
         found = [
@@ -78,24 +81,27 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
 
     @app.post("/click", status_code=202)
     async def click(click: Click) -> None:
-        """Reports a click; the row of an outcome is its place in the list less 1."""
+        """Report a click. The row of an outcome is its position in the list minus 1."""
         app.state.client.tell(Outcome(request_id=click.request_id, row=click.position - 1))
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """What became of the records so far; the service answers also while the log is unavailable."""
+        """Return the counts of logged records. The service also responds while the log is down."""
         return asdict(app.state.client.log_counts)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
-        """The same for Prometheus."""
+        """Return the counts of logged records for Prometheus."""
         return metrics_text({recommender.name: app.state.client.log_counts})
 
     return app
 
 
 def from_environment() -> FastAPI:
-    """The service of the environment's EVERGREEN_SERVER, EVERGREEN_RECOMMENDER, EVERGREEN_LOG and EVERGREEN_ITEMS."""
+    """Return the service with the settings of the environment.
+
+    The variables are EVERGREEN_SERVER, EVERGREEN_RECOMMENDER, EVERGREEN_LOG and EVERGREEN_ITEMS.
+    """
     return create_app(
         os.environ["EVERGREEN_SERVER"],
         recommender=recommender_at(Path(os.environ["EVERGREEN_RECOMMENDER"])),

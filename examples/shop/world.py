@@ -1,9 +1,10 @@
-"""A shop whose clicks are known to the last effect: writes a click log as a shop would have it, and its best AUC.
+"""Simulate a shop: write its click log, and compute the best possible AUC.
 
-The log is one Parquet file under the shop's own names: 64-bit user ids, item ids that are words, prices with gaps,
-lists of genres and of the items that the user looked at last. What a click depends on: the country's taste in genres,
-the item's quality, how like the item is to what the user looked at, its price, the device, and the place where the item
-stood. `recommender.yaml` beside this file describes the log; `make demo WORLD=shop` learns from it.
+The log is one Parquet file with the shop's own column names. It has 64-bit user ids, item ids that
+are strings, prices with gaps, and lists of genres and of recently viewed items. A click depends on
+the country's taste in genres, the item's quality and price, its likeness to the viewed items, the
+device, and the position. `recommender.yaml` in this folder describes the log, and `make demo
+WORLD=shop` trains on it.
 """
 
 import argparse
@@ -40,33 +41,33 @@ GENRES = (
 NUM_USERS, NUM_ITEMS = 3_000, 600
 MAX_GENRES, MAX_LOOKED_AT = 3, 8
 SLOTS = 8
-"""Items that a page shows."""
+"""Number of items on a page."""
 CLICK_RATE = 0.2
 STRENGTH = 1.6
-"""Of all effects together, so that the best AUC is about 0.8."""
+"""Factor of all effects, chosen so that the best AUC is about 0.8."""
 _START, _SECONDS = 1_750_000_000, 7 * 86_400
 
 
 @dataclass(frozen=True, eq=False)
 class Shop:
-    """What is fixed: items, users and tastes."""
+    """Fixed properties of the shop: items, users and tastes."""
 
     genres: NDArray[np.bool_]
-    """[items, genres]."""
+    """[items, genres]: whether the item has the genre."""
     quality: NDArray[np.float64]
     price: NDArray[np.float64]
-    """Of each item; the same for everybody."""
+    """[items]: price, equal for all users."""
     popularity: NDArray[np.float64]
     taste: NDArray[np.float64]
     """[countries, items]: the country's taste in the item's genres."""
     user_ids: NDArray[np.int64]
     user_country: NDArray[np.int64]
     activity: NDArray[np.float64]
-    """Share of the requests that each user makes."""
+    """[users]: share of the requests of each user."""
 
     @classmethod
     def open(cls, random: Generator) -> "Shop":
-        """A shop of its own for each state of `random`."""
+        """Draw a shop from `random`."""
         order = random.random((NUM_ITEMS, len(GENRES))).argsort(axis=1)
         genres = order < random.integers(1, MAX_GENRES + 1, (NUM_ITEMS, 1))
         taste = random.normal(size=(len(COUNTRIES), len(GENRES)))
@@ -83,7 +84,10 @@ class Shop:
 
 
 def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
-    """Writes a log of whole pages, `rows` rows or a few more; its numbers, with the best AUC that a model can have."""
+    """Write a log of whole pages, and return its counts and the best possible AUC.
+
+    It has `rows` rows, or a few more to complete the last page.
+    """
     table, probability = draw(rows, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
@@ -92,7 +96,7 @@ def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
 
 
 def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
-    """The log as an Arrow table, in the order of time, and the true probability of each row's click."""
+    """Return the log as an Arrow table in time order, and each row's true click probability."""
     random = np.random.default_rng([seed, 11])
     shop = Shop.open(random)
     requests = -(-rows // SLOTS)
@@ -144,20 +148,23 @@ def _zipf(count: int, random: Generator) -> NDArray[np.float64]:
 
 
 def _looked_at(random: Generator) -> NDArray[np.int64]:
-    """Items that somebody looked at, the newest last; none for one visitor in ten."""
+    """Draw the items that a user viewed, the newest last. One user in ten viewed none."""
     count = 0 if random.random() < 0.1 else int(random.integers(1, MAX_LOOKED_AT + 1))
     return random.integers(0, NUM_ITEMS, count)
 
 
 def _likeness(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.float64]:
-    """[pages, items]: how much of an item's genres was in what was looked at; 0 where nothing was."""
+    """Return the likeness of each item to the viewed items, as [pages, items].
+
+    It is the mean share of the item's genres in the viewed items, or 0 without viewed items.
+    """
     seen = np.stack([shop.genres[items].mean(axis=0) if len(items) else np.zeros(len(GENRES)) for items in looked_at])
     return seen @ shop.genres.T / shop.genres.sum(axis=1)
 
 
 def main() -> None:
-    """Writes a log and prints its numbers as JSON."""
-    parser = argparse.ArgumentParser(description="Writes a shop's click log.")
+    """Write a log, and print its numbers as JSON."""
+    parser = argparse.ArgumentParser(description="Write a shop's click log.")
     parser.add_argument("--output", type=Path, required=True, help="Parquet file")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=7)

@@ -1,1 +1,1 @@
-"""The live judge over recorded records: would a policy have fired, does an incident replay to the same decisions."""
+"""Run the monitor's decisions over recorded records: backtests and incident replays."""

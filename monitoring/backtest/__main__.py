@@ -1,6 +1,7 @@
-"""`evergreen backtest ARCHIVE`: would these policies have fired over the records of an archive or a lake?
+"""Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
 
-Parses, calls and prints; the flags of judging are the monitor's own. Judging is left to `monitoring.backtest.judging`.
+The records come from a monitor's archive or a lake. The flags of the rules are those of the
+monitor. `monitoring.backtest.backtest` computes the decisions.
 """
 
 import argparse
@@ -17,28 +18,30 @@ from evergreen.registry.recommenders import logged_recommender
 from evergreen.runtime.errors import expect
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
-from monitoring.backtest.judging import (
+from monitoring.backtest.backtest import (
     Backtest,
     Span,
     backtest,
-    judge_requests,
+    evaluate_requests,
     no_reference,
     parse_time,
     read_requests,
 )
-from monitoring.policies.judging import no_baseline
+from monitoring.policies.evaluation import no_baseline
 from monitoring.released_models import ReleasedModels
-from monitoring.state.judging_file import read_judging
+from monitoring.state.rules_file import read_rules
 
 FEW_POINTS = 20
-"""Decision points below which a backtest says little of its policies: it warns."""
+"""Number of decision points below which the command warns that the result says little."""
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table or JSON."""
+    """Run the backtests and print a table or JSON."""
     arguments = _parser().parse_args(argv)
-    known = flat_values(read_judging(typed_folder(arguments.state, "--state"))) if arguments.state else {}
+    known = (
+        flat_values(read_rules(typed_folder(arguments.state, "--state"))) if arguments.state else {}
+    )
     settings = make_settings(JudgingSettings, **known | read_flags(JudgingSettings, arguments))
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
@@ -48,22 +51,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     backtests = []
     for policies in arguments.policy or [settings.policies.policies]:
         of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
-        features = recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
-        judgements = judge_requests(
-            read_requests(archive, Span(arguments.start, arguments.end), features=features, user=user),
+        features = (
+            recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
+        )
+        points = evaluate_requests(
+            read_requests(
+                archive, Span(arguments.start, arguments.end), features=features, user=user
+            ),
             of_run,
             baseline=ReleasedModels(store).baseline if store else no_baseline,
             reference=ReleasedModels(store).reference if store else no_reference,
             features=features,
         )
-        backtests.append(backtest(judgements, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at))
+        backtests.append(
+            backtest(points, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at)
+        )
     if (fewest := min(each.decision_points for each in backtests)) < FEW_POINTS:
         said = (
-            f"labels wait {settings.judge.attribution_window_seconds:g} s, points {settings.judge.decide_seconds:g} s"
+            f"labels wait {settings.judge.attribution_window_seconds:g} s, points "
+            f"{settings.judge.decide_seconds:g} s"
         )
-        hint = "" if arguments.state else "; --state takes the settings of the monitor that recorded them"
+        hint = (
+            ""
+            if arguments.state
+            else "; --state uses the settings of the monitor that recorded them"
+        )
         print(
-            f"only {fewest} decision points, expected {FEW_POINTS} or more to tell policies: {said}{hint}",
+            f"only {fewest} decision points, expected {FEW_POINTS} or more to compare policies: "
+            f"{said}{hint}",
             file=sys.stderr,
         )
     if arguments.json:
@@ -74,29 +89,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = build_parser(JudgingSettings, prog="evergreen backtest", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("archive", metavar="ARCHIVE", help="a monitor's archive or a lake: folder or gs://bucket/path")
+    parser = build_parser(
+        JudgingSettings, prog="evergreen backtest", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "archive",
+        metavar="ARCHIVE",
+        help="a monitor's archive or a lake: folder or gs://bucket/path",
+    )
 
     def add(flag: str, text: str, **options: Any) -> None:
         parser.add_argument(flag, help=text, **{"default": None, **options})
 
-    add("--policy", "like --policies; repeated, to compare them on the same records", action="append", metavar="NAMES")
-    add("--state", "state folder of a monitor: its settings in place of the defaults", metavar="DIR")
-    add("--store", "model store: what the gate measured, what models learned from", metavar="DIR")
+    add(
+        "--policy",
+        "like --policies; repeat it to compare policies on the same records",
+        action="append",
+        metavar="NAMES",
+    )
+    add("--state", "state folder of a monitor, whose settings replace the defaults", metavar="DIR")
+    add("--store", "model registry, for the gate's AUC and training profiles", metavar="DIR")
     add("--start", "first event time, ISO 8601 or seconds", type=parse_time, metavar="TIME")
     add("--end", "event time to stop before", type=parse_time, metavar="TIME")
-    add("--drift-at", "when the world changed, if that is known", type=parse_time, metavar="TIME")
-    add("--run-seconds", "seconds from a fire to its release (default: 600)", type=float, default=600.0)
+    add("--drift-at", "time of the change in the data, if known", type=parse_time, metavar="TIME")
+    add(
+        "--run-seconds",
+        "seconds from a fire to its release (default: 600)",
+        type=float,
+        default=600.0,
+    )
     add("--json", "print JSON instead of the table", action="store_true")
     return parser
 
 
 def _as_table(backtests: Sequence[Backtest]) -> str:
-    """Plain text, one line per setting of policies; a number that does not exist is a dash."""
+    """Format one line per set of policies. A number that does not exist is a dash."""
     cells = [list(_figures(backtests[0])), *(list(_figures(each).values()) for each in backtests)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in cells]
-    summary = f"{backtests[0].rows:,} matured rows, {backtests[0].decision_points:,} decision points"
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in cells
+    ]
+    summary = (
+        f"{backtests[0].rows:,} matured rows, {backtests[0].decision_points:,} decision points"
+    )
     return "\n".join([summary, *lines])
 
 

@@ -1,14 +1,20 @@
-"""`evergreen incident` records an incident, `evergreen replay` judges it again: the same records, the same decisions.
+"""Commands `evergreen incident` and `evergreen replay`: record an incident and decide it again.
 
-An incident is a span of records together with the decisions that the monitor took over it, in a folder:
-`records/day=*/part.parquet` (served rows, with as many before the span as fill the windows), `statistics/<version>/`
-(what each model was trained on), `decisions.jsonl` (the lines that the monitor wrote) and `incident.json` (settings of
-judging, the judge's memory at the start, models by hash, SHA-256 of every other file). It is written under a temporary
-name and renamed, so a folder of its name is a whole incident. Judging is left to `monitoring.backtest.judging`.
+An incident is a time span of records with the monitor's decisions, in one folder:
 
-A decision depends on predictions up to nearly one attribution window after its point: they tell which version served.
-The archive has them once they have matured. An incident that was recorded before that is not complete: its manifest has
-the time up to which it is, and a replay says so where it decides otherwise after that time.
+- `records/day=*/part.parquet`: served rows, including earlier ones that fill the windows
+- `statistics/<version>/`: the training profile of each model
+- `decisions.jsonl`: the decision lines that the monitor wrote
+- `incident.json`: rules, the evaluator's state at the start, hashes of models, and SHA-256 of every
+  other file
+
+The folder is written under a temporary name and renamed, so it is complete when it exists. The
+decisions are computed by `monitoring.backtest.backtest`.
+
+A decision depends on predictions up to nearly one attribution window after its point, because they
+show which version served. The archive contains them once they matured. An incident that is recorded
+earlier is incomplete. The manifest contains the time up to which the incident is complete, and the
+replay names decisions after that time that cannot be compared.
 """
 
 import argparse
@@ -43,11 +49,17 @@ from evergreen.statistics.reference import TrainingReference, read_reference
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
-from monitoring.backtest.judging import Span, judge_requests, parse_time, read_days, read_requests
+from monitoring.backtest.backtest import (
+    Span,
+    evaluate_requests,
+    parse_time,
+    read_days,
+    read_requests,
+)
 from monitoring.journal import DECISIONS_FILE
-from monitoring.policies.judging import serving_ahead
+from monitoring.policies.evaluation import serving_ahead
 from monitoring.policies.policy import Baseline
-from monitoring.state.judging_file import read_judging
+from monitoring.state.rules_file import read_rules
 
 MANIFEST = "incident.json"
 RECORDS = "records"
@@ -58,7 +70,7 @@ REFERENCE, SCORES = "reference.npz", "scores.json"
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; `REFUSED` = the replay decided otherwise."""
+    """Run one command. Returns `REFUSED` if a replayed decision differs."""
     arguments = _parser().parse_args(argv)
     return int(arguments.call(arguments))
 
@@ -66,15 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    text = "copy a span of records and what was decided over it into a folder"
+    text = "copy a time span of records and its decisions into a folder"
     recorded = commands.add_parser("record", help=text, prog="evergreen incident record")
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
-    add("--store", required=True, help="model store")
-    add("--start", type=parse_time, default=0.0, help="ISO 8601 or seconds (default: before the first decision)")
+    add("--store", required=True, help="model registry")
+    add(
+        "--start",
+        type=parse_time,
+        default=0.0,
+        help="ISO 8601 or seconds (default: before the first decision)",
+    )
     add("--end", type=parse_time, help="the last decision point (default: the last decision)")
-    add("--out", type=Path, required=True, help="folder to make")
+    add("--out", type=Path, required=True, help="folder to create")
     recorded.set_defaults(call=_record)
     replayed = commands.add_parser("replay", help="decide a recorded incident again and compare")
     replayed.add_argument("incident", type=Path, metavar="INCIDENT", help="folder of the incident")
@@ -94,18 +111,24 @@ def _record(arguments: argparse.Namespace) -> int:
     )
     print(f"{recorded.points} decision points recorded in {arguments.out}")
     if recorded.open_points:
-        print(f"{_open_text(recorded.open_points, recorded.complete_until)}; {_again_text(recorded.needs_until)}")
+        print(
+            f"{_open_text(recorded.open_points, recorded.complete_until)}; "
+            f"{_again_text(recorded.needs_until)}"
+        )
     return ExitCode.DONE
 
 
 def _open_text(points: int, complete_until: float) -> str:
-    """Which decisions of an incident cannot be made again for certain, and why."""
-    which = f"the last {points} of them, after {_format_time(complete_until)}, cannot be replayed for certain"
-    return f"{which}: the rows that tell which version served at them had not matured"
+    """Name the decisions of an incident that cannot be replayed for certain, and the reason."""
+    which = (
+        f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
+        "replayed for certain"
+    )
+    return f"{which}: the rows that show which version served then had not matured"
 
 
 def _again_text(needs_until: float) -> str:
-    return f"record it again once the archive holds rows from after {_format_time(needs_until)}"
+    return f"record it again once the archive has rows from after {_format_time(needs_until)}"
 
 
 def _format_time(time: float) -> str:
@@ -149,50 +172,55 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What came of a replay."""
+    """Result of a replay."""
 
     lines: tuple[str, ...]
-    """One per decision point, as `policies.policy.DecisionPoint` writes them."""
+    """One line per decision point, as `policies.policy.DecisionPoint` writes it."""
     recorded: tuple[str, ...]
     complete_until: float
-    """Time of the last decision point that can be decided again for certain."""
+    """Time of the last decision point that can be replayed for certain."""
 
     @property
     def num_complete(self) -> int:
-        """Recorded decisions that can be made again for certain."""
+        """Number of recorded decisions that can be replayed for certain."""
         return sum(json.loads(line)["time"] <= self.complete_until for line in self.recorded)
 
     @property
     def first_difference(self) -> int | None:
-        """Index of the first line that is not the recorded one; None where all are."""
+        """Index of the first line that differs from the recorded one, or None."""
         pairs = zip_longest(self.lines, self.recorded)
         return next((number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
 
 def digest_of(lines: Sequence[str]) -> str:
-    """SHA-256 of lines, each with its newline."""
+    """Return the SHA-256 of lines, each with its newline."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The incident's manifest, every file of which is the one that was recorded."""
+    """Read the incident's manifest and verify the hash of every file."""
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path} cannot be read: {error}; expected the folder of a recorded incident") from error
+        raise ContractError(
+            f"{path} cannot be read: {error}; expected the folder of a recorded incident"
+        ) from error
     for name, expected in manifest["sha256"].items():
         file = folder / name
         if not file.is_file() or sha256_file(file) != expected:
-            raise ContractError(f"{file} is missing or is not the file that was recorded, expected sha256 {expected}")
+            raise ContractError(
+                f"{file} is missing or is not the file that was recorded, expected sha256 "
+                f"{expected}"
+            )
     return manifest
 
 
 def replay(incident: Path) -> Replayed:
-    """Judges the records of the incident in a folder again; the only clock is the records' event time.
+    """Decide an incident again. The only clock is the event time of the records.
 
     Raises:
-        ContractError: it is no incident, or a file is missing or changed; names it.
+        ContractError: The folder is not an incident, or a file is missing or changed.
     """
     manifest = _read_manifest(incident)
 
@@ -202,12 +230,18 @@ def replay(incident: Path) -> Replayed:
 
     def reference(version: int) -> TrainingReference | None:
         folder = incident / STATISTICS / str(version)
-        return read_reference(folder / REFERENCE, scores=folder / SCORES) if (folder / REFERENCE).exists() else None
+        return (
+            read_reference(folder / REFERENCE, scores=folder / SCORES)
+            if (folder / REFERENCE).exists()
+            else None
+        )
 
     features = (
-        read_mapping(Features, manifest["features"], path="features") if (incident / STATISTICS).exists() else None
+        read_mapping(Features, manifest["features"], path="features")
+        if (incident / STATISTICS).exists()
+        else None
     )
-    judgements = judge_requests(
+    points = evaluate_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
         make_settings(JudgingSettings, **manifest["settings"]),
         baseline=baseline,
@@ -215,40 +249,60 @@ def replay(incident: Path) -> Replayed:
         features=features,
         memory=manifest["memory"],
     )
-    lines = tuple(each.line() for each in judgements if manifest["start"] < each.time <= manifest["end"])
+    lines = tuple(
+        each.line() for each in points if manifest["start"] < each.time <= manifest["end"]
+    )
     recorded = tuple((incident / DECISIONS).read_text().splitlines())
-    return Replayed(lines=lines, recorded=recorded, complete_until=manifest.get("complete_until", manifest["end"]))
+    return Replayed(
+        lines=lines,
+        recorded=recorded,
+        complete_until=manifest.get("complete_until", manifest["end"]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What was recorded of an incident."""
+    """Summary of a recorded incident."""
 
     points: int
     open_points: int
-    """The last ones, which cannot be decided again for certain."""
+    """Number of last decision points that cannot be replayed for certain."""
     complete_until: float
     needs_until: float
-    """Time up to which rows must be in the archive for all to be decided again."""
+    """Event time up to which the archive must contain rows before all points can be replayed."""
 
 
 def record(
-    out: Path, *, state: Path, archive: Objects, store: Path, start: float = 0.0, end: float | None = None
+    out: Path,
+    *,
+    state: Path,
+    archive: Objects,
+    store: Path,
+    start: float = 0.0,
+    end: float | None = None,
 ) -> Recorded:
-    """Writes the incident of the decision points in (start, end] to the folder `out`.
+    """Write the incident of the decision points in (start, end] to the folder `out`.
 
-    `out` must not exist; `archive` may be the lake, wherever the rows of the span lie by now. The labels of the rows
-    before `end` must be final; None = the last decision written.
+    Args:
+        out: Folder to create, which must not exist.
+        state: State folder of the monitor.
+        archive: Archive or lake with the rows of the span.
+        store: Model registry.
+        start: Seconds since the epoch, exclusive.
+        end: Seconds since the epoch, inclusive. None is the last decision. The labels of rows
+            before it must be final.
 
     Raises:
-        ContractError: `out` exists, no decision was written in the span, or the archive holds no row of it.
+        ContractError: `out` exists, the span has no decision, or the archive has no row of it.
     """
-    settings = read_judging(state)
+    settings = read_rules(state)
     if out.exists():
-        raise ContractError(f"{out} exists, expected the name of a folder to make")
+        raise ContractError(f"{out} exists, expected the name of a folder to create")
     before, lines = _decisions(state, start, math.inf if end is None else end)
     if not lines:
-        raise ContractError(f"{state} holds no decision between {start} and {'now' if end is None else end}")
+        raise ContractError(
+            f"{state} has no decision between {start} and {'now' if end is None else end}"
+        )
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
     aside = out.with_name(f".{out.name}.aside")
@@ -264,7 +318,7 @@ def record(
         aside / RECORDS,
         features=features,
         window_rows=settings.judge.window_rows,
-        judged=None if memory is None else memory["judged"] / 1e6,
+        decided=None if memory is None else memory["decided"] / 1e6,
         until=until,
     )
     ahead = serving_ahead(settings.judge)
@@ -291,7 +345,7 @@ def record(
 
 
 def _seal(aside: Path, manifest: dict[str, Any], out: Path) -> None:
-    """Write the manifest with the hash of every file, flush the folder to disk, and give it its name."""
+    """Write the manifest with the hash of every file, flush the folder and rename it."""
     files = sorted(path for path in aside.rglob("*") if path.is_file())
     manifest["sha256"] = {path.relative_to(aside).as_posix(): sha256_file(path) for path in files}
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -302,7 +356,7 @@ def _seal(aside: Path, manifest: dict[str, Any], out: Path) -> None:
 
 
 def _newest_row(archive: Objects) -> float:
-    """Event time of the newest served row in the archive; -inf if there is none."""
+    """Return the event time of the newest served row in the archive, or -inf."""
     for _, table in read_days(archive, newest_first=True):
         if len(table):
             return float(table[raw_rows.EVENT_TIME].cast("int64").to_numpy().max()) / 1e6
@@ -310,7 +364,7 @@ def _newest_row(archive: Objects) -> float:
 
 
 def _baselines(lines: Sequence[str]) -> dict[str, Any]:
-    """What was known of each version at its first decision: a later line remembers the newest versions alone."""
+    """Return each version's baseline at its first decision. Later lines drop old versions."""
     known: dict[str, Any] = {}
     for line in lines:
         known = {**json.loads(line)["memory"]["baselines"], **known}
@@ -318,16 +372,16 @@ def _baselines(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[str]]:
-    """The last line up to `start`, and the lines after it up to `end`.
+    """Return the last decision line up to `start`, and the lines after it up to `end`.
 
-    Where lines may have rolled away before all that are left, the first one left stands for `start`: without its memory
-    the decisions after it could not be made again.
+    If older lines were rolled away, the first line left replaces the one at `start`, because a
+    replay needs the evaluator's state before the first decision.
     """
     before, lines = None, []
     for path in (state / f"{DECISIONS_FILE}.1", state / DECISIONS_FILE):
         if not path.exists():
             continue
-        # What follows the last newline is torn, or being written.
+        # The text after the last newline is incomplete or being written.
         for line in path.read_text().split("\n")[:-1]:
             time = json.loads(line)["time"]
             if time <= start:
@@ -345,29 +399,32 @@ def _copy_rows(
     *,
     features: Features | None,
     window_rows: int,
-    judged: float | None,
+    decided: float | None,
     until: float,
 ) -> set[int]:
-    """Copies whole days up to `until`, as many as fill every version's window at `judged`; the versions in them."""
+    """Copy whole days up to `until` that fill every version's window, and return the versions.
+
+    The windows are filled at the event time `decided`.
+    """
     window: Counter[int] = Counter()
     needed: set[int] = set()
     for day, table in read_days(archive, Span(end=until), features=features, newest_first=True):
         versions = table[raw_rows.MODEL_VERSION].to_numpy()
         times = table[raw_rows.EVENT_TIME].cast("int64").to_numpy()
-        window.update(versions[times <= (judged or 0.0) * 1e6].tolist())
+        window.update(versions[times <= (decided or 0.0) * 1e6].tolist())
         needed |= set(versions.tolist())
         target = folder / raw_rows.DAY_PARTITION.format(day=day)
         target.mkdir()
         write_parquet(table, target / "part.parquet")
-        if judged is not None and all(window[version] >= window_rows for version in needed):
+        if decided is not None and all(window[version] >= window_rows for version in needed):
             break
     if not needed:
-        raise ContractError(f"{archive.uri} holds no served row before {until}")
+        raise ContractError(f"{archive.uri} has no served row before {until}")
     return needed
 
 
 def _copy_models(folder: Path, store: Path, versions: set[int]) -> dict[str, Any]:
-    """Copies what the released models were trained on; by version, their ids and hashes."""
+    """Copy the training profiles of released models, and return ids and hashes by version."""
     models: dict[str, Any] = {}
     for version in sorted(versions):
         if not release_path(store, version).exists():

@@ -1,1 +1,1 @@
-"""Whether what is served now looks like what the champion was trained on, without labels."""
+"""Compare production features with the champion's training rows, without labels."""

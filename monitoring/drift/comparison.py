@@ -1,10 +1,10 @@
-"""Compares one bucket of predictions with the rows that its model was trained on, and reports on every column.
+"""Compare a bucket of predictions with the training rows of its model.
 
-The comparison is `evergreen.statistics.comparison`'s, with outliers set apart and no means. It adds the score, whose
-histogram is compared with that of the held-out rows.
+The comparison is that of `evergreen.statistics.comparison`, with separate outliers and without
+means. The score is an additional column, whose histogram is compared with that of the holdout rows.
 
-Rows of one user in several requests are not known to be alike: nothing in a record names the user. Where few users make
-most requests, the rate of false alarms is above the setting's.
+A record does not name its user, so rows of one user in several requests count as independent. If
+few users make most requests, the rate of false alarms is above the setting.
 """
 
 from dataclasses import dataclass, replace
@@ -18,21 +18,23 @@ from monitoring.policies.policy import FeatureDrift
 
 @dataclass(frozen=True, kw_only=True)
 class DriftReport:
-    """One closed bucket of one version."""
+    """Comparison of one closed bucket of one version."""
 
     bucket_start: float
-    """Event time, seconds since the epoch; earlier than one bucket before the end where small ones were joined."""
+    """Event time in seconds since the epoch. If small buckets were merged, the start of the first
+    one."""
     bucket_end: float
     version: int
     rows: int
     requests: int
     reference_rows: int
     columns: tuple[ColumnDrift, ...]
-    """All compared columns in column order; the score is absent where the model registry has no histogram of it."""
+    """All compared columns in column order. The score is missing if the model registry has no
+    histogram of it."""
 
     @property
     def drifted(self) -> tuple[ColumnDrift, ...]:
-        """Columns that drifted, the worst first."""
+        """Columns that drifted, worst first."""
         moved = [column for column in self.columns if column.drifted]
         return tuple(sorted(moved, key=lambda column: -column.excess))
 
@@ -42,7 +44,7 @@ class DriftReport:
         return tuple(column for column in self.columns if column.outlying)
 
     def evidence(self) -> FeatureDrift:
-        """Return what the policies get of it."""
+        """Convert the report to evidence for the policies."""
         return FeatureDrift(
             bucket_end=self.bucket_end,
             version=self.version,
@@ -52,14 +54,19 @@ class DriftReport:
         )
 
     def text(self) -> str:
-        """Return one sentence for people."""
+        """Describe the report in one sentence."""
         where = f"over {self.rows} rows of model version {self.version}"
         parts = []
         if self.drifted:
             more = f" and {len(self.drifted) - 3} more" if len(self.drifted) > 3 else ""
-            parts.append("drift: " + ", ".join(_describe_drift(column) for column in self.drifted[:3]) + more)
+            parts.append(
+                "drift: " + ", ".join(_describe_drift(column) for column in self.drifted[:3]) + more
+            )
         if self.outlying:
-            rates = ", ".join(f"{c.feature} {c.outliers_before:.2%} -> {c.outliers_now:.2%}" for c in self.outlying)
+            rates = ", ".join(
+                f"{c.feature} {c.outliers_before:.2%} -> {c.outliers_now:.2%}"
+                for c in self.outlying
+            )
             parts.append(f"outliers: {rates}")
         return f"{'; '.join(parts) or 'no drift'} {where}"
 
@@ -72,7 +79,7 @@ def _describe_drift(column: ColumnDrift) -> str:
 
 
 def compare(sketch: Sketch, settings: DriftSettings) -> tuple[ColumnDrift, ...]:
-    """Return what was found of every column of the bucket, in column order."""
+    """Compare every column of the bucket, in column order."""
     reference, before = sketch.layout.reference, sketch.layout.reference.profile
     if reference.scores:
         scores = histogram_profile(reference.scores.counts)

@@ -1,13 +1,14 @@
-"""What one bucket of predictions looked like: counts alone, so that the order of the records leaves no trace.
+"""Counts that describe one bucket of predictions, independent of the order of records.
 
-In: prediction batches of one model version, and the model's training profile. Out: the profile of the bucket, in the
-cells of a `Layout`. What the profile differs in is left to `monitoring.drift.comparison`. pyarrow is imported when
-values are counted: command lines and the search read settings through this module.
+Input is prediction batches of one model version and the model's training profile. Output is the
+bucket's profile in the cells of a `Layout`. `monitoring.drift.comparison` compares profiles.
+pyarrow is imported only when values are counted, because command lines import this module for
+settings.
 
-A cell is where a value is counted: one number per column and row, in one flat array for all columns. A numeric column
-has a cell per bucket of the reference, a categorical one a cell per listed value and one for the others; the score has
-its buckets. A list is two columns: its elements, each with a cell, and their number, which is numeric. A missing value
-is in no cell.
+A cell counts values of one column. All cells are in one flat array. A numeric column has one cell
+per bucket of the reference. A categorical column has one cell per listed value and one for all
+others. The score has its own buckets. A list is two columns: its elements as categories, and their
+number as a numeric column. A missing value is in no cell.
 """
 
 import base64
@@ -38,16 +39,19 @@ from evergreen.statistics.reference import TrainingReference
 
 SCORE = "score"
 FORMAT_VERSION = 2
-"""Of a sketch's saved form. One of another version is dropped."""
+"""Version of a sketch's saved form. Other versions are dropped."""
 
 
 class Layout:
-    """The cells of one reference."""
+    """Cells of one reference."""
 
     def __init__(self, reference: TrainingReference, *, rows: Features | None = None) -> None:
-        """Build the tables, 0.5 MB.
+        """Build the tables, which take 0.5 MB.
 
-        `rows` are the columns of the batches, found by their names; None = those of the training rows.
+        Args:
+            reference: Training profile.
+            rows: Columns of the batches, matched by name. None means the columns of the training
+                rows.
         """
         self.reference = reference
         rows, known = rows or reference.features, reference.profile.columns
@@ -59,23 +63,31 @@ class Layout:
         self._dense = (*compared.numeric, *lengths)
         self._categorical = (*compared.categorical, *compared.lists)
         self.columns = (*self._dense, *self._categorical, *([SCORE] if reference.scores else []))
-        """The compared columns: d numeric ones and lengths of lists, c categorical ones and lists, the score."""
-        self.plain = np.array([i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64)
-        """[k] numbers of the columns that have one value a row: all but the lists."""
+        """The compared columns: d numeric columns and lengths of lists, c categorical columns and
+        lists, then the score."""
+        self.plain = np.array(
+            [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
+        )
+        """Indexes of the columns with one value per row, shape [k]. These are all columns except
+        lists."""
         self._places = compared.places
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
         sizes += [len(reference.scores.counts)] if reference.scores else []
         self.starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        """First cell of each column, and the number of cells."""
+        """First cell of each column, and at the end the number of cells."""
         self.column_of = np.repeat(np.arange(len(sizes)), sizes)
-        """[cells] column of each cell."""
+        """Column of each cell, shape [cells]."""
         self.digest = _digest(reference)
-        """Identifies the layout over restarts."""
+        """Identifies the layout across restarts."""
         self._listed = [self._listed_values(name) for name in self._categorical]
 
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
-        """Return a categorical column's values and the missing one (Arrow int64), each one's cell, and the others'."""
+        """Return the values of a categorical column as Arrow int64, and their cells.
+
+        The values end with the missing category. The cells end with no cell for that one, and the
+        cell of all other values.
+        """
         import pyarrow as pa
 
         start, values = self.slice_of(column).start, _values(self.reference.profile.columns[column])
@@ -83,30 +95,37 @@ class Layout:
         return pa.array(np.append(values, MISSING_CATEGORY)), cells.astype(np.int32)
 
     def slice_of(self, column: str) -> slice:
-        """The cells of `column`."""
+        """Return the cells of `column`."""
         number = self.columns.index(column)
         return slice(int(self.starts[number]), int(self.starts[number + 1]))
 
     def fits(self, rows: Predictions) -> bool:
-        """Whether the rows have the training rows' columns, and as many as they should have."""
+        """Return whether the rows have all columns of the training rows and the expected widths."""
         return not self._lost and (rows.dense.shape[1], rows.categorical.shape[1]) == self._widths
 
     def columns_of(
         self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The training rows' columns of a batch's [n, d] and [n, places]."""
+        """Select the training rows' columns from a batch.
+
+        `dense` has shape [n, d], and `categorical` [n, slots].
+        """
         return self._columns.rows(dense, categorical)
 
     def cells(
-        self, dense: NDArray[np.float32], categorical: NDArray[np.int64], scores: NDArray[np.float32]
+        self,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        scores: NDArray[np.float32],
     ) -> NDArray[np.int32]:
-        """Return the cell of each value of the `plain` columns, [n, k]; -1 of a missing value.
+        """Return the cell of each value of the `plain` columns, shape [n, k].
 
-        `dense` [n, d] and `categorical` [n, places] are of `columns_of`.
+        A missing value has -1. `columns_of` gives `dense` [n, d] and `categorical` [n, slots].
         """
         num_dense = len(self._dense)
         lengths = [
-            (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1) for start, stop, _ in self._places.lists
+            (categorical[:, start:stop] != MISSING_CATEGORY).sum(axis=1)
+            for start, stop, _ in self._places.lists
         ]
         dense = np.column_stack([dense, *lengths]) if lengths else dense
         found = np.empty((len(scores), len(self.plain)), np.int32)
@@ -119,10 +138,12 @@ class Layout:
             found[:, -1] = self.starts[-2] + bucket_of(self.reference.scores.edges, scores)
         return found
 
-    def element_cells(self, categorical: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
-        """Yield the cell of each element of each list, rows one after another, and how many a row has, [n].
+    def element_cells(
+        self, categorical: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.int32], Ints]]:
+        """Yield each list's column index, the cells of its elements, and elements per row [n].
 
-        Each with the number of its column in `columns`.
+        The cells of all rows are concatenated.
         """
         num_plain = len(self._listed) - len(self._places.lists)
         for i, (start, stop, _) in enumerate(self._places.lists, start=num_plain):
@@ -135,7 +156,8 @@ class Layout:
         import pyarrow.compute as pc
 
         listed, cells = self._listed[number]
-        # By a hash table: half the time of np.searchsorted, which was a fifth of the monitor's.
+        # A hash table takes half the time of np.searchsorted, which was a fifth of the monitor's
+        # time.
         places = pc.index_in(pa.array(values), value_set=listed).fill_null(len(listed))
         found: NDArray[np.int32] = cells[places.to_numpy()]
         return found
@@ -151,7 +173,9 @@ def _values(column: ColumnProfile) -> Ints:
 
 
 def _digest(reference: TrainingReference) -> str:
-    listed = [column.values for column in reference.profile.columns.values() if column.values is not None]
+    listed = [
+        column.values for column in reference.profile.columns.values() if column.values is not None
+    ]
     parts = [DENSE_EDGES, *listed, *([SCORE_EDGES] if reference.scores else [])]
     found = hashlib.sha256(repr((FORMAT_VERSION, reference.compared)).encode())
     for part in parts:
@@ -160,7 +184,8 @@ def _digest(reference: TrainingReference) -> str:
 
 
 PENDING_ROWS = 4096
-"""Rows counted at a time: a request's 64 alone would cost ten times as much each."""
+"""Number of rows that are counted at once. A single request of 64 rows would cost ten times as much
+per row."""
 
 
 class Sketch:
@@ -171,18 +196,22 @@ class Sketch:
         self.rows = 0
         self.requests = 0
         self.squares = 0
-        """Sum of the squared number of rows over requests."""
+        """Sum over requests of the squared number of rows."""
         self._pending: list[Predictions] = []
         self._pending_rows = 0
         num_columns = len(layout.columns)
         self._arrays = {
-            "cells": np.zeros((int(layout.starts[-1]), 3), np.int64),  # as `ColumnProfile.sums`
-            "present": np.zeros((num_columns, 3), np.int64),  # rows, squared over requests, requests
+            "cells": np.zeros(
+                (int(layout.starts[-1]), 3), np.int64
+            ),  # same columns as `ColumnProfile.sums`
+            "present": np.zeros(
+                (num_columns, 3), np.int64
+            ),  # rows, sum of squared rows per request, requests
             "missing": np.zeros((num_columns, 3), np.int64),
         }
 
     def add(self, predictions: Predictions) -> None:
-        """Count the rows of requests in, at the latest with the `PENDING_ROWS`-th."""
+        """Add the rows of requests. Rows are counted once `PENDING_ROWS` of them wait."""
         self.rows += predictions.num_rows
         self.requests += len(predictions)
         self.squares += int((predictions.sizes**2).sum())
@@ -192,7 +221,7 @@ class Sketch:
             self._count()
 
     def merge(self, other: "Sketch") -> None:
-        """Add another bucket of the same layout, which is not used afterwards."""
+        """Add another bucket of the same layout. Do not use the other bucket afterwards."""
         other._count()
         self.rows += other.rows
         self.requests += other.requests
@@ -202,7 +231,7 @@ class Sketch:
 
     @property
     def cells(self) -> Ints:
-        """Rows in each cell of the layout."""
+        """Number of rows in each cell of the layout."""
         self._count()
         return self._arrays["cells"][:, 0]
 
@@ -222,22 +251,24 @@ class Sketch:
                 present_requests=requests,
                 missing=RowTotal(*self._arrays["missing"][i].tolist()),
             )
-        return TableProfile(rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns)
+        return TableProfile(
+            rows=self.rows, requests=self.requests, sizes=self.squares, columns=columns
+        )
 
     # -- saved state
 
     def memory(self) -> dict[str, Any]:
-        """Return the sketch as JSON takes it; some 60 kB."""
+        """Return the sketch as a JSON object of about 60 kB."""
         self._count()
         flat = np.concatenate([array.reshape(-1) for array in self._arrays.values()]).astype("<i8")
-        # Bytes of one place lie together: most of them are zero.
+        # Group bytes by significance, because most high bytes are zero and compress well.
         packed = flat.view(np.uint8).reshape(-1, 8).T.tobytes()
         counted = {"rows": self.rows, "requests": self.requests, "squares": self.squares}
         return {**counted, "arrays": base64.b64encode(zlib.compress(packed, 1)).decode()}
 
     @classmethod
     def restore(cls, layout: Layout, memory: dict[str, Any]) -> "Sketch":
-        """Return the sketch that `memory()` describes, over the same layout.
+        """Restore a sketch that `memory()` saved, with the same layout.
 
         Raises:
             ValueError: Its arrays have other sizes.
@@ -259,7 +290,7 @@ class Sketch:
     # -- counting
 
     def _count(self) -> None:
-        """Count everything that was put off; every method that reads counts calls it first."""
+        """Count all pending rows. Every method that reads counts calls this first."""
         if not self._pending:
             return
         rows = Predictions.joined(self._pending)
@@ -273,15 +304,21 @@ class Sketch:
         present = cells != _NO_CELL
         with_value = np.zeros((len(sizes), len(self.layout.columns)), np.int64)
         with_value[:, plain] = np.add.reduceat(present, starts, axis=0, dtype=np.int64)
-        self._arrays["missing"][plain] += request_totals(sizes[:, None] - with_value[:, plain], sizes[:, None])
+        self._arrays["missing"][plain] += request_totals(
+            sizes[:, None] - with_value[:, plain], sizes[:, None]
+        )
         found, requests = [cells[present]], [np.broadcast_to(of_row[:, None], cells.shape)[present]]
         for column, elements, num_elements in self.layout.element_cells(categorical):
             with_value[:, column] = np.add.reduceat(num_elements, starts)
             found.append(elements)
             requests.append(np.repeat(of_row, num_elements))
         self._arrays["present"] += np.stack(
-            [with_value.sum(axis=0), (with_value**2).sum(axis=0), (with_value > 0).sum(axis=0)], axis=1
+            [with_value.sum(axis=0), (with_value**2).sum(axis=0), (with_value > 0).sum(axis=0)],
+            axis=1,
         )
         self._arrays["cells"] += cell_sums(
-            np.concatenate(found), np.concatenate(requests), totals=with_value, column_of=self.layout.column_of
+            np.concatenate(found),
+            np.concatenate(requests),
+            totals=with_value,
+            column_of=self.layout.column_of,
         )

@@ -1,18 +1,22 @@
-"""Sorts predictions into buckets of event time and version, and reports on a bucket once no record of it can come.
+"""Sort predictions into buckets by event time and version, and report on closed buckets.
 
-In: predictions as they are taken in, each once, in any order. Out: one `DriftReport` per closed bucket, which
-depends on its records alone, not on their order. The numbers are `monitoring.drift.comparison`'s.
+Input is accepted predictions, each once, in any order. Output is one `DriftReport` per closed
+bucket. A report does not depend on the order of the records. `monitoring.drift.comparison` computes
+the numbers.
 
-A bucket closes when its caller says that no record of it can come: the watermark less `drift_grace_seconds`, since a
-client publishes after the event. A record that comes later still (a client's clock that is far behind)
-is passed over and counted. A bucket of fewer than `drift_min_rows` rows joins the next one of its version.
+A bucket closes when its caller states that no more records of it can come. That is the watermark
+minus `drift_grace_seconds`, because clients publish after the event. A record that comes even
+later, from a client with a slow clock, is skipped and counted. A bucket with fewer than
+`drift_min_rows` rows is merged into the next one of its version.
 
-Few buckets are held open, the earliest ones. Where more are needed, as after a long stop of the monitor, the later ones
-are put off: their rows are not counted until `close` has come as far, and their caller hands them to `resume`.
+At most `MAX_OPEN` buckets are open, the earliest ones. If more are needed, for example after a long
+stop of the monitor, later buckets are deferred. Deferred rows are counted once `close` reaches
+their bucket and the caller passes them to `resume`.
 
-The memory holds every open bucket. Whoever keeps it in the monitor's store with the mark of the last prediction stored,
-and after a restart observes what was stored since, loses nothing; predictions whose rows were let go meanwhile are
-lost to this measure, and to no other.
+The saved state contains every open bucket. The caller stores this state with the number of the last
+stored prediction. After a restart the caller observes the predictions that were stored later. Then
+nothing is lost, except for predictions whose rows were deleted meanwhile. Those are missing in the
+drift reports only.
 """
 
 from collections import Counter
@@ -31,15 +35,15 @@ from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32
-"""Buckets held at a time, some 1.5 MB each: a long stop, clocks that are ahead and versions without end must not fill
-the memory."""
+"""Maximum number of open buckets, about 1.5 MB each. A long stop, clocks that are ahead and many
+versions must not fill the memory."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]
 
 
 class DriftWatch:
-    """The watch over all versions."""
+    """Drift watch over all versions."""
 
     def __init__(
         self,
@@ -48,33 +52,38 @@ class DriftWatch:
         *,
         features: Features | None = None,
     ) -> None:
-        """Watches nothing yet.
+        """Start without records.
 
-        `reference_of` gives a version's training profile, None where there are none, and is asked again for each new
-        bucket. A bucket length of 0 watches nothing; `features` None = those of every version's training rows.
+        Args:
+            reference_of: Returns a version's training profile, or None. It is called again for each
+                new bucket.
+            settings: A bucket length of 0 turns the watch off.
+            features: Columns of the predictions. None means those of each version's training rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
         self._open: dict[Key, Sketch] = {}
-        """By (bucket number, version)."""
+        """Sketches by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
-        """By version: the first bucket's number, and what was too small to judge."""
+        """For each version a sketch that was too small to compare, with the number of its first
+        bucket."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
-        self._put_off: int | None = None
-        """The first bucket number whose rows, and those of later ones, are not counted for now."""
+        self._deferred_from: int | None = None
+        """First deferred bucket number. Rows from this bucket on are not counted for now."""
         self.passed_over: Counter[str] = Counter()
-        """Rows that no report counts: `late`, `no_reference` (none with columns of theirs), `too_many_versions`."""
+        """Rows in no report, by reason: `late`, `no_reference` (no reference with the same columns)
+        or `too_many_versions`."""
 
     def observe(self, predictions: Predictions) -> None:
-        """Counts predictions in; the caller sees to it that each comes once, and that all have the same columns."""
+        """Add predictions. The caller adds each one once, and all with the same columns."""
         if not self._length or not len(predictions):
             return
         for version, of_version in predictions.by_version():
             numbers = self._numbers(of_version)
             for number in np.unique(numbers).tolist():
-                if self._put_off is not None and number >= self._put_off:
+                if self._deferred_from is not None and number >= self._deferred_from:
                     break
                 rows = of_version.select(numbers == number)
                 sketch = self._open.get((number, version)) or self._opened(number, version, rows)
@@ -82,11 +91,12 @@ class DriftWatch:
                     sketch.add(rows)
 
     def _numbers(self, predictions: Predictions) -> NDArray[np.int64]:
-        # In whole microseconds, as the archive keeps times: a backtest must find a record in the same bucket.
+        # Use whole microseconds like the archive, so that a backtest assigns a record to the same
+        # bucket.
         return predictions.micros // self._length
 
     def _opened(self, number: int, version: int, predictions: Predictions) -> Sketch | None:
-        """The new sketch of a bucket of `version`, for these predictions in it; None where they are passed over."""
+        """Open the bucket of these predictions, or return None if they are skipped or deferred."""
         num_rows = predictions.num_rows
         if self._closed_up_to is not None and self._end(number) <= self._closed_up_to:
             self.passed_over["late"] += num_rows
@@ -105,45 +115,54 @@ class DriftWatch:
         return self._open.setdefault((number, version), Sketch(layout))
 
     def _make_room(self, number: int, num_rows: int) -> bool:
-        """Puts the farthest bucket off; whether that makes room for bucket `number`, which gets so many rows."""
+        """Defer the latest bucket, and return whether bucket `number` can be opened now.
+
+        `num_rows` is the number of rows for the new bucket.
+        """
         farthest = max(number, max(self._open)[0])
-        if farthest == min(self._open)[0]:  # versions without end in one bucket
+        if farthest == min(self._open)[0]:  # too many versions in one bucket
             self.passed_over["too_many_versions"] += num_rows
             return False
-        self._put_off = farthest
+        self._deferred_from = farthest
         self._open = {key: sketch for key, sketch in self._open.items() if key[0] < farthest}
         return number < farthest
 
-    def put_off_since(self, up_to: float) -> float | None:
-        """The event time from which on rows are put off, where `close(up_to)` came as far; else None."""
-        since = None if self._put_off is None else self._put_off * self._length / 1e6
+    def deferred_since(self, up_to: float) -> float | None:
+        """Return the event time from which rows are deferred, if `close(up_to)` reaches it.
+
+        Returns None otherwise.
+        """
+        since = None if self._deferred_from is None else self._deferred_from * self._length / 1e6
         return since if since is not None and since <= up_to else None
 
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
-        """Counts in what was put off, and reports on the buckets of it that end by `up_to`.
+        """Add the deferred rows, and report on their buckets that end by `up_to`.
 
-        `predictions` are all known ones since `put_off_since(up_to)`, and may be earlier ones. Of many buckets the
-        later ones are put off again.
+        `predictions` are all known ones since `deferred_since(up_to)`, and may include earlier
+        ones. If there are too many buckets, the later ones are deferred again.
         """
-        first, self._put_off = self._put_off, None
+        first, self._deferred_from = self._deferred_from, None
         for each in predictions:
             self.observe(each.select(self._numbers(each) >= (first or 0)))
         return self.close(up_to)
 
     def close(self, up_to: float) -> list[DriftReport]:
-        """Reports on the buckets that end by the event time `up_to`, oldest first; their records are forgotten.
+        """Report on the buckets that end by event time `up_to`, oldest first, and drop them.
 
-        Where rows are put off, it comes as far as they begin.
+        If rows are deferred, it stops where they begin.
         """
-        if self._length and self._put_off is not None:
-            up_to = min(up_to, self._put_off * self._length / 1e6)
+        if self._length and self._deferred_from is not None:
+            up_to = min(up_to, self._deferred_from * self._length / 1e6)
         before = self._closed_up_to
         if not self._length or (before is not None and 0 <= before - up_to <= CLOCK_AHEAD_SECONDS):
             return []
         self._closed_up_to = up_to
         self._unknown = {key for key in self._unknown if self._end(key[0]) > up_to}
         due = sorted(key for key in self._open if self._end(key[0]) <= up_to)
-        reports = [self._close_one(number, version, self._open.pop((number, version))) for number, version in due]
+        reports = [
+            self._close_one(number, version, self._open.pop((number, version)))
+            for number, version in due
+        ]
         return [report for report in reports if report is not None]
 
     def _close_one(self, number: int, version: int, sketch: Sketch) -> DriftReport | None:
@@ -183,40 +202,50 @@ class DriftWatch:
     # -- memory
 
     def memory(self) -> dict[str, Any]:
-        """All open buckets, as JSON takes it; some 60 kB each."""
+        """Return all open buckets as a JSON object, about 60 kB each."""
         return {
             "bucket_seconds": self._settings.drift_bucket_seconds,
             "closed_up_to": self._closed_up_to,
-            "put_off": self._put_off,
+            "deferred_from": self._deferred_from,
             "passed_over": dict(self.passed_over),
-            "open": [_kept(number, version, sketch) for (number, version), sketch in self._open.items()],
-            "carried": [_kept(number, version, sketch) for version, (number, sketch) in self._carried.items()],
+            "open": [
+                _kept(number, version, sketch) for (number, version), sketch in self._open.items()
+            ],
+            "carried": [
+                _kept(number, version, sketch)
+                for version, (number, sketch) in self._carried.items()
+            ],
         }
 
     def restore(self, memory: dict[str, Any]) -> None:
-        """Continues from what `memory()` gave.
+        """Continue from what `memory()` returned.
 
-        A bucket is forgotten whose length, or whose model's statistics, are others now.
+        Buckets are dropped if the bucket length or the model's reference changed since.
         """
         self.passed_over.update(memory["passed_over"])
         self._closed_up_to = memory["closed_up_to"]
         if memory["bucket_seconds"] != self._settings.drift_bucket_seconds:
             return
-        self._put_off = memory["put_off"]
-        for kept in memory["open"]:
-            if sketch := self._restored(kept):
-                self._open[kept["number"], kept["version"]] = sketch
-        for kept in memory["carried"]:
-            if sketch := self._restored(kept):
-                self._carried[kept["version"]] = (kept["number"], sketch)
+        self._deferred_from = memory["deferred_from"]
+        for saved in memory["open"]:
+            if sketch := self._restored(saved):
+                self._open[saved["number"], saved["version"]] = sketch
+        for saved in memory["carried"]:
+            if sketch := self._restored(saved):
+                self._carried[saved["version"]] = (saved["number"], sketch)
 
-    def _restored(self, kept: dict[str, Any]) -> Sketch | None:
-        layout = self._layout(kept["version"])
-        if layout is None or layout.digest != kept["layout"]:
-            self.passed_over["no_reference"] += kept["sketch"]["rows"]
+    def _restored(self, saved: dict[str, Any]) -> Sketch | None:
+        layout = self._layout(saved["version"])
+        if layout is None or layout.digest != saved["layout"]:
+            self.passed_over["no_reference"] += saved["sketch"]["rows"]
             return None
-        return Sketch.restore(layout, kept["sketch"])
+        return Sketch.restore(layout, saved["sketch"])
 
 
 def _kept(number: int, version: int, sketch: Sketch) -> dict[str, Any]:
-    return {"number": number, "version": version, "layout": sketch.layout.digest, "sketch": sketch.memory()}
+    return {
+        "number": number,
+        "version": version,
+        "layout": sketch.layout.digest,
+        "sketch": sketch.memory(),
+    }

@@ -1,1 +1,4 @@
-"""Numbers of matured and of still open rows, per model version. Pure: no file, no clock, no network."""
+"""KPIs of matured rows and estimates for open rows, per model version.
+
+The modules of this package compute only. No module uses a file, a clock or the network.
+"""

@@ -1,23 +1,27 @@
-"""The AUC of rows whose attribution window is still open: estimate, hard bounds, when it is final.
+"""AUC of rows whose attribution window is still open: estimate, bounds, and when it is final.
 
-In: scores and ages of the open rows, which of them are clicked already, and the delays of clicks on matured rows. Out:
-what their matured AUC will be. The numbers of matured rows are left to `window`.
+Input is scores and ages of the open rows, which of them are clicked already, and the click delays
+of matured rows. Output is the AUC that the open rows will have once their labels are final.
+`window` has the numbers of matured rows.
 
-**Bounds.** A click that has arrived stays; any other open row may still become a click or not. The bounds are the least
-and the greatest value over all these labelings, so the matured value always lies between them. The ranks of all rows do
-not depend on labels, and U = (sum of the clicks' midranks) - n1 (n1 + 1) / 2. Of all labelings with m more
-clicks the greatest U therefore has the m highest ranks, the least U the m lowest; one cumulative sum gives both for
-every m, and with them the extremes.
+**Bounds.** A click that has arrived stays. Any other open row may still become a click or not. The
+bounds are the minimum and maximum over all these labelings, so the matured value always lies
+between them. The ranks of all rows do not depend on labels, and U = (sum of the clicks' midranks) -
+n1 (n1 + 1) / 2. Of all labelings with m more clicks, the largest U has the m highest ranks and the
+smallest U the m lowest. One cumulative sum gives both for every m.
 
-**Estimate.** F(a), the share of clicks that come within age a, is the distribution of the delays of matured rows'
-clicks: none of them is censored, so the Kaplan-Meier estimate is their empirical distribution. A row of age a without
-a click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with the delays as they are in place of
-his exponential). p is the score times clicks arrived over clicks expected by now, sum of F(a) score, of its part of the
-score range: the arrived clicks themselves correct the model, so that a changed world shows as soon as clicks arrive. At
-the end F is 1, the probabilities are 0 or 1, and the estimate is the matured value.
+**Estimate.** F(a) is the share of clicks that come within age a. It is estimated by the empirical
+distribution of the click delays of matured rows, which are not censored. A row of age a without a
+click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with empirical delays
+instead of an exponential). Here p is the row's score times a correction. The correction is the
+number of arrived clicks divided by the number expected by now, among rows with similar scores. The
+expected number is the sum of F(a) times the score. So arrived clicks correct the model, and a
+change in the data shows as soon as clicks arrive. At the end F is 1, the probabilities are 0 or 1,
+and the estimate is the matured value.
 
-It assumes that delays depend neither on the score nor on the time, and that `ages` count up to a time until which every
-click is in (the log's watermark, not the clock): clicks on their way would look like clicks that did not happen.
+**Assumptions.** Delays depend neither on the score nor on the time. `ages` count up to a time until
+which every click was read, which is the log's watermark and not the clock. Otherwise clicks in
+transit would look like missing clicks.
 """
 
 from dataclasses import dataclass
@@ -28,15 +32,16 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MIN_DELAYS = 20
-"""With fewer clicks on matured rows the delays are too uncertain for an estimate; there are only bounds."""
-KEPT_DELAYS = 10_000
-"""Newest delays that are kept: older ones may describe a world that has changed."""
+"""Minimum number of click delays for an estimate. With fewer there are only bounds."""
+MAX_DELAYS = 10_000
+"""Number of newest delays that are used. Older ones may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
-"""Arrived clicks that a part of the score range needs to be corrected by itself, and most parts."""
+"""Arrived clicks that a part of the score range needs for a correction of its own, and the maximum
+number of parts."""
 
 
 class ClickDelays:
-    """The newest delays from prediction to click of matured rows.
+    """Newest delays from prediction to click, of matured rows.
 
     >>> delays = ClickDelays()
     >>> delays.update(np.array([1.0, np.nan, 2.0, 2.0], np.float32))
@@ -44,18 +49,18 @@ class ClickDelays:
     array([0.        , 0.33333333, 1.        ])
     """
 
-    def __init__(self, kept: int = KEPT_DELAYS) -> None:
-        self._kept, self._newest = kept, np.zeros(0)
+    def __init__(self, capacity: int = MAX_DELAYS) -> None:
+        self._capacity, self._newest = capacity, np.zeros(0)
 
     def __len__(self) -> int:
         return len(self._newest)
 
     def update(self, delays: NDArray[np.floating]) -> None:
-        """Takes in seconds from prediction to click, any shape [n]; NaN = no click."""
-        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._kept :]
+        """Add delays in seconds from prediction to click, shape [n]. NaN means no click."""
+        self._newest = np.concatenate([self._newest, delays[~np.isnan(delays)]])[-self._capacity :]
 
     def share_within(self, ages: NDArray[np.float64]) -> NDArray[np.float64]:
-        """F: the share [n] of delays that are at most `ages` [n]; NaN without a delay."""
+        """Return F, the share [n] of delays that are at most `ages` [n]. NaN without delays."""
         if not len(self._newest):
             return np.full(len(ages), np.nan)
         return np.searchsorted(np.sort(self._newest), ages, side="right") / len(self._newest)
@@ -63,18 +68,20 @@ class ClickDelays:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEstimate:
-    """The AUC of the open rows of one version once their labels are final; a number that does not exist is None."""
+    """AUC that the open rows of one version will have once their labels are final."""
 
     version: int
     open_rows: int
     open_clicks: int
-    """Clicks that have arrived already."""
+    """Number of clicks that have arrived."""
     final_at: float | None
-    """When the last label becomes certain, in the time that ages count in; None without rows."""
+    """Time when the last label becomes final, in seconds since the epoch. None without rows."""
     auc: float | None = None
-    """The estimate: None with fewer than `MIN_DELAYS` delays known, or where no two rows can differ in label."""
+    """The estimate. None with fewer than `MIN_DELAYS` known delays, or if every labeling has one
+    class."""
     auc_low: float | None = None
-    """Bounds over the labelings that have an AUC: None where none has."""
+    """Lower bound over the labelings that have an AUC, or None without any. `auc_high` is the upper
+    bound."""
     auc_high: float | None = None
 
 
@@ -88,18 +95,28 @@ def estimate_open(
     window_seconds: float,
     now: float,
 ) -> OpenEstimate:
-    """Estimates the rows' AUC once their windows have closed; 100,000 rows take some 60 ms.
+    """Estimate the AUC of open rows once their windows close.
 
-    Arrays are [n]. At an age of `window_seconds` or more the label is final; `clicked`: a click within the window has
-    arrived; `delays` are those of clicks on matured rows; every click until `now` is in.
+    100,000 rows take about 60 ms.
+
+    Args:
+        scores: Probabilities, shape [n].
+        ages: Seconds since the prediction, shape [n]. A label is final at `window_seconds`.
+        clicked: Whether a click within the window has arrived, shape [n].
+        version: Model version of the rows.
+        delays: Click delays of matured rows.
+        window_seconds: Attribution window.
+        now: Time until which every click was read, in seconds since the epoch.
 
     Raises:
-        ContractError: shapes differ, or a score is no probability.
+        ContractError: Shapes differ, or a score is not a probability.
     """
     if not scores.shape == ages.shape == clicked.shape or scores.ndim != 1:
-        raise ContractError(f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}")
+        raise ContractError(
+            f"scores, ages and clicked have shapes {scores.shape}, {ages.shape}, {clicked.shape}"
+        )
     if not ((scores >= 0) & (scores <= 1)).all():
-        raise ContractError("open rows hold a score outside [0, 1]")
+        raise ContractError("open rows have a score outside [0, 1], expected a probability")
     if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)
@@ -123,9 +140,10 @@ def estimate_open(
 def auc_bounds(
     scores: NDArray[np.floating], clicked: NDArray[np.bool_], may_click: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
-    """Least and greatest AUC over all labelings of the rows `may_click` [n]; proof in the module's text.
+    """Return minimum and maximum AUC over all labelings of the rows `may_click` [n].
 
-    Labelings of one class have no AUC and are left out; (None, None) where all are such.
+    The module's docstring has the proof. Labelings of one class have no AUC. The result is (None,
+    None) if there are only such labelings.
     """
     _, inverse, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2.0)[inverse.reshape(-1)]
@@ -144,11 +162,17 @@ def auc_bounds(
 
 
 def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating]) -> float | None:
-    """Expected number of (click, other) pairs that the click wins, over the expected number of pairs.
+    """Return the expected number of pairs that the click wins over the expected number of pairs.
 
-    Labels are taken as independent: the pair of i and j is (click, other) with probability p_i (1 - p_j). Probabilities
-    of 0 and 1 give the AUC of these labels. Probabilities are in [0, 1], scores finite, of which only the order counts;
-    both are [n]. None where no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
+    A pair is a click and a non-click. Labels are independent, so i and j are such a pair with
+    probability p_i (1 - p_j). Probabilities of 0 and 1 give the AUC of these labels.
+
+    Args:
+        probabilities: Click probabilities in [0, 1], shape [n].
+        scores: Finite scores, shape [n]. Only their order counts.
+
+    Returns:
+        None if no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
 
     >>> expected_auc(np.array([0.0, 1.0, 0.0]), np.array([0.1, 0.2, 0.3]))
     0.5
@@ -159,7 +183,7 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     if not len(firsts):
         return None
     sizes = np.diff(firsts, append=len(p))
-    # A row is no pair with itself; with its own score it would be one, counted half.
+    # A row forms no pair with itself, but `_below` includes half of its own weight.
     others_below = _below(1 - p, firsts, sizes) - (1 - p) / 2
     pairs = float(p.sum()) * float((1 - p).sum()) - float((p * (1 - p)).sum())
     if pairs <= 1e-12:
@@ -167,8 +191,13 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     return min(1.0, max(0.0, float((p * others_below).sum()) / pairs))
 
 
-def _below(weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """For each row of an order in runs of equal scores: the weight of the runs below and half that of its own."""
+def _below(
+    weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return for each row the weight of lower scores plus half the weight of equal ones.
+
+    The rows are ordered by score. `firsts` and `sizes` give the runs of equal scores.
+    """
     in_run = np.add.reduceat(weights, firsts)
     below: NDArray[np.float64] = np.repeat(np.cumsum(in_run) - in_run / 2, sizes)
     return below
@@ -182,21 +211,24 @@ def _click_probabilities(
     may_click: NDArray[np.bool_],
     delays: ClickDelays,
 ) -> NDArray[np.float64]:
-    """Of each row: 1 where clicked, 0 where it cannot click any more, else the probability that it still does."""
+    """Return the click probability of each row: 1 if clicked, 0 if too old, else the estimate."""
     arrived = np.where(may_click | clicked, delays.share_within(ages), 1.0)
     score = scores.astype(np.float64)
     p = np.minimum(score * _correction(score, arrived, clicked), 1.0)
-    # Where p and F are both 1 a click would have come: the row is none after all.
-    still = np.divide(p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1)
+    # If p and F are both 1, a click would have come. The row is a non-click.
+    still = np.divide(
+        p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1
+    )
     return np.where(clicked, 1.0, np.where(may_click, still, 0.0))
 
 
 def _correction(
     score: NDArray[np.float64], arrived: NDArray[np.float64], clicked: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Of each row [n]: clicks arrived over clicks expected by now among rows that score like it.
+    """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
 
-    Both are taken one click larger than they are, towards the ratio of all rows: without clicks nothing is corrected.
+    Both numbers are increased by one click at the ratio of all rows. So without clicks the
+    correction is 1.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)
@@ -204,9 +236,12 @@ def _correction(
     order = np.argsort(score)
     ordered = score[order]
     firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    # Parts of equally many expected clicks; rows of one score in one part, whatever their order.
+    # Divide the rows into parts with equal numbers of expected clicks. Equal scores are in the same
+    # part, for any order of rows.
     before = np.concatenate([[0.0], np.cumsum(expected[order])])
-    of_run = np.minimum((before[firsts] * parts / max(before[-1], 1e-12)).astype(np.int64), parts - 1)
+    of_run = np.minimum(
+        (before[firsts] * parts / max(before[-1], 1e-12)).astype(np.int64), parts - 1
+    )
     part = np.empty(len(score), np.int64)
     part[order] = np.repeat(of_run, np.diff(firsts, append=len(score)))
     clicks, expected_clicks = np.bincount(part, clicked, parts), np.bincount(part, expected, parts)

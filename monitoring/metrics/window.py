@@ -1,7 +1,6 @@
-"""The last matured rows of each model version, in arrays, its last ranked lists, and the numbers that they give.
+"""Windows of the newest matured rows and ranked lists per model version, and their KPIs.
 
-In: labels, scores and places as requests mature. Out: the newest of them, and a version's KPIs, whose definitions are
-`statistics.metrics`'. Keeping rows over a restart is left to `monitoring.state.store`.
+`statistics.metrics` defines the KPIs. `monitoring.state.store` stores rows across restarts.
 """
 
 from collections import deque
@@ -18,11 +17,11 @@ from evergreen.statistics import metrics
 from monitoring.rows import MaturedRequests
 
 MAX_VERSIONS = 8
-"""Versions whose rows are kept; the one unseen for longest is forgotten first."""
+"""Number of versions with rows. The version without rows for longest is dropped first."""
 MAX_LISTS = 10_000
-"""Newest ranked lists of a version that are kept."""
+"""Number of newest ranked lists per version."""
 RANKING_K = 10
-"""Places of a ranked list that count in its hit rate@k and NDCG@k."""
+"""Number of top positions in hit rate@k and NDCG@k."""
 
 
 class RowWindow:
@@ -35,14 +34,21 @@ class RowWindow:
         self.scores: NDArray[np.float32] = np.zeros(0, np.float32)
         """Probabilities, shape [n]."""
         self.groups: NDArray[np.int64] = np.zeros(0, np.int64)
-        """Whose each row is, shape [n]: a user from 0, or a request below `MISSING_CATEGORY`."""
+        """User of each row, shape [n]. A known user is 0 or more. An unknown user is a unique
+        number per request, below `MISSING_CATEGORY`."""
 
     def update(self, requests: MaturedRequests) -> None:
-        """Takes in the rows of these requests, and lets as many of the oldest go.
+        """Add the rows of these requests, and drop the oldest rows beyond the capacity.
 
-        Rows of one user are alike whatever the request; those of an unknown one are alike within the request.
+        Rows of one user form a group across requests. Rows of an unknown user form a group within
+        their request.
         """
-        unknown = MISSING_CATEGORY - 1 - self._num_requests - np.repeat(np.arange(len(requests)), requests.sizes)
+        unknown = (
+            MISSING_CATEGORY
+            - 1
+            - self._num_requests
+            - np.repeat(np.arange(len(requests)), requests.sizes)
+        )
         groups = np.where(requests.users == MISSING_CATEGORY, unknown, requests.users)
         self.labels = np.concatenate([self.labels, requests.labels])[-self._capacity :]
         self.scores = np.concatenate([self.scores, requests.scores])[-self._capacity :]
@@ -51,7 +57,7 @@ class RowWindow:
 
 
 class RankedList(NamedTuple):
-    """What became of the ranked list of one request."""
+    """Outcome of the ranked list of one request."""
 
     is_hit: bool
     ndcg: float | None
@@ -59,39 +65,47 @@ class RankedList(NamedTuple):
 
 
 class VersionWindows:
-    """One `RowWindow` per model version, and its newest ranked lists; a canary has a window as well."""
+    """One `RowWindow` per model version, canaries included, and its newest ranked lists."""
 
     def __init__(self, capacity: int, *, keep_lists: bool = True) -> None:
-        """Empty; `capacity` is the number of rows of each version's window."""
+        """Start empty. `capacity` is the number of rows per window."""
         self._capacity, self._keep_lists = capacity, keep_lists
         self._lists: dict[int, deque[RankedList]] = {}
         self._windows: dict[int, RowWindow] = {}
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Versions with rows, the one seen last at the end."""
+        """Versions with rows, the most recently updated one last."""
         return tuple(self._windows)
 
     def __getitem__(self, version: int) -> RowWindow:
-        """The rows of `version`.
+        """Return the window of `version`.
 
         Raises:
-            KeyError: no row of it is held.
+            KeyError: The version has no row.
         """
         return self._windows[version]
 
     def lists(self, version: int) -> tuple[RankedList, ...]:
-        """The newest ranked lists of `version`, oldest first; none where it answered no ranking."""
+        """Return the newest ranked lists of `version`, oldest first.
+
+        The result is empty if the version answered no ranking.
+        """
         return tuple(self._lists.get(version, ()))
 
     def update(self, requests: MaturedRequests) -> None:
-        """Takes in the rows of these requests; a list shown in several requests counts as several."""
+        """Add the rows of these requests.
+
+        A list that several requests show counts several times.
+        """
         for version, of_version in requests.by_version():
             window = self._windows.pop(version, None) or RowWindow(self._capacity)
             self._windows[version] = window
             window.update(of_version)
             if self._keep_lists and (of_version.positions != NO_POSITION).any():
-                self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(_ranked_lists(of_version))
+                self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(
+                    _ranked_lists(of_version)
+                )
             if len(self._windows) > MAX_VERSIONS:
                 forgotten = next(iter(self._windows))
                 del self._windows[forgotten]
@@ -104,12 +118,14 @@ def _ranked_lists(requests: MaturedRequests) -> Iterator[RankedList]:
         positions = requests.positions[start : start + size]
         if positions[0] != NO_POSITION:
             clicked = positions[requests.labels[start : start + size] == 1]
-            yield RankedList(metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K))
+            yield RankedList(
+                metrics.hit_at_k(clicked, k=RANKING_K), metrics.ndcg_at_k(clicked, k=RANKING_K)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kpis:
-    """What the windows say of one model version; a number that does not exist is None."""
+    """KPIs of one model version. A number that does not exist is None."""
 
     version: int
     rows: int
@@ -117,31 +133,35 @@ class Kpis:
     auc: float | None
     """None unless both classes are present."""
     auc_low: float | None
-    """Lower end of the 95 % interval (DeLong, rows of one user, or else of one request, counted as alike); None where
-    clicks, or rows without, come from too few of them."""
+    """Lower end of the 95 % interval (DeLong, with rows grouped by user, or by request if the user
+    is unknown). None if clicks or non-clicks come from too few groups."""
     auc_high: float | None
     log_loss: float | None
     calibration: float | None
-    """Expected clicks per observed click; None without a click."""
+    """Expected clicks per observed click. None without a click."""
     ctr: float | None
     normalized_entropy: float | None = None
-    """Log loss over the entropy of the click rate; None unless both classes are present."""
+    """Log loss divided by the entropy of the click rate. None unless both classes are present."""
     calibration_error: float | None = None
-    """Expected calibration error (ECE), bins of equal mass; None with fewer rows than bins."""
+    """Expected calibration error (ECE) with bins of equal mass. None with fewer rows than bins."""
     ranked_lists: int | None = None
-    """Newest ranked lists that the next two are over; None where none was seen."""
+    """Number of newest ranked lists behind `hit_rate` and `ndcg`, or None."""
     hit_rate: float | None = None
-    """Share of all ranked lists with a click at a place up to k."""
+    """Share of ranked lists with a click among the top k positions."""
     ndcg: float | None = None
-    """Mean NDCG@k over the ranked lists with a click; None without one."""
+    """Mean NDCG@k over the ranked lists with a click. None without one."""
     conversion_rate: float | None = None
-    """Share of rows with a conversion, of the newest whose conversion window has closed; None where no row's has."""
+    """Share of rows with a conversion, among the newest rows with a closed conversion window. None
+    without such rows."""
     gauc: float | None = None
-    """Mean AUC within users, weighted by their rows; None where no known user has a click and a row without."""
+    """Mean AUC within users, weighted by their rows. None if no known user has both a click and a
+    non-click."""
 
 
 def measure(version: int, window: RowWindow) -> Kpis:
-    """The KPIs of the rows in `window`: 5 ms for 20,000 of them.
+    """Compute the KPIs of the rows in `window`.
+
+    20,000 rows take 5 ms.
 
     >>> measure(1, RowWindow(3)).auc is None
     True
@@ -149,7 +169,9 @@ def measure(version: int, window: RowWindow) -> Kpis:
     labels, scores = window.labels, window.scores
     estimate = metrics.auc_estimate(labels, scores, groups=window.groups)
     is_known = window.groups > MISSING_CATEGORY
-    within_users = metrics.user_quality(labels[is_known], scores[is_known], users=window.groups[is_known])
+    within_users = metrics.user_quality(
+        labels[is_known], scores[is_known], users=window.groups[is_known]
+    )
     return Kpis(
         version=version,
         rows=len(labels),
@@ -167,10 +189,10 @@ def measure(version: int, window: RowWindow) -> Kpis:
 
 
 def measure_version(version: int, windows: VersionWindows) -> Kpis:
-    """The KPIs of all that `windows` holds of `version`.
+    """Compute the KPIs of the rows and ranked lists of `version`.
 
     Raises:
-        KeyError: no row of it is held.
+        KeyError: The version has no row.
     """
     kpis = measure(version, windows[version])
     if lists := windows.lists(version):

@@ -1,4 +1,4 @@
-"""Policies: evidence in, a decision with its reason and numbers out; when a run must wait, and what is requested.
+"""Policies of the monitor: from evidence to a decision with its reason and numbers.
 
-Pure: no module here reads a file or a clock. Acting on decisions is left to `monitoring.retraining`.
+No module here reads a file or a clock. `monitoring.retraining` acts on the decisions.
 """

@@ -1,35 +1,43 @@
-"""Bets against "the AUC is at least theta", whose capital grows only if it is not: the proof behind `sequential`.
+"""E-process against "the AUC is at least theta", the proof behind the policy `sequential`.
 
-In: matured rows in order. Out: the capital, and the time from which the rows on which it grew came. What follows from
-it is left to `monitoring.policies.policies`.
+Input is matured rows in order. Output is the e-value and the time since when it has grown.
+`monitoring.policies.policies` makes decisions of it. An e-process can be read as the capital of a
+gambler who bets against the claim.
 
-A round is a fixed number of successive requests. Its payoff X is the sum of (1 if the click scores above the
-non-click, 1/2 for a tie, else 0) - theta over every pair of a click and a non-click of *different* requests of the
-round, divided by a number fixed before the round (the planned pairs), so that X lies in [-theta, 1 - theta]. A click
-is compared with non-clicks that no other round uses; rows of one request, which share their user, meet in one round
-and never in a pair. If the AUC over pairs of such rows is at least theta, E[X | earlier rounds] >= 0, so each factor
-1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), has a mean of at most 1: a product of them
-is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
+**Payoff.** A round is a fixed number of successive requests. It compares every click with every
+non-click of *different* requests of the round. A pair scores 1 if the click has the higher score,
+1/2 for a tie, else 0, less theta. The payoff X is the sum over pairs, divided by a number fixed
+before the round (the planned pairs), so that X lies in [-theta, 1 - theta]. No two rounds share a
+row. Rows of one request, which share their user, are in one round and never form a pair. If the AUC
+over such pairs is at least theta, then E[X | earlier rounds] >= 0. Each factor 1 - lambda X, with
+lambda chosen before the round in [0, 1 / (1 - theta)), then has a mean of at most 1. The product of
+the factors is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas
+2024, JRSS-B 86).
 
-Capital: the bet may start before any round s, with the share w_s of the capital, w_1 + w_2 + ... = 1; what has not
-started yet is kept as cash; each share is split over `FRACTIONS` of the largest lambda. A mixture of supermartingales
-is one, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38), and by Ville's inequality (1939)
-P(the capital ever reaches 1 / alpha) <= alpha: over all time, at every look. Late starts make it possible to detect a
-drift after long service: by then the capital of the first rounds is lost, while a start at round t has lost only
-log(1 / w_t), about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024) detect it sooner, and bound the
-mean time between false alarms instead of the probability that there ever is one.
+**Mixture.** A bet may start before any round s with the share w_s of the capital, where w_1 + w_2 +
+... = 1. Shares that have not started stay constant. Each share is split equally over `FRACTIONS` of
+the largest lambda. A mixture of supermartingales is a supermartingale, so the capital is an
+e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's inequality (1939), P(the capital
+ever reaches 1 / alpha) <= alpha, over all time and at every look. Late starts detect a drift after
+long service. By then the capital of the first rounds is lost, but a start at round t costs only a
+factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and
+Rinaldo (2024) detect a drift sooner. They bound the mean time between false alarms, not the
+probability that one ever happens.
 
-Several versions: each has rounds of its own, with a theta of its own, and all bet with one capital, in turn. The next
-lambda follows from theta and is chosen before the round's rows, so the product over the rounds of all versions is a
-supermartingale if each version's AUC is at least its theta. One inequality then covers all versions together.
+**Several versions.** Each version has its own rounds and theta, and all versions bet with one
+capital in turn. The next lambda follows from theta and is chosen before the round's rows. So the
+product over the rounds of all versions is a supermartingale if each version's AUC is at least its
+theta. One inequality covers all versions together.
 
-When the change began is estimated as in Page's CUSUM test (1954): a `Trail` per fraction multiplies the same factors
-and starts again from 1 where the product falls below. It decides nothing about whether there is a change.
+**Start of the change.** It is estimated as in Page's CUSUM test (1954). A `Trail` per fraction
+multiplies the same factors and restarts at 1 when the product falls below 1. The estimate does not
+affect whether there is an alarm.
 
-Exact where rows are independent given their labels, or requests are independent and no round has more pairs than
-planned; a round with more is scaled down, which for dependent rows moves the null by a little. Not proven for users
-who return in other requests: the claim is then of the users who came, of whom the gate's interval by users allows for
-the difference (docs/monitor.md has simulated rates).
+**Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
+independent and no round has more pairs than planned. A round with more pairs is scaled down, which
+moves the null slightly for dependent rows. The bound is not proven for users who return in other
+requests. In that case the claim is about the observed users, and the gate's interval by
+user allows for the difference. docs/monitor.md has simulated rates.
 """
 
 import base64
@@ -44,34 +52,39 @@ from numpy.typing import NDArray
 from monitoring.policies.policy import NO_ROWS, MaturedRows
 
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
-"""Of the largest lambda. From bold, for a steep drop, to careful, for one just below theta."""
+"""Bets as fractions of the largest lambda, from large ones for a steep drop to small ones for an
+AUC just below theta."""
 ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
-"""Expected clicks and non-clicks of a round, at least: a click is compared with several non-clicks, and the losses that
-a round must be able to bear, which limit lambda, stay small."""
+"""Minimum expected clicks and non-clicks of a round. A click is then compared with several
+non-clicks, and the largest possible loss of a round, which limits lambda, stays small."""
 FIRST_CLICKS = 10
-"""Clicks that are only counted, so that the first round has a suitable size."""
+"""Number of clicks that are only counted, to choose the size of the first round."""
 REMEMBERED_CLICKS = 1000.0
-"""About this many of the newest clicks determine the size of the next rounds."""
+"""Approximate number of newest clicks that determine the size of the next rounds."""
 MAX_REQUESTS = 20_000
-"""Of a round, whose rows are kept until it is complete; below one click in this many requests some rounds are void."""
+"""Maximum requests of a round, whose rows are stored until it is complete. Below one click in that
+many requests, some rounds have no pair."""
 _SPREADS = 2.0
-"""Standard deviations above the mean that the planned pairs allow for clicks and for non-clicks."""
+"""Standard deviations above the mean in the planned numbers of clicks and non-clicks."""
 
 
 class Rounds:
-    """The rounds of one version's rows, and their payoffs."""
+    """Rounds of one version's rows, and their payoffs."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
+        """Continue from what `memory()` returned.
+
+        Start anew if it is empty or has another `theta`, which is in (0, 1).
+        """
         if memory.get("theta") != theta:
-            memory = {}  # Evidence against another claim says nothing about this one.
+            memory = {}  # Evidence against another theta does not count.
         self.theta = theta
-        # Requests, clicks, their squares, non-clicks, their squares; per request.
+        # Sums over requests: requests, clicks, squared clicks, non-clicks, squared non-clicks.
         self._sums = np.asarray(memory.get("sums", np.zeros(5)))
         self._rows = _unpack_rows(memory["rows"]) if "rows" in memory else NO_ROWS
 
     def memory(self) -> dict[str, Any]:
-        """What a successor needs, a JSON object."""
+        """Return the state for a successor, a JSON object."""
         return {"theta": self.theta, "sums": self._sums.tolist(), "rows": _pack_rows(self._rows)}
 
     @property
@@ -80,7 +93,7 @@ class Rounds:
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
     def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
-        """Return the payoffs and the clicks of the rounds that `rows` complete and that have a pair."""
+        """Return the payoffs and the clicks of the rounds with a pair that `rows` complete."""
         plan = self._plan_round()
         self._count_rows(rows)
         if plan is None:
@@ -107,9 +120,10 @@ class Rounds:
         return payoffs[played].tolist(), clicks[played].tolist()
 
     def _plan_round(self) -> tuple[int, float] | None:
-        """The next round's requests and pairs, from the rows counted so far; None before enough clicks were counted.
+        """Return the next round's number of requests and planned pairs, or None.
 
-        The pairs divide the payoffs; a round with more is divided by its own.
+        The plan comes from the rows counted so far, and exists after `FIRST_CLICKS` clicks. A
+        payoff is divided by the planned pairs, or by the actual pairs if there are more.
         """
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
         if clicks < FIRST_CLICKS or not others:
@@ -132,99 +146,109 @@ class Rounds:
             self._sums = self._sums / 2.0
 
 
-class Capital:
-    """The capital of bets on successive rounds."""
+class EValue:
+    """E-value of the bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
-        """Continues from what `memory()` returned; starts anew where it is empty."""
+        """Continue from what `memory()` returned. Start anew if it is empty."""
         self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
         self.rounds = int(memory.get("rounds", 0))
-        """Rounds with at least one pair so far."""
+        """Number of rounds with at least one pair."""
         self.clicks = int(memory.get("clicks", 0))
-        """Clicks in them."""
+        """Number of clicks in these rounds."""
 
     def memory(self) -> dict[str, Any]:
-        """What a successor needs, a JSON object."""
+        """Return the state for a successor, a JSON object."""
         return {"shares": list(self._shares), "rounds": self.rounds, "clicks": self.clicks}
 
     @property
     def value(self) -> float:
-        """The capital, 1 before the first round."""
+        """The e-value, 1 before the first round."""
         return sum(self._shares) / len(self._shares) + 1.0 / math.log2(self.rounds + 2)
 
-    def bet(self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float) -> bool:
-        """Multiply the capital round by round until it is enough.
+    def bet(
+        self, payoffs: list[float], clicks: list[float], lambdas: list[float], *, enough: float
+    ) -> bool:
+        """Multiply the capital round by round until it reaches `enough`.
 
         Args:
             payoffs: One per round.
             clicks: Number of clicks of each round.
             lambdas: One per fraction, chosen before the rounds.
-            enough: Capital at which the rest of the rounds is left out.
+            enough: E-value after which the remaining rounds are skipped.
 
         Returns:
-            Whether the capital has reached `enough`.
+            Whether the e-value reached `enough`.
         """
-        # Python floats: faster than an array of six.
+        # Python floats are faster here than an array of six elements.
         for payoff, of_round in zip(payoffs, clicks):
             self.rounds += 1
             self.clicks += int(of_round)
             start = 1.0 / math.log2(self.rounds + 1) - 1.0 / math.log2(self.rounds + 2)
-            self._shares = [(s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)]
+            self._shares = [
+                (s + start) * (1.0 - bet * payoff) for s, bet in zip(self._shares, lambdas)
+            ]
             if self.value >= enough:
                 return True
         return False
 
 
 class EProcess:
-    """The capital of bets on the rows of one version, against one null hypothesis."""
+    """E-process over the rows of one version, against one null hypothesis."""
 
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
-        """Continues from what `memory()` returned; starts anew where it is empty, or of another `theta` in (0, 1)."""
+        """Continue from what `memory()` returned.
+
+        Start anew if it is empty or has another `theta`, which is in (0, 1).
+        """
         self._rounds = Rounds(theta, memory)
-        self._capital = Capital(memory if memory.get("theta") == theta else {})
+        self._e_value = EValue(memory if memory.get("theta") == theta else {})
         self.theta = theta
 
     def memory(self) -> dict[str, Any]:
-        """What a successor needs, a JSON object."""
-        return {**self._rounds.memory(), **self._capital.memory()}
+        """Return the state for a successor, a JSON object."""
+        return {**self._rounds.memory(), **self._e_value.memory()}
 
     @property
     def rounds(self) -> int:
-        """Rounds with at least one pair so far."""
-        return self._capital.rounds
+        """Number of rounds with at least one pair."""
+        return self._e_value.rounds
 
     @property
     def clicks(self) -> int:
-        """Clicks in them."""
-        return self._capital.clicks
+        """Number of clicks in these rounds."""
+        return self._e_value.clicks
 
     @property
     def value(self) -> float:
-        """The capital, 1 before the first round."""
-        return self._capital.value
+        """The e-value, 1 before the first round."""
+        return self._e_value.value
 
     def update(self, rows: MaturedRows, enough: float) -> bool:
-        """Bets on every round that `rows` complete; True, and no further bet, once the capital has reached `enough`."""
+        """Bet on every round that `rows` complete, and return whether the e-value reached `enough`.
+
+        No further bet follows once it has.
+        """
         payoffs, clicks = self._rounds.play(rows)
-        return self._capital.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
+        return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
 
 
 _LARGEST = 1e300
-"""Largest product of a trail: JSON has no infinity."""
+"""Largest product of a trail, because JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Trail:
-    """The product of one fraction's factors since it was 1 or less the last time."""
+    """Product of one fraction's factors since the product was last at most 1."""
 
     value: float = 1.0
     since: float | None = None
-    """Event time after which the rows came, in seconds; None while there is no product above 1."""
+    """Event time after which these rows came, in seconds. None if the product is 1."""
     shown_at: float | None = None
-    """Event time up to which the rows came that first made the product large enough; None before."""
+    """Event time of the rows that first made the product large enough, or None."""
 
     def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
-        """Return the trail after rows between two decision points have multiplied it by `factor`."""
+        """Return the trail multiplied by `factor`, for rows between two decision points."""
         began = since if self.since is None else self.since
         value = min(self.value * factor, _LARGEST)
         if value <= 1.0:
@@ -236,7 +260,7 @@ class Trail:
 def factors(payoffs: list[float], lambdas: list[float]) -> list[float]:
     """Return the product of the rounds' factors for each bet.
 
-    Multiplied in the order of the rounds, so that each machine has the same bits.
+    The order of multiplication is that of the rounds, so that every machine gets the same bits.
     """
     rounds = 1.0 - np.outer(np.asarray(payoffs, np.float64), lambdas)
     with np.errstate(over="ignore", under="ignore"):
@@ -252,10 +276,20 @@ def cross_wins(
     rounds: NDArray[np.int64],
     num_rounds: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Per round, over pairs of a click and a non-click of different groups: pairs that the click wins, and pairs.
+    """Count pairs of a click and a non-click of different groups, and those that the click wins.
 
-    A tie is half a win. Labels are 0 or 1; groups and rounds are integers from 0, ascending, and a group lies in one
-    round; all are [n]. Some rounds may have no row.
+    A tie is half a win. Groups and rounds are integers from 0, ascending. A group is in one round,
+    and a round may have no row.
+
+    Args:
+        labels: 0 or 1, shape [n].
+        scores: Shape [n].
+        groups: Shape [n].
+        rounds: Shape [n].
+        num_rounds: Number of rounds.
+
+    Returns:
+        Wins and pairs of each round, each of shape [num_rounds].
 
     >>> wins, pairs = cross_wins(
     ...     np.array([1, 0, 0, 1], np.uint8),
@@ -281,9 +315,16 @@ def cross_wins(
 
 
 def _count_wins(
-    labels: NDArray[np.uint8], scores: NDArray[np.float32], keys: NDArray[np.int64], *, num_keys: int
+    labels: NDArray[np.uint8],
+    scores: NDArray[np.float32],
+    keys: NDArray[np.int64],
+    *,
+    num_keys: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Per key: pairs of a click and a non-click that the click wins, and all pairs. Whole and half numbers, exact."""
+    """Count per key the pairs of a click and a non-click, and those that the click wins.
+
+    The results are whole and half numbers, so they are exact.
+    """
     order = np.lexsort((scores, keys))
     label = labels[order]
     score = scores[order]
@@ -313,7 +354,7 @@ def _concatenate(first: MaturedRows, second: MaturedRows) -> MaturedRows:
 
 
 def _pack_rows(rows: MaturedRows) -> dict[str, Any]:
-    """Rows as JSON: clicks are few, and requests mostly of one row."""
+    """Return the rows as JSON. Clicks are few, and most requests have one row."""
     sizes = np.bincount(rows.groups)
     return {
         "clicks": np.flatnonzero(rows.labels).tolist(),
@@ -326,5 +367,7 @@ def _unpack_rows(packed: Mapping[str, Any]) -> MaturedRows:
     scores = np.frombuffer(base64.b64decode(packed["scores"]), "<f4").astype(np.float32)
     labels = np.zeros(len(scores), np.uint8)
     labels[packed["clicks"]] = 1
-    sizes = np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    sizes = (
+        np.ones(len(scores), np.int64) if packed["sizes"] is None else np.asarray(packed["sizes"])
+    )
     return MaturedRows(labels=labels, scores=scores, groups=np.repeat(np.arange(len(sizes)), sizes))

@@ -1,12 +1,17 @@
-"""The four policies, their settings, and those that a monitor's settings name.
+"""The monitor's four policies, and their construction from settings.
 
-`threshold` judges one window of rows at a time: its false alarms are bounded for a single look, not over months.
-`sequential` is bounded over all time and all versions (`monitoring.policies.betting`). `data_drift` needs no labels,
-`schedule` watches the calendar. New versions are judged by `monitoring.policies.baking`. How soon a run may be
-requested again is left to `monitoring.policies.restraint`.
+- `threshold` evaluates one window of rows at a time. The false alarms of `threshold` are bounded
+  for a single look, not over months.
+- `sequential` has false alarms that are bounded over all time and all versions
+  (`monitoring.policies.betting`).
+- `data_drift` needs no labels.
+- `schedule` follows the calendar.
 
-A release does not end what rows have shown. Breaches, drifted buckets and bets go on over it, unless the new model has
-learned rows from after the change.
+`monitoring.policies.baking` evaluates new versions. `monitoring.policies.rate_limit` applies
+cooldowns and the daily budget.
+
+A release does not reset the evidence. Breaches, drifted buckets and e-values carry over, unless the
+new model has training rows from after the change.
 """
 
 from collections.abc import Callable
@@ -17,11 +22,19 @@ from evergreen.config.monitor import PolicySettings, policy_names
 from evergreen.config.release import BakingSettings
 from monitoring.metrics.window import Kpis
 from monitoring.policies.baking import BakingPolicy
-from monitoring.policies.line_evidence import Alarm, LineEvidence, Standing
-from monitoring.policies.policy import Action, Decision, Evidence, FeatureDrift, Policy, PolicyMemory, named
+from monitoring.policies.lineage_evidence import Alarm, LineageEvidence, VersionEvidence
+from monitoring.policies.policy import (
+    Action,
+    Decision,
+    Evidence,
+    FeatureDrift,
+    Policy,
+    PolicyMemory,
+    named,
+)
 
 NAMED_COLUMNS = 5
-"""Columns that a reason names, the worst first."""
+"""Maximum number of columns in a reason, worst first."""
 
 
 class _ConfiguredPolicy:
@@ -30,110 +43,147 @@ class _ConfiguredPolicy:
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
 
-    def _decision(self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None) -> Decision:
-        """The decision with the numbers that every decision reports, and those of this policy."""
+    def _decision(
+        self, shown: Evidence, action: Action, reason: str, /, **numbers: float | None
+    ) -> Decision:
+        """Return a decision with the common numbers and those of this policy."""
         common = {**shown.window_numbers(), "threshold": None, "rows_since_breach": 0}
-        return Decision(policy=self.name, action=action, reason=reason, numbers={**common, **numbers})
+        return Decision(
+            policy=self.name, action=action, reason=reason, numbers={**common, **numbers}
+        )
 
 
 class ThresholdPolicy(_ConfiguredPolicy):
-    """The windowed AUC against a fixed threshold, one window at a time, confirmed by several."""
+    """Compares the AUC of a window with a fixed threshold, and requires several breaches."""
 
     name = "threshold"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `confirm`."""
-        action, reason = self._judge_window(evidence.kpis)
+        """See `Policy`. The state is that of `confirm`."""
+        action, reason = self._evaluate_window(evidence.kpis)
         action, note, memory = confirm(action, evidence, memory, settings=self._settings)
         if evidence.kpis.version != evidence.version:
-            action, more = self._judge_successor(action, evidence, memory)
+            action, more = self._evaluate_successor(action, evidence, memory)
             note += f"; {more}"
         breaches = int(memory["breaches"])
         since = evidence.matured_total - int(memory["matured_at_breach"]) if breaches else 0
-        numbers = {"threshold": self._settings.auc_threshold, "breaches": breaches, "rows_since_breach": since}
+        numbers = {
+            "threshold": self._settings.auc_threshold,
+            "breaches": breaches,
+            "rows_since_breach": since,
+        }
         return self._decision(evidence, action, reason + note, **numbers), memory
 
-    def _judge_successor(self, action: Action, evidence: Evidence, memory: PolicyMemory) -> tuple[Action, str]:
-        """What the window of an earlier version says about the serving one, none of whose rows has matured."""
+    def _evaluate_successor(
+        self, action: Action, evidence: Evidence, memory: PolicyMemory
+    ) -> tuple[Action, str]:
+        """Apply an earlier version's window to the serving version, which has no matured row."""
         text = f"no row of model version {evidence.version} has matured yet"
-        learned_until, since = evidence.learned_until(), memory["since"]
-        if learned_until is None:
+        trained_until, since = evidence.trained_until(), memory["since"]
+        if trained_until is None:
             return Action.UNDECIDABLE, f"{text}, and what it has learned is not known"
-        if since is not None and learned_until >= since:
-            return Action.UNDECIDABLE, f"{text}; it has learned rows from after the first breach, at {_moment(since)}"
-        return action, f"{text}; it has learned rows up to {_moment(learned_until)}"
+        if since is not None and trained_until >= since:
+            return (
+                Action.UNDECIDABLE,
+                f"{text}; it has learned rows from after the first breach, at {_moment(since)}",
+            )
+        return action, f"{text}; it has learned rows up to {_moment(trained_until)}"
 
-    def _judge_window(self, kpis: Kpis) -> tuple[Action, str]:
-        """Whether this one window is a breach, and why."""
-        least, fewest, others = self._settings.auc_threshold, self._settings.min_clicks, kpis.rows - kpis.clicks
+    def _evaluate_window(self, kpis: Kpis) -> tuple[Action, str]:
+        """Return whether this window is a breach, and why."""
+        least, fewest, others = (
+            self._settings.auc_threshold,
+            self._settings.min_clicks,
+            kpis.rows - kpis.clicks,
+        )
         over = f"over {kpis.rows} rows, {kpis.clicks} clicks, model version {kpis.version}"
         if kpis.auc is None:
-            return Action.UNDECIDABLE, f"auc undefined {over}: needs both clicks and rows without one"
+            return (
+                Action.UNDECIDABLE,
+                f"auc undefined {over}: needs both clicks and rows without one",
+            )
         measured = f"auc {kpis.auc:.3f}"
         if kpis.auc_low is not None and kpis.auc_high is not None:
             measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
         if min(kpis.clicks, others) < fewest:
-            lacking = f"too few to judge, {kpis.clicks} clicks and {others} others, needs {fewest} of each"
+            lacking = (
+                f"too few to judge, {kpis.clicks} clicks and {others} others, needs "
+                f"{fewest} of each"
+            )
             return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
         if kpis.auc >= least:
             return Action.OK, f"{measured} >= {least:.3f} {over}"
         if kpis.auc_high is None:
-            return Action.UNDECIDABLE, f"{measured} {over}: clicks of too few requests for an interval"
+            return (
+                Action.UNDECIDABLE,
+                f"{measured} {over}: clicks of too few requests for an interval",
+            )
         if kpis.auc_high >= least:
-            return Action.UNDECIDABLE, f"{measured} {over}: the interval straddles {least:.3f}, needs more rows"
+            return (
+                Action.UNDECIDABLE,
+                f"{measured} {over}: the interval straddles {least:.3f}, needs more rows",
+            )
         return Action.BREACH, f"{measured} < {least:.3f} {over}"
 
 
 class SequentialPolicy(_ConfiguredPolicy):
-    """A sequential test of "the AUC is at least theta", whose false alarms are bounded over all time.
+    """A sequential test of "the AUC is at least theta" with false alarms bounded over all time.
 
-    Each row is held to the theta of the version that scored it, and all versions of a line share one capital: as long
-    as each version's AUC is at least its theta, the probability that this policy *ever* says RETRAIN is at most alpha,
-    however often one looks and however many versions are released; `betting` has the proof, `line_evidence` which rows
-    count. A change that was found, a version that is rolled back, and a version of which it is not known what it has
-    learned begin another process each, with an alpha of its own. theta is the lower end of the gate's 95 % interval
-    less a tolerance; rows of a version without a gate's AUC have nothing to be held to.
+    Each row is compared with the theta of the version that scored it, and all versions of a lineage
+    share one e-process. While each version's AUC is at least its theta, the probability that this
+    policy *ever* returns RETRAIN is at most alpha, for any number of looks and releases. `betting`
+    has the proof, and `lineage_evidence` says which rows count. A new e-process with its own alpha
+    begins after a detected change, after a rollback, and for a version with unknown training rows.
+
+    theta is the lower end of the gate's 95 % interval less a tolerance. Rows of a version without a
+    gate AUC do not count.
     """
 
     name = "sequential"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; the memory is that of `LineEvidence`."""
+        """See `Policy`. The state is that of `LineageEvidence`."""
         settings, enough = self._settings, 1.0 / self._settings.sequential_alpha
         thetas = {
             version: min(max(gate.low - settings.sequential_tolerance, 0.01), 0.99)
             for version, gate in evidence.baselines.items()
             if gate.low is not None
         }
-        of_line = LineEvidence(memory, enough=enough)
-        of_line.update(evidence, thetas)
-        standing, theta = of_line.about(evidence), thetas.get(evidence.version)
-        action, reason, since = self._judge_standing(evidence, standing, theta)
-        is_judged = bool(standing.versions or standing.alarm)
+        of_lineage = LineageEvidence(memory, enough=enough)
+        of_lineage.update(evidence, thetas)
+        standing, theta = of_lineage.about(evidence), thetas.get(evidence.version)
+        action, reason, since = self._evaluate_lineage(evidence, standing, theta)
+        is_decided = bool(standing.versions or standing.alarm)
         shown = standing.alarm or standing
         decision = self._decision(
             evidence,
             action,
             reason,
             threshold=theta,
-            evidence=shown.value if is_judged else None,
+            evidence=shown.value if is_decided else None,
             evidence_needed=enough,
             rounds=shown.rounds,
             clicks_judged=shown.clicks,
             rows_since_breach=since,
         )
-        return decision, of_line.memory()
+        return decision, of_lineage.memory()
 
-    def _judge_standing(self, evidence: Evidence, standing: Standing, theta: float | None) -> tuple[Action, str, int]:
-        """The action, its reason, and the rows that have matured since an alarm."""
+    def _evaluate_lineage(
+        self, evidence: Evidence, standing: VersionEvidence, theta: float | None
+    ) -> tuple[Action, str, int]:
+        """Return the action, its reason, and the rows that matured since an alarm."""
         settings, version = self._settings, f"model version {evidence.version}"
-        learned = evidence.learned_until()
+        learned = evidence.trained_until()
         if (alarm := standing.alarm) is not None:
             since = evidence.matured_total - alarm.matured
             text = self._evidence_text(evidence, alarm, theta)
             text += f"; a false alarm with a probability of at most {settings.sequential_alpha:g}"
             if since < settings.min_rows_since_breach:
-                return Action.BREACH, f"{text}; {since} of {settings.min_rows_since_breach} rows since", since
+                return (
+                    Action.BREACH,
+                    f"{text}; {since} of {settings.min_rows_since_breach} rows since",
+                    since,
+                )
             return Action.RETRAIN, text, since
         if (known := standing.learned) is not None:
             rows = f"rows of {named(known.versions)} showed from {_moment(known.since)} on"
@@ -143,10 +193,18 @@ class SequentialPolicy(_ConfiguredPolicy):
             return Action.UNDECIDABLE, self._nothing_text(evidence, theta, learned), 0
         return Action.OK, self._evidence_text(evidence, standing, theta), 0
 
-    def _evidence_text(self, evidence: Evidence, shown: Alarm | Standing, theta: float | None) -> str:
-        """The evidence, and whose rows it comes from."""
-        version, others = evidence.version, [each for each in shown.versions if each != evidence.version]
-        text = f"evidence {shown.value:.3g} of {1.0 / self._settings.sequential_alpha:g} that the auc is below"
+    def _evidence_text(
+        self, evidence: Evidence, shown: Alarm | VersionEvidence, theta: float | None
+    ) -> str:
+        """Describe the evidence and whose rows it comes from."""
+        version, others = (
+            evidence.version,
+            [each for each in shown.versions if each != evidence.version],
+        )
+        text = (
+            f"evidence {shown.value:.3g} of {1.0 / self._settings.sequential_alpha:g} that "
+            "the auc is below"
+        )
         if not others and theta is not None:
             return f"{text} {theta:.3f} after {shown.clicks} clicks, model version {version}"
         text += f" what the gate measured after {shown.clicks} clicks, "
@@ -154,7 +212,7 @@ class SequentialPolicy(_ConfiguredPolicy):
             text += f"shown by rows of model {named(shown.versions)} from {_moment(shown.since)} on"
         else:
             text += f"the newest on rows of model {named(shown.versions)}"
-        learned = evidence.learned_until()
+        learned = evidence.trained_until()
         until = "" if learned is None else f", which has learned rows up to {_moment(learned)}"
         return f"{text}; model version {version} serves{until}"
 
@@ -162,34 +220,45 @@ class SequentialPolicy(_ConfiguredPolicy):
         if theta is None:
             return f"the gate's auc of model version {evidence.version} is not known"
         if not len(evidence.rows.labels) and learned is None:
-            text = f"no row of model version {evidence.version} has matured yet, and what it has learned is not known"
+            text = (
+                f"no row of model version {evidence.version} has matured yet, and what it has "
+                "learned is not known"
+            )
             return f"{text}: rows of versions before it say nothing"
         return f"too few clicks to begin, model version {evidence.version}"
 
 
 class DataDriftPolicy(_ConfiguredPolicy):
-    """Feature drift that lasts: several buckets in a row in which enough columns drifted.
+    """Requires several buckets in a row in which enough columns drifted.
 
-    Features may drift without any harm to the AUC, and a concept may drift without any sign in them: use this policy
-    beside one that looks at clicks.
+    Features can drift without harm to the AUC, and a concept can drift without any sign in the
+    features. Use this policy together with one that evaluates clicks.
     """
 
     name = "data_drift"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; memory: `version`, drifted `buckets` in a row, the `last`, end and rows of the first one."""
+        """See `Policy`.
+
+        The state contains `version`, the number of drifted `buckets` in a row, the `last` bucket,
+        and time and matured rows of the first one.
+        """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
         last: FeatureDrift | None = None
         if is_held:
-            buckets, first, since = int(memory["buckets"]), int(memory["matured_at_breach"]), memory.get("since")
+            buckets, first, since = (
+                int(memory["buckets"]),
+                int(memory["matured_at_breach"]),
+                memory.get("since"),
+            )
             last = FeatureDrift(**memory["last"]) if memory["last"] else None
         for last in evidence.drift:
             is_drifted = len(last.drifted) >= self._settings.drift_columns
             if is_drifted and not buckets:
                 first, since = evidence.matured_total, last.bucket_end
             buckets = buckets + 1 if is_drifted else 0
-        action, reason = self._judge_buckets(evidence.version, buckets, last)
+        action, reason = self._evaluate_buckets(evidence.version, buckets, last)
         decision = self._decision(
             evidence,
             action,
@@ -199,18 +268,23 @@ class DataDriftPolicy(_ConfiguredPolicy):
             judged_columns=len(last.distances) if last else None,
             rows_since_breach=evidence.matured_total - first if buckets else 0,
         )
-        kept = {
+        state = {
             "version": evidence.version,
             "buckets": buckets,
             "matured_at_breach": first,
             "since": since if buckets else None,
             "last": {**asdict(last), "drifted": list(last.drifted)} if last else None,
         }
-        return decision, kept
+        return decision, state
 
-    def _judge_buckets(self, version: int, buckets: int, last: FeatureDrift | None) -> tuple[Action, str]:
+    def _evaluate_buckets(
+        self, version: int, buckets: int, last: FeatureDrift | None
+    ) -> tuple[Action, str]:
         if last is None:
-            return Action.UNDECIDABLE, f"no bucket of features of model version {version} has closed yet"
+            return (
+                Action.UNDECIDABLE,
+                f"no bucket of features of model version {version} has closed yet",
+            )
         text = f"{len(last.drifted)} of {len(last.distances)} columns drifted over {last.rows} rows"
         if last.drifted:
             worst = (
@@ -218,24 +292,34 @@ class DataDriftPolicy(_ConfiguredPolicy):
                 for column in last.drifted[:NAMED_COLUMNS]
             )
             text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
-        text += f", model version {last.version}" + ("" if last.version == version else f"; version {version} serves")
+        text += f", model version {last.version}" + (
+            "" if last.version == version else f"; version {version} serves"
+        )
         if buckets >= self._settings.drift_buckets:
             return Action.RETRAIN, f"{text}; {buckets} buckets in a row"
         if buckets:
-            return Action.BREACH, f"{text}; bucket {buckets} of {self._settings.drift_buckets} in a row"
+            return (
+                Action.BREACH,
+                f"{text}; bucket {buckets} of {self._settings.drift_buckets} in a row",
+            )
         return Action.OK, text
 
 
 class SchedulePolicy(_ConfiguredPolicy):
-    """Retrains by the calendar: once a version has served for long enough, whatever its numbers."""
+    """Retrains once a version has served for long enough."""
 
     name = "schedule"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; needs no memory."""
-        served, longest = evidence.seen_until - evidence.serving_since, self._settings.max_serving_seconds
+        """See `Policy`. There is no state."""
+        served, longest = (
+            evidence.seen_until - evidence.serving_since,
+            self._settings.max_serving_seconds,
+        )
         action = Action.RETRAIN if served >= longest else Action.OK
-        reason = f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
+        reason = (
+            f"model version {evidence.version} has served {served:.0f} s of at most {longest:.0f} s"
+        )
         return self._decision(evidence, action, reason, serving_seconds=served), {}
 
 
@@ -246,22 +330,28 @@ POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
 
 
 def make_policies(settings: PolicySettings, baking: BakingSettings | None = None) -> list[Policy]:
-    """The policies that the settings name, in their order, and the one that judges new versions by `baking`."""
-    judges: list[Policy] = [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
-    return [*(POLICIES[name](settings) for name in policy_names(settings.policies)), *judges]
+    """Create the policies that the settings name, in order, and the one for new versions."""
+    for_new_versions: list[Policy] = (
+        [BakingPolicy(baking)] if baking is not None and baking.bake_rows else []
+    )
+    return [
+        *(POLICIES[name](settings) for name in policy_names(settings.policies)),
+        *for_new_versions,
+    ]
 
 
 def confirm(
     action: Action, evidence: Evidence, memory: PolicyMemory, *, settings: PolicySettings
 ) -> tuple[Action, str, PolicyMemory]:
-    """Turns one window's OK, UNDECIDABLE or BREACH into an action, given the windows before it.
+    """Turn the result of one window into an action, given the windows before it.
 
-    OK clears the count; UNDECIDABLE neither counts nor clears; a BREACH becomes RETRAIN once it is confirmed, and
-    stays so until a window is OK, or is one of a version that has learned rows from after the first breach.
+    OK clears the count. UNDECIDABLE leaves it. A BREACH becomes RETRAIN once confirmed, and stays
+    so until a window is OK or belongs to a version with training rows from after the first breach.
 
     Returns:
-        The action; what to add to its reason; the memory: `version` of the window judged last, `breaches` in a row,
-        `since`, the time of the first of them, and `matured_at_breach`, the rows judged before it.
+        The action, an addition to its reason, and the state: `version` of the last window,
+        `breaches` in a row, `since`, the time of the first breach, and `matured_at_breach`, the
+        rows before it.
     """
     version = evidence.kpis.version
     is_held = _still_holds(memory, evidence, version)
@@ -282,22 +372,31 @@ def confirm(
             note = f"; {rows} of {settings.min_rows_since_breach} rows since the first breach"
         else:
             action = Action.RETRAIN
-    return action, note, {"version": version, "breaches": breaches, "since": since, "matured_at_breach": first}
+    return (
+        action,
+        note,
+        {"version": version, "breaches": breaches, "since": since, "matured_at_breach": first},
+    )
 
 
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
-    """Whether what is remembered says something about this version too, which a later one may have replaced.
+    """Return whether the saved evidence applies to this version too.
 
-    A later version is another matter once it has learned rows from `since` on, when what is remembered began.
+    The evidence began at `since`. It does not apply to a later version with training rows from then
+    on.
     """
-    before, since, learned_until = memory.get("version"), memory.get("since"), evidence.learned_until(version)
+    before, since, trained_until = (
+        memory.get("version"),
+        memory.get("since"),
+        evidence.trained_until(version),
+    )
     if before is None or before == version:
         return before is not None
-    if since is None or learned_until is None:
+    if since is None or trained_until is None:
         return False
-    return before in evidence.line and bool(before < version and learned_until < since)
+    return before in evidence.lineage and bool(before < version and trained_until < since)
 
 
 def _moment(time: float) -> str:
-    """An event time for people."""
+    """Format an event time for people."""
     return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,8 +1,9 @@
-"""What a policy is: the evidence that it is shown at a decision point, and the decision that it returns.
+"""Interface of a policy: the evidence at a decision point, and the decision.
 
-Evidence comes from records alone (event times, no wall clock), so that a backtest over the archive shows a policy what
-the running monitor showed it. The policies are in `monitoring.policies.policies`; gathering evidence is left to
-`monitoring.policies.judging`, acting on decisions to `monitoring.retraining`.
+Evidence comes from records and event times only, so that a backtest over the archive gives a policy
+the same evidence as the running monitor. `monitoring.policies.policies` has the policies,
+`monitoring.policies.evaluation` collects the evidence, and `monitoring.retraining` acts on
+decisions.
 """
 
 import json
@@ -21,57 +22,65 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaturedRows:
-    """Rows of one model version that matured since the last decision point, ordered by (time, request id, row)."""
+    """Rows of one model version that matured since the last decision point.
+
+    The rows are ordered by (time, request id, row).
+    """
 
     labels: NDArray[np.uint8]
     """0 or 1, shape [n]."""
     scores: NDArray[np.float32]
     """Probabilities, shape [n]."""
     groups: NDArray[np.int64]
-    """The request of each row, numbered from 0, shape [n]: rows of one request belong to the same user."""
+    """Number of each row's request, from 0, shape [n]. Rows of one request belong to the same
+    user."""
 
 
-NO_ROWS = MaturedRows(labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64))
+NO_ROWS = MaturedRows(
+    labels=np.zeros(0, np.uint8), scores=np.zeros(0, np.float32), groups=np.zeros(0, np.int64)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What the model store knows of a version: what the gate measured before it served, and what it has learned."""
+    """The registry's information on a version: the gate's measurement and the training end."""
 
     auc: float | None = None
-    """AUC over the rows held out; None if the gate measured none, as are the next two."""
+    """AUC over the holdout rows. If the gate measured no AUC, `auc`, `low` and `high` are None."""
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
-    """The version that it replaced; None where it was the first."""
-    learned_until: float | None = None
-    """Event time of the newest row that its model has learned, seconds since the epoch; None if that is not known."""
+    """The version that it replaced, or None for the first."""
+    trained_until: float | None = None
+    """Event time of the model's newest training row, in seconds since the epoch. None if
+    unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predecessor:
-    """What was measured of the version before, when the new one began to serve."""
+    """Measurements of the previous version when the new one began to serve."""
 
     auc_low: float | None
-    """Lower end of the 95 % interval of the AUC over its last window; None where that does not exist."""
+    """Lower end of the 95 % interval of the AUC over its last window, or None if it does not
+    exist."""
     click_rate: float | None
     """Clicks per row of that window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDrift:
-    """The result of `monitoring.drift` for one closed bucket of predictions; every number exists."""
+    """Result of `monitoring.drift` for one closed bucket of predictions."""
 
     bucket_end: float
-    """Event time, seconds since the epoch."""
+    """Event time in seconds since the epoch."""
     version: int
     rows: int
     drifted: tuple[str, ...]
-    """Columns that drifted after the correction for multiple tests, the worst first."""
+    """Columns that drifted after the correction for multiple tests, worst first."""
     distances: Mapping[str, float]
-    """Distance of each judged column."""
+    """Distance of each compared column."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,49 +88,56 @@ class Evidence:
     """Everything that a policy may use."""
 
     time: float
-    """The decision point: event time up to which every row is matured, seconds since the epoch."""
+    """Decision point: event time up to which every row matured, in seconds since the epoch."""
     version: int
     """The serving version."""
     serving_since: float
     """Event time of the first prediction since this version serves, to within one decision span."""
     seen_until: float
-    """Event time up to which predictions are known, and with them the serving version; not before `serving_since`."""
+    """Event time up to which predictions, and so the serving version, are known. Not before
+    `serving_since`."""
     kpis: Kpis
-    """KPIs of the serving version's window. Before any of its rows has matured, of the version of the newest row."""
+    """KPIs of the serving version's window. Before any of its rows matured, KPIs of the newest
+    row's version."""
     rows_of: Mapping[int, MaturedRows]
-    """New rows of the serving version and of those before it in its line, in ascending order of versions."""
-    line: tuple[int, ...]
-    """The serving version and those that served before it, in ascending order. A version that was rolled back is not
-    among them: its rows say nothing about others."""
+    """New rows of the serving version and its predecessors in the lineage, by ascending version."""
+    lineage: tuple[int, ...]
+    """The serving version and its predecessors, ascending, without versions that were rolled back.
+    Rows of those are not evidence about other versions."""
     matured_total: int
-    """Rows judged so far, of all versions; never decreases."""
+    """Number of rows so far, of all versions. It never decreases."""
     baselines: Mapping[int, Baseline]
-    """Baseline of each version of `rows_of`, of the serving version and of the window's, where the store knows it."""
+    """Known baselines of the versions in `rows_of`, of the serving version and of the window's
+    version."""
     predecessor: Predecessor | None = None
-    """None where the version replaced none, or no row of the one before is known, or none of its own has matured."""
+    """None if the version replaced none, the previous version has no known row, or this version has
+    no matured row."""
     drift: tuple[FeatureDrift, ...]
-    """The closed buckets of the serving version that no decision has seen yet, oldest first."""
+    """Closed buckets of the serving version since the last decision, oldest first."""
 
     @property
     def rows(self) -> MaturedRows:
-        """The new rows of the serving version; there may be none."""
+        """New rows of the serving version, possibly none."""
         return self.rows_of.get(self.version, NO_ROWS)
 
     @property
     def baseline(self) -> Baseline | None:
-        """The serving version's baseline."""
+        """Baseline of the serving version."""
         return self.baselines.get(self.version)
 
-    def learned_until(self, version: int | None = None) -> float | None:
-        """Return the time of the newest row that a version has learned, or None if that is not known.
+    def trained_until(self, version: int | None = None) -> float | None:
+        """Return the time of a version's newest training row, or None if unknown.
 
         `version` is the serving one by default.
         """
         known = self.baselines.get(self.version if version is None else version)
-        return known.learned_until if known else None
+        return known.trained_until if known else None
 
     def window_numbers(self) -> dict[str, float | None]:
-        """The window's numbers, as every decision reports them; `window_version` scored its rows."""
+        """Return the window's numbers that every decision reports.
+
+        `window_version` is the version that scored its rows.
+        """
         kpis = self.kpis
         return {
             "auc": kpis.auc,
@@ -135,15 +151,17 @@ class Evidence:
 
 
 def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> dict[str, T]:
-    """Return what is known by version without the lowest versions beyond `MAX_VERSIONS`.
+    """Drop the lowest versions beyond `MAX_VERSIONS`.
 
-    The order of insertion does not matter, because it is lost where memory is written with sorted keys.
+    Versions are compared by number, because the order of insertion is lost in JSON with sorted
+    keys.
 
     Args:
         of_versions: Values by version number, as the keys of a JSON object.
         needed: Versions that stay in any case.
 
-    >>> without_oldest({str(version): version for version in range(1, 10)}, needed=[1]).keys() >= {"1", "3", "9"}
+    >>> known = {str(version): version for version in range(1, 10)}
+    >>> without_oldest(known, needed=[1]).keys() >= {"1", "3", "9"}
     True
     """
     surplus = max(len(of_versions) - MAX_VERSIONS, 0)
@@ -164,41 +182,46 @@ def named(versions: Collection[int]) -> str:
             runs[-1].append(version)
         else:
             runs.append([version])
-    parts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    parts = [
+        text
+        for run in runs
+        for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
     text = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     return f"version{'s' if len(versions) > 1 else ''} {text}"
 
 
 class Action(str, Enum):
-    """What a decision calls for."""
+    """Result of a decision."""
 
     OK = "ok"
-    """There is no sign of a drift."""
+    """No sign of a drift."""
     UNDECIDABLE = "undecidable"
-    """The evidence does not suffice; the reason says what is missing."""
+    """Not enough evidence. The reason says what is missing."""
     BREACH = "breach"
-    """A drift is suspected and not confirmed yet."""
+    """A drift is suspected but not confirmed."""
     HELD = "held"
-    """Confirmed, but `policies.restraint` forbids a run now; no policy returns this."""
+    """A drift is confirmed, but `policies.rate_limit` forbids a run now. No policy returns this."""
     RETRAIN = "retrain"
-    """Confirmed: something has to be done, by default a run of the pipeline."""
+    """A drift is confirmed. By default a run of the pipeline follows."""
     ROLLBACK = "rollback"
-    """A version that was released lately is bad, and has to be taken back."""
+    """A recently released version is bad and must be rolled back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """An action, its reason in one line, and the numbers behind it."""
+    """An action, its reason in one line, and its numbers."""
 
     policy: str
     """Name of the policy that decided, such as `threshold`."""
     action: Action
     reason: str
     numbers: Mapping[str, float | None]
-    """Always with `version` and `policies.restraint.OBSERVED_NUMBERS`; a number that does not exist is None."""
+    """Contains at least `version` and `policies.rate_limit.OBSERVED_NUMBERS`. A number that does
+    not exist is None."""
 
     def document(self) -> dict[str, Any]:
-        """The decision as a JSON object."""
+        """Return the decision as a JSON object."""
         return {
             "policy": self.policy,
             "action": self.action.value,
@@ -208,42 +231,43 @@ class Decision:
 
 
 PolicyMemory = Mapping[str, Any]
-"""A policy's own memory, a JSON object; empty before the first decision."""
+"""State of a policy, a JSON object. Empty before the first decision."""
 
 
 class Policy(Protocol):
-    """Decides as a pure function: the same evidence and memory give the same decision and memory."""
+    """A pure function: the same evidence and state give the same decision and state."""
 
     @property
     def name(self) -> str:
-        """The policy's name in settings, decisions and metrics."""
+        """Name of the policy in settings, decisions and metrics."""
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """Judges one decision point; the second value is the memory for the next one."""
+        """Decide at one decision point, and return the decision and the next state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionPoint:
-    """What all policies decided at one point of event time."""
+    """Decisions of all policies at one point of event time."""
 
     time: float
-    """Event time, seconds since the epoch."""
+    """Event time in seconds since the epoch."""
     version: int
-    """The serving version, about which was decided."""
+    """The serving version, which the decisions are about."""
     decision: Decision
-    """The decision that counts: see `combine`."""
+    """The combined decision, see `combine`."""
     decisions: tuple[Decision, ...]
-    """Every policy's own decision, in the order of the settings."""
+    """Decision of each policy, in the order of the settings."""
     kpis: Kpis
     """See `Evidence.kpis`."""
     memory: dict[str, Any]
-    """The judge's memory after this point, from which an incident can be replayed."""
+    """State of the evaluator after this point, from which an incident can be replayed."""
 
     def line(self) -> str:
-        """This point as one line of canonical JSON: keys sorted, no spaces, floats as Python's shortest repr.
+        """Return this point as one line of canonical JSON.
 
-        Equal decisions give equal bytes. The line holds only what follows from records and settings, so the line that a
-        backtest writes is the line that the monitor wrote.
+        Keys are sorted, there are no spaces, and floats are Python's shortest repr, so equal
+        decisions give equal bytes. The line depends only on records and settings, so a backtest
+        writes the same line as the monitor.
         """
         line = {
             "time": self.time,
@@ -258,10 +282,10 @@ class DecisionPoint:
 
 
 def combine(decisions: tuple[Decision, ...]) -> Decision:
-    """The decision that counts: ROLLBACK before RETRAIN before BREACH, else the first.
+    """Return the first ROLLBACK, else the first RETRAIN, else the first BREACH, else the first.
 
-    >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={"version": 1})
-    >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={"version": 1})
+    >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={})
+    >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={})
     >>> combine((one, two)).policy
     'b'
     """

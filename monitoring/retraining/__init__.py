@@ -1,1 +1,1 @@
-"""What follows a decision: one run of the pipeline at a time, and notifications of people."""
+"""Act on decisions: one pipeline run at a time, and notifications."""

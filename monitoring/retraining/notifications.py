@@ -1,12 +1,13 @@
-"""Which events people are notified of, and messages on their way to the webhook.
+"""Turn journal events into incidents and messages, and send them to the webhook.
 
-Listens to the journal. Events belong to incidents: a drift, a log that is down, dead letters. Within an incident each
-kind of event is sent once; while the incident stays open it is sent again every `remind_seconds`; its end is sent too.
+An incident is a drift, an unreachable log, dead letters, rows that cannot be archived, or a bad
+release. Within an incident each kind of event is sent once. An open incident is repeated every
+`remind_seconds`, and its end is sent too.
 
-Messages are kept on disk, in order, and delivered at least once or dropped: when the server refuses one, when it is
-older than a day, or when more wait than there is room for (the oldest is dropped, and counted). One message is sent at
-a time, on a thread of its own, so that the loop never waits for the server. The message's form and its sending are
-`evergreen.notifications`'.
+Messages are stored on disk in order, and are delivered at least once or dropped. A message is
+dropped if the server refuses it, if it is older than a day, or if too many wait, which drops the
+oldest. One message is sent at a time on a separate thread, so that the loop never waits for the
+server. `evergreen.notifications` formats and sends messages.
 """
 
 import dataclasses
@@ -32,28 +33,30 @@ DEAD_LETTER = "dead_letter"
 RELEASE = "release"
 """Names of the incidents."""
 MAX_WAITING = 100
-"""Messages that wait at most."""
+"""Maximum number of waiting messages."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 600.0
 GIVE_UP_SECONDS = 86_400.0
-"""Age at which a message is dropped: it is no news any more."""
+"""Age at which a message is dropped, because it is outdated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotificationSettings:
-    """Where messages for people go."""
+    """Destination and frequency of messages for people."""
 
     webhook_file: str = ""
-    """File that holds the address of a webhook taking Slack's JSON; empty = nobody is notified. The address is a
-    secret, so it is no setting itself."""
+    """File with the address of a webhook that accepts Slack's JSON. Empty means no notifications.
+    The address is a secret, so it is not a setting."""
     remind_seconds: float = 6 * 3600.0
-    """How often a message of an open incident is repeated."""
+    """Seconds between two messages of an open incident."""
     status_url: str = ""
-    """Where people reach the status page; becomes the messages' link."""
+    """Address of the status page for people, linked in messages."""
 
     def __post_init__(self) -> None:
         expect(self, "above 0", lambda value: value > 0, "remind_seconds")
         if "://" in self.webhook_file:
-            raise ContractError("webhook_file is an address, expected the name of a file that holds it")
+            raise ContractError(
+                "webhook_file is an address, expected the name of a file that holds it"
+            )
 
 
 class _Rule(NamedTuple):
@@ -61,7 +64,7 @@ class _Rule(NamedTuple):
     title: str
     done: str = ""
     is_of_run: bool = False
-    """Sent once for each run, and opens no incident: a run may end after its drift, and is no drift that recovers."""
+    """Sent once per run, and opens no incident, because a run can end after its drift."""
 
 
 _RULES = {
@@ -70,33 +73,51 @@ _RULES = {
     "requested": _Rule(DRIFT, "Retraining requested", "a run was started", is_of_run=True),
     "overdue": _Rule(DRIFT, "A retraining run takes long", is_of_run=True),
     "released": _Rule(DRIFT, "A new version was released", "released", is_of_run=True),
-    "canary": _Rule(DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True),
-    "judged": _Rule(DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True),
-    "refused": _Rule(DRIFT, "The new model was refused", "the live version stays live", is_of_run=True),
-    "failed": _Rule(DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True),
-    "bad_release": _Rule(RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True),
-    "taken_back": _Rule(RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True),
+    "canary": _Rule(
+        DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True
+    ),
+    "judged": _Rule(
+        DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True
+    ),
+    "refused": _Rule(
+        DRIFT, "The new model was refused", "the live version stays live", is_of_run=True
+    ),
+    "failed": _Rule(
+        DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True
+    ),
+    "bad_release": _Rule(
+        RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True
+    ),
+    "taken_back": _Rule(
+        RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True
+    ),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
-    "dead_letter": _Rule(DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"),
-    "set_apart": _Rule("set_apart", "Rows could not be archived", "kept in the state folder, tried at the next start"),
+    "dead_letter": _Rule(
+        DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"
+    ),
+    "set_apart": _Rule(
+        "set_apart",
+        "Rows could not be archived",
+        "kept in the state folder, tried at the next start",
+    ),
 }
-"""By kind of event; the end of a run by its outcome."""
+"""Rules by kind of event. The end of a run is found by its outcome."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenIncident:
-    """One open incident; stored as JSON."""
+    """One open incident, stored as JSON."""
 
     since: float
     last_at: float
     """Time of its newest event."""
     sent_at: float
     amount: float = 0.0
-    """Dead letters so far."""
+    """Number of dead letters so far."""
     text: str = ""
     sent: tuple[str, ...] = ()
-    """Kinds of events that were sent, those of a run with its name."""
+    """Kinds of events that were sent. For a run, with its name."""
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
@@ -112,21 +133,26 @@ class Notifier:
         recommender: str,
         clock: Callable[[], float],
     ) -> None:
-        """Continues the incidents kept in `documents`; without an outbox they are kept all the same, for the page.
+        """Continue the incidents stored in `documents`.
 
-        Messages begin with the recommender's name: monitors of several may send to one place.
+        Incidents are stored even without an outbox, because the page shows them. Messages begin
+        with the recommender's name, because monitors of several recommenders may send to one
+        channel.
         """
         self._recommender = recommender
         self._documents = documents
         self.outbox = outbox
         self._settings = settings
         self._clock = clock
-        kept = documents.read_document(INCIDENTS) or {}
-        self.open = {name: OpenIncident(**{**values, "sent": tuple(values["sent"])}) for name, values in kept.items()}
-        """The open incidents by name: `drift`, `log`, `dead_letter`."""
+        saved = documents.read_document(INCIDENTS) or {}
+        self.open = {
+            name: OpenIncident(**{**values, "sent": tuple(values["sent"])})
+            for name, values in saved.items()
+        }
+        """The open incidents by name: `drift`, `log`, `dead_letter`, `release` or `set_apart`."""
 
     def on_event(self, event: Event) -> None:
-        """Handles an event of the journal."""
+        """Handle an event of the journal."""
         kind = str(event.details["outcome"]) if event.kind == "run_ended" else event.kind
         if kind in _ENDS:
             self._close(*_ENDS[kind], event)
@@ -134,9 +160,9 @@ class Notifier:
             self._update(kind, _RULES[kind], event)
 
     def step(self, now: float) -> None:
-        """Sends reminders that are due, and advances the outbox."""
+        """Send due reminders, and advance the outbox."""
         for name, incident in list(self.open.items()):
-            # A clock that was set back reminds too early rather than never.
+            # After a clock was set back, remind too early rather than never.
             if abs(now - incident.sent_at) < self._settings.remind_seconds:
                 continue
             if name == DEAD_LETTER and incident.last_at <= incident.sent_at:
@@ -148,7 +174,7 @@ class Notifier:
             self.outbox.step(now)
 
     def close_silently(self, name: str) -> None:
-        """Ends an incident without a message."""
+        """Close an incident without a message."""
         if name in self.open:
             self._store({key: each for key, each in self.open.items() if key != name})
 
@@ -167,7 +193,9 @@ class Notifier:
             numbers=numbers,
         )
         if key not in known.sent:
-            self._send(f"{rule.title}: {event.text}", incident, numbers=numbers, now=now, done=rule.done)
+            self._send(
+                f"{rule.title}: {event.text}", incident, numbers=numbers, now=now, done=rule.done
+            )
             incident = dataclasses.replace(incident, sent_at=now)
         if is_open or not rule.is_of_run:
             self._store({**self.open, rule.incident: incident})
@@ -179,7 +207,13 @@ class Notifier:
             self.close_silently(name)
 
     def _send(
-        self, text: str, incident: OpenIncident, *, numbers: Mapping[str, Any], now: float, done: str = ""
+        self,
+        text: str,
+        incident: OpenIncident,
+        *,
+        numbers: Mapping[str, Any],
+        now: float,
+        done: str = "",
     ) -> None:
         if self.outbox is not None:
             amounts = {**numbers, "messages": incident.amount} if incident.amount else numbers
@@ -188,14 +222,16 @@ class Notifier:
             self.outbox.put(payload, now=now)
 
     def _store(self, incidents: dict[str, OpenIncident]) -> None:
-        documents = {INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}}
+        documents = {
+            INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}
+        }
         self._documents.write_documents(documents)
         self.open = incidents
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingMessage:
-    """A message on its way; stored as JSON."""
+    """A waiting message, stored as JSON."""
 
     payload: dict[str, Any]
     put_at: float
@@ -204,14 +240,17 @@ class WaitingMessage:
 
 
 class Outbox:
-    """The waiting messages of one state folder."""
+    """Waiting messages of one state folder."""
 
     def __init__(self, documents: Database, send: Callable[[bytes], Answer]) -> None:
-        """Continues with what a predecessor could not deliver; `send` is called on another thread, and returns."""
+        """Continue with the messages that a predecessor could not deliver.
+
+        `send` is called on another thread, and must return without raising.
+        """
         self._documents = documents
         self._send = send
-        kept = documents.read_document(OUTBOX) or {"messages": []}
-        self._messages = [WaitingMessage(**each) for each in kept["messages"]]
+        saved = documents.read_document(OUTBOX) or {"messages": []}
+        self._messages = [WaitingMessage(**each) for each in saved["messages"]]
         self._attempt: _Attempt | None = None
         self._logged_reason = ""
 
@@ -219,26 +258,26 @@ class Outbox:
         return len(self._messages)
 
     def put(self, payload: dict[str, Any], *, now: float) -> None:
-        """Stores a message to be sent."""
+        """Store a message to be sent."""
         messages = [*self._messages, WaitingMessage(payload=payload, put_at=now)]
         dropped = max(0, len(messages) - MAX_WAITING)
         self._store(messages[dropped:], {"notification_dropped": dropped} if dropped else {})
 
     def step(self, now: float) -> None:
-        """Handles the result of the attempt under way, and starts the next one that is due."""
+        """Handle the result of the last attempt, and start the next one that is due."""
         if self._attempt is not None:
             if (answer := self._attempt.answer) is None:
                 return
-            # It may have been dropped meanwhile.
+            # The message may have been dropped meanwhile.
             if self._messages and self._messages[0] is self._attempt.message:
                 self._handle_answer(answer, now)
             self._attempt = None
-        # A clock that was set back must not hold the message for longer than the longest pause.
+        # After a clock was set back, wait no longer than the longest pause.
         if self._messages and not 0 < self._messages[0].next_at - now <= MAX_PAUSE_SECONDS * 6:
             self._attempt = _Attempt(self._messages[0], self._send)
 
     def _handle_answer(self, answer: Answer, now: float) -> None:
-        """Drops the first message, or keeps it for another try."""
+        """Drop the first message, or schedule another attempt."""
         first, *rest = self._messages
         if answer.state == "delivered":
             self._logged_reason = ""
@@ -252,7 +291,9 @@ class Outbox:
             return
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(first.tries, 30), MAX_PAUSE_SECONDS)
         pause = max(pause, answer.retry_after or 0.0)
-        self._store([dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {})
+        self._store(
+            [dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {}
+        )
 
     def _store(self, messages: list[WaitingMessage], counts: dict[str, float]) -> None:
         document = {"messages": [dataclasses.asdict(each) for each in messages]}
@@ -261,12 +302,14 @@ class Outbox:
 
 
 class _Attempt:
-    """One attempt to send a message, on its own thread."""
+    """One attempt to send a message, on a separate thread."""
 
     def __init__(self, message: WaitingMessage, send: Callable[[bytes], Answer]) -> None:
         self.message = message
         self.answer: Answer | None = None
-        threading.Thread(target=self._send_message, args=(send,), name="webhook", daemon=True).start()
+        threading.Thread(
+            target=self._send_message, args=(send,), name="webhook", daemon=True
+        ).start()
 
     def _send_message(self, send: Callable[[bytes], Answer]) -> None:
         try:

@@ -1,9 +1,9 @@
-"""From a decision to the end of its run, one step at a time, over restarts.
+"""Advance a retrain request from the decision to the end of its run, across restarts.
 
-decided -> archive flushed -> uploads awaited -> submitted -> running -> ended. In: a policy's decision, the time. Out:
-at most one run at any moment; events; the memory of past runs. Every transition is stored before the next begins, and
-each step can be repeated: the request is named by its data (`monitoring.policies.restraint`), by which triggers know
-it.
+The phases are: decided, archive flushed, uploading, submitting, running, ended. There is at most
+one run at any time. Every transition is stored before the next one begins, and each step can be
+repeated. The request is named by its data (`monitoring.policies.rate_limit`), so that triggers
+recognize it.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from monitoring.journal import Journal
-from monitoring.policies import restraint
+from monitoring.policies import rate_limit
 from monitoring.policies.policy import Decision
-from monitoring.policies.restraint import RunMemory, choose_parent, make_request
+from monitoring.policies.rate_limit import RunMemory, choose_parent, make_request
 from monitoring.retraining.triggers import BUSY, FAILED, UNKNOWN, RunState, Trigger
 from monitoring.retraining.triggers import RUNNING as RUN_IS_ACTIVE
 from monitoring.state.database import Database, read_memory
@@ -31,44 +31,46 @@ UPLOADING = "uploading"
 SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
-RESTRAINT = "restraint"
+RATE_LIMITS = "rate_limits"
 """Names of the documents."""
 RETRY_SECONDS = 15.0
-"""Pause before a busy or unreachable trigger is called again."""
+"""Seconds before a busy or unreachable trigger is called again."""
 UNKNOWN_SECONDS = 60.0
-"""How long a submitted run may be unknown to its trigger before it counts as failed: the trigger's list may lag."""
+"""Seconds for which a submitted run may be unknown to its trigger before it counts as failed. The
+trigger's list of runs may lag."""
 OVERDUE_SECONDS = 6 * 3600.0
-"""A run that takes longer is reported, once; it is followed to its end all the same."""
+"""Seconds after which an active run is reported once. The monitor still follows the run to its
+end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """The state of the request under way; stored as JSON."""
+    """State of the request in progress, stored as JSON."""
 
     phase: str = IDLE
     request: dict[str, Any] | None = None
-    """The `RetrainRequest`'s fields; None when idle."""
+    """Fields of the `RetrainRequest`, or None when idle."""
     decided_at: float = 0.0
     upload_deadline: float = 0.0
     next_try_at: float = 0.0
     awaited: tuple[str, ...] = ()
-    """Files sealed when the archive was flushed; those that follow belong to the next run."""
+    """Files that were sealed when the archive was flushed. Later files belong to the next run."""
     obstacle: str = ""
-    """`busy` or `unreachable`, as reported last; each is reported once."""
+    """`busy` or `unreachable`, as last reported. Each is reported once."""
     started_at: float = 0.0
     unknown_since: float = 0.0
-    """Since when the trigger does not know the run; 0 = it does."""
+    """Time since when the trigger does not know the run, or 0 if it does."""
     is_overdue: bool = False
-    """Whether it was reported that the run takes long."""
+    """Whether the long duration was reported."""
 
     @property
     def request_id(self) -> str:
-        """Name of the request; empty when idle."""
+        """Name of the request. Empty when idle."""
         return str(self.request["request_id"]) if self.request else ""
 
 
 class Retraining:
-    """The one request that may be under way."""
+    """The retrain request in progress, at most one."""
 
     def __init__(
         self,
@@ -82,48 +84,57 @@ class Retraining:
         upload_wait_seconds: float,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continues where a predecessor stopped; without a trigger nobody runs anything, and `begin` is not called."""
+        """Continue where a predecessor stopped. Without a trigger, `begin` must not be called."""
         self._documents = documents
         self._archive = archive
         self._trigger = trigger
         self._journal = journal
-        self._restraint, self._recipe = restraint, recipe
+        self._limits, self._recipe = restraint, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress = read_memory(documents, PROGRESS, RunProgress)
-        self.memory = read_memory(documents, RESTRAINT, RunMemory)
+        self.memory = read_memory(documents, RATE_LIMITS, RunMemory)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
-        """Makes a request of a confirmed decision, for rows up to the event time `data_until`; only when idle."""
+        """Create a request from a confirmed decision, for rows up to the event time `data_until`.
+
+        It must be idle.
+        """
         assert self.progress.phase == IDLE
         assert self._trigger is not None
         parent, why = choose_parent(self.memory, self._recipe)
         request = make_request(decision, parent=parent, why=why, data_until=data_until, now=now)
         self._journal.emit(
-            "decision", request.reason, request_id=request.request_id, policy=decision.policy, **decision.numbers
+            "decision",
+            request.reason,
+            request_id=request.request_id,
+            policy=decision.policy,
+            **decision.numbers,
         )
         progress = RunProgress(phase=DECIDED, request=asdict(request), decided_at=now)
-        self._store(progress, memory=restraint.requested(self.memory, now=now))
+        self._store(progress, memory=rate_limit.requested(self.memory, now=now))
         self._checkpoint("retraining.decided")
 
     def step(self, now: float) -> None:
-        """Advances the request under way as far as possible without waiting."""
+        """Advance the request in progress as far as possible without waiting."""
         if self._trigger is None:
-            return  # a request of an earlier start, when there was one, waits for a start with a trigger
+            return  # a request of an earlier start waits for a start with a trigger
         if self.progress.phase == DECIDED:
             self._flush_archive(now)
         if self.progress.phase == UPLOADING:
             self._await_uploads(now)
-        # No pause is longer: one that seems so was written under a clock that has since been set back.
+        # A longer pause was written before the clock was set back.
         is_time = not 0 < self.progress.next_try_at - now <= max(RETRY_SECONDS, self._poll_seconds)
         if self.progress.phase == SUBMITTING and is_time:
             self._submit(self._trigger, now)
         elif self.progress.phase == RUNNING and is_time:
             self._follow_run(self._trigger, now)
 
-    def rest_after(self, outcome: str, now: float) -> None:
-        """Begins the cool-down that follows what others did: a version that was taken back."""
-        self._store(self.progress, memory=restraint.ended(self.memory, outcome, self._restraint, now=now))
+    def begin_cooldown(self, outcome: str, now: float) -> None:
+        """Begin the cooldown after an outcome of another program, such as a rollback."""
+        self._store(
+            self.progress, memory=rate_limit.ended(self.memory, outcome, self._limits, now=now)
+        )
 
     def _request(self) -> RetrainRequest:
         assert self.progress.request is not None
@@ -132,7 +143,12 @@ class Retraining:
     def _flush_archive(self, now: float) -> None:
         files = self._archive.flush()
         rows = sum(num_rows for _, num_rows in files)
-        self._journal.emit("archived", f"flushed {rows} rows for the run", rows=rows, files=[name for name, _ in files])
+        self._journal.emit(
+            "archived",
+            f"flushed {rows} rows for the run",
+            rows=rows,
+            files=[name for name, _ in files],
+        )
         awaited = tuple(self._archive.waiting_for_upload()) if self._upload_wait_seconds > 0 else ()
         self._enter(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
 
@@ -145,7 +161,10 @@ class Retraining:
                 self._journal.emit("uploaded", "every sealed file is in the lake", seconds=seconds)
             self._enter(SUBMITTING)
         elif now >= self.progress.upload_deadline:
-            reason = f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, first {waiting[0]}"
+            reason = (
+                f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, "
+                f"first {waiting[0]}"
+            )
             self._end(RunState(FAILED, reason), now)
 
     def _submit(self, trigger: Trigger, now: float) -> None:
@@ -162,8 +181,12 @@ class Retraining:
         if answer == BUSY:
             self._retry_later("busy", "another run is active", now)
             return
-        self._journal.emit("requested", request.reason, request_id=request.request_id, answer=answer)
-        self._journal.emit("run_started", f"run {request.request_id} {answer}", request_id=request.request_id)
+        self._journal.emit(
+            "requested", request.reason, request_id=request.request_id, answer=answer
+        )
+        self._journal.emit(
+            "run_started", f"run {request.request_id} {answer}", request_id=request.request_id
+        )
         self._enter(RUNNING, {"request_started": 1}, started_at=now, next_try_at=0.0, obstacle="")
         self._checkpoint("retraining.running")
 
@@ -174,7 +197,8 @@ class Retraining:
             self._retry_later("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            # Asking again is useless, and ending the monitor over a lost run would stop the archive too.
+            # Asking again is useless, and ending the monitor because of a lost run would stop the
+            # archive too.
             run = RunState(FAILED, str(error))
         if run.state == UNKNOWN:
             since = self.progress.unknown_since or now
@@ -188,27 +212,33 @@ class Retraining:
             self._end(run, now)
 
     def _note_active(self, now: float) -> None:
-        """Stores when to look next, and reports a run that takes long; a paused run is not over."""
+        """Store when to ask next, and report a run that takes long. A paused run is active."""
         progress = self.progress
         is_overdue = progress.is_overdue or now - progress.started_at >= OVERDUE_SECONDS
         if is_overdue and not progress.is_overdue:
             seconds = now - progress.started_at
             text = f"run {progress.request_id} has been active for {seconds / 3600:.1f} h"
-            self._journal.emit("overdue", text, request_id=progress.request_id, seconds=round(seconds, 3))
+            self._journal.emit(
+                "overdue", text, request_id=progress.request_id, seconds=round(seconds, 3)
+            )
         next_try_at = now + self._poll_seconds if self._poll_seconds else progress.next_try_at
-        changed = replace(progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at)
+        changed = replace(
+            progress, unknown_since=0.0, obstacle="", is_overdue=is_overdue, next_try_at=next_try_at
+        )
         if changed != progress:
             self._store(changed)
 
     def _retry_later(self, obstacle: str, text: str, now: float) -> None:
-        """Stays in this phase for a while; reports an obstacle when it is new."""
+        """Wait in this phase for a while, and report a new obstacle."""
         if obstacle != self.progress.obstacle:
             self._journal.emit(obstacle, text, request_id=self.progress.request_id)
         self._enter(self.progress.phase, next_try_at=now + RETRY_SECONDS, obstacle=obstacle)
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at
-        memory = restraint.ended(self.memory, run.state, self._restraint, now=now, parent=request.parent)
+        memory = rate_limit.ended(
+            self.memory, run.state, self._limits, now=now, parent=request.parent
+        )
         self._journal.emit(
             "run_ended",
             f"run {request.request_id} {run.state}{run.reason and f': {run.reason}'}; "
@@ -225,10 +255,17 @@ class Retraining:
         self._store(replace(self.progress, phase=phase, **changes), counts)
 
     def _store(
-        self, progress: RunProgress, counts: dict[str, float] | None = None, *, memory: RunMemory | None = None
+        self,
+        progress: RunProgress,
+        counts: dict[str, float] | None = None,
+        *,
+        memory: RunMemory | None = None,
     ) -> None:
         memory = memory or self.memory
-        self._documents.write_documents({PROGRESS: asdict(progress), RESTRAINT: asdict(memory)}, counts)
-        # Only now: a write that failed is a step that was not made, and the next turn makes it.
+        self._documents.write_documents(
+            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
+        )
+        # Assign these last: after a failed write the step was not made, and the next iteration
+        # makes it.
         self.progress = progress
         self.memory = memory

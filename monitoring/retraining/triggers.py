@@ -1,20 +1,21 @@
-"""Who runs the pipeline, on this machine or on Kubeflow: one run at a time, and each request once.
+"""Start pipeline runs locally or on Kubeflow: one run at a time, and each request once.
 
-In: a `RetrainRequest`. Out: whether a run started, and later how it ended. When to ask is decided elsewhere
-(`monitoring.policies`, `monitoring.retraining.retraining`); what the run's parameters mean is the pipeline's concern.
+Input is a `RetrainRequest`. Output is whether a run started, and later how it ended. The pipeline
+defines the parameters of a run.
 
-On this machine the run is a process that outlives the monitor that started it. The kernel enforces the rule: the
-process inherits a locked file, which is free again exactly when the process has ended, whatever became of the monitor
-meanwhile. A run leaves its outcome in the model store (`registry.runs`), its exit code and its output in
-`<state>/runs`, so that a restarted monitor still learns how it ended.
+A local run is a process that outlives the monitor that started it. It inherits a locked file, which
+the kernel releases exactly when the process ends, whatever happens to the monitor. A run writes its
+outcome to the model registry (`registry.runs`), and its exit code and output to `<state>/runs`. So
+a restarted monitor still learns how it ended.
 
-KFP has no idempotency key and run names are not unique (kubeflow/pipelines issue 10446). So the run is named after the
-request; the experiment is searched for that name first, then for any active run. Another monitor, started by mistake,
-may create a run between the search and the creation: after creating, each searches again, and of several active runs
-only the one that the server created first stays; whoever sees that its own run is a later one terminates it.
+KFP has no idempotency key, and run names are not unique (kubeflow/pipelines issue 10446). So the
+run is named after the request, and the experiment is searched first for that name, then for any
+active run. Another monitor, started by mistake, may create a run between the search and the
+creation. Therefore each monitor searches again after creating. Of several active runs only the one
+that the server created first stays, and a monitor terminates its own run if it is a later one.
 
-A server may create a run after its client has given up waiting, and after the client has asked again. So whoever looks
-for a request's run terminates all active ones but the first.
+A server may create a run after its client has given up and asked again. So a search for a request's
+run terminates all active ones except the first.
 """
 
 import fcntl
@@ -34,7 +35,13 @@ from evergreen.registry import runs
 from evergreen.registry.runs import RunOutcome, find_outcome, run_title, store_name
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, PermanentError
-from evergreen.runtime.kubeflow import ACTIVE_STATES, EXPERIMENT, KubeflowServer, PipelineVersion, describe_end
+from evergreen.runtime.kubeflow import (
+    ACTIVE_STATES,
+    EXPERIMENT,
+    KubeflowServer,
+    PipelineVersion,
+    describe_end,
+)
 
 STARTED = "started"
 BUSY = "busy"
@@ -47,12 +54,15 @@ UNKNOWN = "unknown"
 
 
 class RunState(NamedTuple):
-    """How a run stands: `running`, `unknown` to the trigger, or ended as `registry.runs.RunOutcome` says."""
+    """State of a run.
+
+    It is `running`, `unknown` to the trigger, or an outcome of `registry.runs.RunOutcome`.
+    """
 
     state: str
     reason: str = ""
     version: int | None = None
-    """The version that it released or made a canary, where known."""
+    """The version that it released or made a canary, or None if unknown."""
 
 
 class Trigger(Protocol):
@@ -60,46 +70,50 @@ class Trigger(Protocol):
 
     @property
     def poll_seconds(self) -> float:
-        """Shortest time between two questions for a run's state; 0 = no limit."""
+        """Minimum seconds between two calls of `state`. 0 means no limit."""
 
     def submit(self, request: RetrainRequest) -> str:
-        """`started`; `busy` while another run is active; `already` if this request was submitted before.
+        """Start a run for the request.
+
+        Returns:
+            `started`, `busy` while another run is active, or `already` if this request was
+            submitted before.
 
         Raises:
-            TemporaryError: not reachable now; submit the same request again.
-            PermanentError: no run can be started this way.
+            TemporaryError: The trigger is unreachable. Submit the same request again.
+            PermanentError: No run can be started this way.
         """
 
     def state(self, request_id: str) -> RunState:
-        """The state of a submitted request's run.
+        """Return the state of a submitted request's run.
 
         Raises:
-            TemporaryError: not reachable now.
-            PermanentError: it cannot be determined this way.
+            TemporaryError: The trigger is unreachable.
+            PermanentError: The state cannot be determined this way.
         """
 
 
 _STATE_OF_EXIT_CODE = {0: RELEASED, 1: REFUSED}
 _KEEP_EXIT_CODE = '"$@"; code=$?; printf %s "$code" >"$0.aside" && mv "$0.aside" "$0"; exit "$code"'
-"""Shell around the process: its exit code outlives a monitor that was not there to wait for it."""
+"""Shell around the process that writes its exit code, in case the monitor is gone by then."""
 
 
 class LocalTrigger:
-    """Starts `run_command --request <file>` in a session of its own."""
+    """Starts `run_command --request <file>` in a new session."""
 
     poll_seconds = 0.0
 
     def __init__(self, state: Path, store: Path, run_command: str, *, umask: int = -1) -> None:
-        """Create the folders; start nothing.
+        """Create the folders and start nothing.
 
         Args:
-            state: The monitor's folder, which gets the requests and the runs' logs.
-            store: The model store, where a run leaves its outcome.
-            run_command: Quoted as for a shell.
-            umask: The runs' own; -1 = the monitor's.
+            state: State folder of the monitor, for the requests and the runs' logs.
+            store: Model registry, where a run writes its outcome.
+            run_command: Command line, quoted as for a shell.
+            umask: Umask of the runs. -1 keeps the monitor's own.
 
         Raises:
-            PermanentError: the command line cannot be parsed.
+            PermanentError: The command line cannot be parsed.
         """
         try:
             self._command = shlex.split(run_command)
@@ -113,7 +127,7 @@ class LocalTrigger:
             folder.mkdir(parents=True, exist_ok=True)
 
     def submit(self, request: RetrainRequest) -> str:
-        """See `trigger.Trigger`."""
+        """See `Trigger`."""
         name = request.request_id
         with self._held_lock() as lock:
             if lock is None:
@@ -126,16 +140,18 @@ class LocalTrigger:
         return STARTED
 
     def state(self, request_id: str) -> RunState:
-        """See `trigger.Trigger`."""
+        """See `Trigger`."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
         with self._held_lock() as lock:
             if lock is None and self._lock.read_text() == request_id:
                 return RunState(RUNNING)
-        return self._end_of(request_id) or RunState(UNKNOWN, "the run's process is gone and left no outcome")
+        return self._end_of(request_id) or RunState(
+            UNKNOWN, "the run's process is gone and left no outcome"
+        )
 
     def _end_of(self, name: str) -> RunState | None:
-        """How the run ended; None if it never ran or left nothing."""
+        """Return how the run ended, or None if it never ran or left no result."""
         outcome = runs.find_outcome(self._store, name)
         if outcome is not None:
             return RunState(outcome.state, f"{outcome.step}: {outcome.reason}", outcome.version)
@@ -158,7 +174,7 @@ class LocalTrigger:
                 pass_fds=[lock],
                 umask=self._umask,
             )
-        # For people, and for whoever ends a whole demo; that the run is active is known by the lock.
+        # The note is for people and for the end of a demo. The lock shows that the run is active.
         note = {"request_id": name, "process_group": self._child.pid, "command": list(argv)}
         try:
             write_whole(self._runs / f"{name}.json", json.dumps(note, indent=2) + "\n")
@@ -168,7 +184,10 @@ class LocalTrigger:
 
     @contextmanager
     def _held_lock(self) -> Iterator[int | None]:
-        """The lock's descriptor, locked; None while a run holds it. A process started inside inherits the lock."""
+        """Lock the file and yield its descriptor, or yield None while a run has the lock.
+
+        A process started inside inherits the lock.
+        """
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
@@ -178,38 +197,41 @@ class LocalTrigger:
             else:
                 yield descriptor
         finally:
-            # Closing, unlike unlocking, leaves the lock with a process that inherited the same open file.
+            # Closing, unlike unlocking, leaves the lock to a process that inherited the same open
+            # file.
             os.close(descriptor)
 
 
 logger = logging.getLogger(__name__)
 
 DEAD_STATES = ("FAILED", "CANCELED")
-"""A run of the same name in one of these does not keep the request from being submitted again."""
+"""A run of the same name in one of these states does not prevent another submission."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
-"""To connect, to read."""
+"""Timeouts to connect and to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubeflowSettings:
-    """Where the runs of the kubeflow trigger are created, and of what."""
+    """Server, pipeline and parameters of the runs of the kubeflow trigger."""
 
     kubeflow_host: str = ""
     """Kubeflow trigger: URL of the KFP API."""
     kubeflow_namespace: str = ""
-    """Namespace of a multi-user installation; empty on a single-user one."""
+    """Namespace of a multi-user installation. Empty on a single-user one."""
     kubeflow_experiment: str = EXPERIMENT
-    """Experiment that the runs belong to, created if it is absent; any active run in it makes the trigger busy."""
+    """Experiment of the runs, created if it does not exist. Any active run in it makes the trigger
+    busy."""
     kubeflow_service_account: str = ""
-    """Kubernetes service account of the runs' pods; empty = the server's default. A server that checks these names
-    must allow it (ALLOWEDSERVICEACCOUNTS)."""
+    """Kubernetes service account of the runs' pods. Empty means the server's default. A server that
+    checks service accounts must allow it (ALLOWEDSERVICEACCOUNTS)."""
     pipeline_name: str = ""
-    """Uploaded pipeline to run, by its name; its newest version unless `pipeline_version_id` is given."""
+    """Name of the uploaded pipeline. Its newest version runs unless `pipeline_version_id` is
+    given."""
     pipeline_version_id: str = ""
     """Version of the uploaded pipeline."""
     pipeline_arguments: str = "{}"
-    """Kubeflow trigger: JSON object of further parameters of the runs, such as their settings. The pipeline's placement
-    decides the store and the lake."""
+    """Kubeflow trigger: JSON object with further parameters of the runs. The registry and the lake
+    are set by the pipeline's placement."""
 
     def __post_init__(self) -> None:
         try:
@@ -217,30 +239,38 @@ class KubeflowSettings:
         except ValueError:
             given = None
         if not isinstance(given, dict):
-            raise ContractError(f"pipeline_arguments is {self.pipeline_arguments!r}, expected a JSON object")
+            raise ContractError(
+                f"pipeline_arguments is {self.pipeline_arguments!r}, expected a JSON object"
+            )
         if unknown := sorted(given.keys() - set(RUN_PARAMETERS)):
             raise ContractError(
-                f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, some of "
-                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when the pipeline is compiled"
+                f"pipeline_arguments names {', '.join(unknown)}, expected parameters of a run, "
+                "some of "
+                f"{', '.join(RUN_PARAMETERS)}; the placement decides folders and servers when "
+                "the pipeline is compiled"
             )
 
     def expect_complete(self) -> None:
-        """Checks that a run can be created.
+        """Check that a run can be created.
 
         Raises:
-            ContractError: the server or the pipeline is not given.
+            ContractError: The server or the pipeline is not given.
         """
         if not self.kubeflow_host:
-            raise ContractError("kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger")
+            raise ContractError(
+                "kubeflow_host is empty, expected the URL of the KFP API for the kubeflow trigger"
+            )
         if not self.pipeline_name:
-            raise ContractError("pipeline_name is empty, expected an uploaded pipeline for the kubeflow trigger")
+            raise ContractError(
+                "pipeline_name is empty, expected an uploaded pipeline for the kubeflow trigger"
+            )
 
 
 class KubeflowTrigger:
-    """Submits to one experiment."""
+    """Submits runs to one Kubeflow experiment."""
 
     poll_seconds = 15.0
-    """Each look costs two calls, and a run takes minutes."""
+    """Each query costs two calls, and a run takes minutes."""
 
     def __init__(
         self,
@@ -249,18 +279,20 @@ class KubeflowTrigger:
         store: Path,
         timeout_seconds: tuple[float, float] = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
-        """Does not call the server yet.
+        """Prepare without calling the server.
 
-        Where the store is not mounted only KFP's state of a run is known.
+        If the registry is not mounted, only KFP's state of a run is known.
         """
         self._arguments = json.loads(settings.pipeline_arguments)
         self._settings, self._store = settings, store
         self._server = KubeflowServer(
-            settings.kubeflow_host, namespace=settings.kubeflow_namespace, timeout_seconds=timeout_seconds
+            settings.kubeflow_host,
+            namespace=settings.kubeflow_namespace,
+            timeout_seconds=timeout_seconds,
         )
 
     def submit(self, request: RetrainRequest) -> str:
-        """See `trigger.Trigger`."""
+        """See `Trigger`."""
         server = self._server
         with server.requests(f"submitting {request.request_id}"):
             experiment_id = server.experiment_id(self._settings.kubeflow_experiment)
@@ -280,19 +312,25 @@ class KubeflowTrigger:
                 service_account=self._settings.kubeflow_service_account,
             )
             of = version.name or version.version_id
-            logger.info("run %s started as %s, of pipeline version %s", request.request_id, run_id, of)
+            logger.info(
+                "run %s started as %s, of pipeline version %s", request.request_id, run_id, of
+            )
             return self._resolve_race(experiment_id, title, run_id)
 
     def state(self, request_id: str) -> RunState:
-        """See `trigger.Trigger`.
+        """See `Trigger`.
 
-        KFP calls a refused run successful; only the outcome in the model store distinguishes it from a released one.
-        Without an outcome, a successful run counts as released.
+        KFP calls a refused run successful. Only its outcome in the model registry distinguishes it
+        from a released one. Without an outcome, a successful run counts as released.
         """
         name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
             experiment_id = self._server.find_experiment(name)
-            runs = self._server.find_runs(experiment_id, name=run_title(request_id)) if experiment_id else []
+            runs = (
+                self._server.find_runs(experiment_id, name=run_title(request_id))
+                if experiment_id
+                else []
+            )
         if not runs:
             missing = "run of this name" if experiment_id else f"experiment {name} any more"
             return RunState(UNKNOWN, f"the server has no {missing}")
@@ -301,23 +339,37 @@ class KubeflowTrigger:
             if other is not run and _is_at_work(other):
                 self._end_later_run(other.run_id, first=run.run_id)
         if _is_active(run):
-            # `reason` is only for people: a paused run is one that somebody has to resume.
-            return RunState(RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else "")
+            # `reason` is only for people, who must resume a paused run.
+            return RunState(
+                RUNNING, f"it is {run.state}" if run.state in ("PAUSED", "CANCELING") else ""
+            )
         outcome = self._find_outcome(store_name(run.display_name, "", run.run_id))
         if outcome is not None:
-            ended = f"{describe_end(run)}; " if run.state == "CANCELED" and outcome.state == FAILED else ""
-            return RunState(outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version)
+            ended = (
+                f"{describe_end(run)}; "
+                if run.state == "CANCELED" and outcome.state == FAILED
+                else ""
+            )
+            return RunState(
+                outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version
+            )
         if run.state == "SUCCEEDED":
             return RunState(RELEASED, f"run {run.run_id} is {run.state}")
         return RunState(FAILED, describe_end(run))
 
     def _description(self, request: RetrainRequest) -> str:
-        """Why the run was asked for, by whom and for which recommender; Kubeflow's runs have no labels."""
+        """Describe the request's reason, origin and recommender. Kubeflow's runs have no labels."""
         recommender = self._arguments.get("recommender", CURRENT)
-        return f"{request.reason}; asked by the monitor as {request.request_id}; recommender {recommender}"
+        return (
+            f"{request.reason}; asked by the monitor as {request.request_id}; recommender "
+            f"{recommender}"
+        )
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
-        """The result of a run that was just created, if others created runs at the same time: the first one stays."""
+        """Return the result of a new run, if others were created at the same time.
+
+        The run that was created first stays.
+        """
         active = self._server.active_runs(experiment_id)
         first = min(active, key=_creation_order, default=None)
         if first is None or first.run_id == run_id or run_id not in {run.run_id for run in active}:
@@ -326,10 +378,10 @@ class KubeflowTrigger:
         return ALREADY if first.display_name == name else BUSY
 
     def _end_later_run(self, run_id: str, *, first: str) -> None:
-        """Terminate a run beside one that was created before it.
+        """Terminate a run that was created after another one.
 
         Raises:
-            TemporaryError: the server does not answer.
+            TemporaryError: The server does not answer.
         """
         logger.warning("run %s was created first, terminating %s", first, run_id)
         try:
@@ -344,11 +396,13 @@ class KubeflowTrigger:
             raise PermanentError(f"reading the outcome of {run}: {error}") from error
 
     def _pipeline_version(self) -> PipelineVersion:
-        """The uploaded version to run, looked up at each request: a new one needs no restart of the monitor."""
+        """Look up the pipeline version to run. A new version needs no restart of the monitor."""
         name, version_id = self._settings.pipeline_name, self._settings.pipeline_version_id
         pipeline_id = self._server.find_pipeline(name)
         if pipeline_id is None:
-            raise PermanentError(f"pipeline {name} is not on the server, expected it to be uploaded")
+            raise PermanentError(
+                f"pipeline {name} is not on the server, expected it to be uploaded"
+            )
         if version_id:
             return PipelineVersion(pipeline_id, version_id)
         newest = self._server.newest_version(pipeline_id)
@@ -366,17 +420,16 @@ def _is_at_work(run: Any) -> bool:
 
 
 def _creation_order(run: Any) -> tuple[str, str]:
-    """Orders runs by their creation, as the server counts; runs of one second by id, so that all see one order."""
+    """Sort runs by the server's creation time, then by id, so that all monitors see one order."""
     return str(run.created_at), str(run.run_id)
 
 
 def _deciding_run(runs: list[Any]) -> Any:
-    """Return the run of a name that decides the request's state.
+    """Return the run that determines the request's state, of several with its name.
 
-    That is one that succeeded, else the first that is at work, else one that is being cancelled, else the newest.
-
-    A name has several where a dead run was repeated, where two monitors created it at the same time, or where the
-    server created one after its client had given up.
+    A successful run comes first, then the first active one, then one that is being cancelled, then
+    the newest. Several runs exist if a dead run was repeated, if two monitors created it at the
+    same time, or if the server created one after its client had given up.
     """
     if at_work := [run for run in runs if _is_at_work(run)]:
         first = min(at_work, key=_creation_order)

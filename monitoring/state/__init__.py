@@ -1,1 +1,1 @@
-"""From the log to the archive: what is stored, joined and written, so that nothing acknowledged is lost."""
+"""State of the monitor: stored records, the label join, and the archive files."""

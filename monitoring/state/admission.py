@@ -1,8 +1,9 @@
-"""Which model versions predictions may name: those of the model store, and a few others a day.
+"""Limit the model versions that predictions may name.
 
-In: the version of a prediction that is decoded. Out: whether it is taken in. Each version has windows, buckets of drift
-and lines in the state of its own, so forged versions without end would keep the monitor at work for minutes. A version
-that the promotion journal names is always taken in, whatever others are forged.
+Accepted are the versions in the promotion journal, and at most `MAX_OTHERS` other versions a day.
+The limit exists because every version has its own windows, drift buckets and state. Without it, a
+client that invents version numbers could slow the monitor down by minutes. Versions in the
+promotion journal are always accepted.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -11,23 +12,28 @@ from typing import Any
 from evergreen.runtime.errors import ContractError
 
 MAX_OTHERS = 64
-"""Versions at a time that the promotion journal does not name, such as those of a model served by somebody else."""
+"""Maximum number of accepted versions that the promotion journal does not name, for example because
+another program serves a model."""
 OTHERS_SECONDS = 86_400.0
-"""After this time without a prediction, another version may take the place of one."""
+"""Seconds without a prediction after which a version outside the journal loses its slot."""
 
 
 class AdmittedVersions:
-    """The versions that are taken in now."""
+    """Accepted model versions."""
 
     def __init__(
-        self, released: Callable[[], Collection[int]], clock: Callable[[], float], *, memory: dict[str, Any] | None
+        self,
+        released: Callable[[], Collection[int]],
+        clock: Callable[[], float],
+        *,
+        memory: dict[str, Any] | None,
     ) -> None:
-        """Continue from what `memory()` returned; None begins anew.
+        """Continue from the predecessor's saved state, or start empty.
 
         Args:
             released: Returns the versions that the promotion journal names.
             clock: Returns seconds since the epoch.
-            memory: The predecessor's.
+            memory: What `memory()` returned to the predecessor, or None.
         """
         self._released, self._clock = released, clock
         others = (memory or {}).get("others", {})
@@ -37,14 +43,18 @@ class AdmittedVersions:
         """Versions that need no further check."""
 
     def begin_batch(self) -> None:
-        """Read the journal anew for the next version that is unknown: a release is named there before it is served."""
+        """Read the promotion journal again at the next unknown version.
+
+        The journal names a release before the release serves.
+        """
         self._known = None
 
     def expect(self, version: int) -> None:
-        """Take in a version.
+        """Accept a version.
 
         Raises:
-            ContractError: The journal does not name it, and as many others were seen within a day as may be.
+            ContractError: The promotion journal does not name it, and all slots for other versions
+                are taken.
         """
         if version in self.now:
             return
@@ -55,26 +65,27 @@ class AdmittedVersions:
                 self._drop_old()
             if len(self._others) >= MAX_OTHERS:
                 raise ContractError(
-                    f"model version {version} is unknown to the model store, and so are {MAX_OTHERS} others that were "
+                    f"model version {version} is unknown to the model registry, and so are "
+                    f"{MAX_OTHERS} others that were "
                     "logged within a day; expected a released version"
                 )
             self._others[version] = self._clock()
         self.now.add(version)
 
     def seen(self, versions: Iterable[int]) -> None:
-        """Note that predictions of these versions, which were taken in, came now."""
+        """Record that predictions of these accepted versions arrived now."""
         now = self._clock()
         for version in versions:
             if version in self._others:
                 self._others[version] = now
 
     def memory(self) -> dict[str, Any]:
-        """Return what a successor needs, a JSON object."""
+        """Return the state for a successor, a JSON object."""
         return {"others": {str(version): at for version, at in self._others.items()}}
 
     def _drop_old(self) -> None:
         now, known = self._clock(), self._known or ()
-        # Also those of a clock that was ahead.
+        # The absolute difference also drops versions that were seen while the clock was ahead.
         self._others = {
             version: at
             for version, at in self._others.items()

@@ -1,15 +1,24 @@
-"""Matured rows and late outcomes as Parquet files: each file whole or absent, each row in exactly one.
+"""Write matured rows and late outcomes to Parquet files.
 
-In: matured requests and late outcomes of `monitoring.state.store`. Out:
-`<archive>/day=YYYY-MM-DD/part-<unique>.parquet` and `<archive>/outcomes/day=YYYY-MM-DD/part-<unique>.parquet`. The day
-is that of the prediction, in UTC, or where it is unknown that of the outcome. A ranked list's shadow scores stay in the
-log: the arm that served the list chose its rows, and on rows that one model chose, another one looks better than it is
-(ten of 200 by an equal model: by 0.04 of AUC). Joining late outcomes to their rows is left to extraction, moving files
-to the lake to `monitoring.uploader`.
+Input is matured requests and late outcomes from `monitoring.state.store`. Output is
+`<archive>/day=YYYY-MM-DD/part-<unique>.parquet` and
+`<archive>/outcomes/day=YYYY-MM-DD/part-<unique>.parquet`. Every file is complete or absent, and
+every row is in exactly one file. The day is the UTC day of the prediction, or of the outcome if the
+prediction is unknown. Extraction joins late outcomes to their rows, and `monitoring.uploader` moves
+the files to the lake.
 
-The order of steps survives a kill: the rows are assigned to a file name (store), the file is written under a temporary
-name, flushed and renamed, its folder is flushed, then it is sealed (store). On restart an intended file that exists,
-here or among the uploaded, is sealed; one that does not is written again under the same name from the same rows.
+Shadow scores of a ranked list are not archived. The model that served the list selected its rows,
+and on rows that one model selected another model looks better than it is. With ten rows out of 200,
+an equally good model gained 0.04 AUC.
+
+The order of steps survives a kill:
+
+1. The state assigns the rows to a file name (`intended`).
+2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
+3. The state marks the file as `sealed`.
+
+After a restart, an intended file that exists here or was uploaded is sealed. Otherwise it is
+written again under the same name from the same rows.
 """
 
 import logging
@@ -42,17 +51,26 @@ from monitoring.state.store import AHEAD_FOLDER, Store, bytes_of_row
 logger = logging.getLogger(__name__)
 
 FILE_BYTES = 48 << 20
-"""Of a file's numbers and ids in memory at most, but for a larger part: all of them are in memory several times."""
+"""Maximum bytes of numbers and ids in one file, unless a single part is larger. Several copies are
+in memory while the file is written."""
 _OF_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
-"""What is wrong with the rows of a file, or too large; errors of the disk are OSErrors."""
+"""Errors caused by the rows of a file, or by their size. Disk errors are OSErrors."""
 
 OUTCOME_SCHEMA = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 
-def build_row_table(requests: Predictions, labels: NDArray[np.uint8], features: Features) -> pa.Table:
-    """The rows of these requests, whose labels are [n], in the raw schema and in this order; missing features are null.
+def build_row_table(
+    requests: Predictions, labels: NDArray[np.uint8], features: Features
+) -> pa.Table:
+    """Convert requests to a table in the raw schema, in the given order.
 
-    With each optional group of `contracts.raw_rows` that any of the rows has, null in the others.
+    Missing features are null. An optional column group of `contracts.raw_rows` is present if any
+    row has it, and null in the other rows.
+
+    Args:
+        requests: Requests with n rows.
+        labels: Label of each row, shape [n].
+        features: Columns of the recommender.
     """
     sizes, dense, categorical = requests.sizes, requests.dense, requests.categorical
     request = np.repeat(np.arange(len(requests)), sizes)
@@ -89,30 +107,41 @@ def build_row_table(requests: Predictions, labels: NDArray[np.uint8], features: 
 
 
 def _list_column(places: NDArray[np.int64]) -> pa.Array:
-    """The elements of each row, a list<int64> of [n, places]; null where there is none."""
+    """Convert [n, slots] element ids to a list<int64> column. Empty rows are null."""
     held = places != MISSING_CATEGORY
     offsets = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, places[held], mask=pa.array(~held.any(axis=1)))
 
 
-def build_outcome_table(outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]) -> pa.Table:
-    """These outcomes in the schema of the contract, in the order given.
+def build_outcome_table(
+    outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]
+) -> pa.Table:
+    """Convert outcomes to a table in the contract's schema, in the given order.
 
-    There is at least one; `windows`, those of each event in seconds, 0 where absent, are written beside its outcomes.
+    Args:
+        outcomes: At least one outcome.
+        windows: Window of each event in seconds, stored beside its outcomes. A missing event has 0.
     """
     columns = {
         raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],
         raw_rows.ROW: [each.outcome.row for each in outcomes],
         raw_rows.EVENT: [each.outcome.event for each in outcomes],
-        raw_rows.OUTCOME_TIME: np.array([microseconds(each.outcome.time) for each in outcomes], np.int64),
+        raw_rows.OUTCOME_TIME: np.array(
+            [microseconds(each.outcome.time) for each in outcomes], np.int64
+        ),
         raw_rows.STORED_AT: np.array([microseconds(each.stored_at) for each in outcomes], np.int64),
-        raw_rows.WINDOW_SECONDS: np.array([windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64),
+        raw_rows.WINDOW_SECONDS: np.array(
+            [windows.get(each.outcome.event, 0.0) for each in outcomes], np.float64
+        ),
     }
-    return pa.table([pa.array(columns[field.name]).cast(field.type) for field in OUTCOME_SCHEMA], schema=OUTCOME_SCHEMA)
+    return pa.table(
+        [pa.array(columns[field.name]).cast(field.type) for field in OUTCOME_SCHEMA],
+        schema=OUTCOME_SCHEMA,
+    )
 
 
 def utc_day(time: float) -> str:
-    """The UTC day (YYYY-MM-DD) of the time that is written, which has whole microseconds.
+    """Return the UTC day (YYYY-MM-DD) of a time after rounding to whole microseconds.
 
     >>> utc_day(86_399.9), utc_day(86_399.9999999)
     ('1970-01-01', '1970-01-02')
@@ -129,7 +158,10 @@ UPLOADED_FOLDER = "uploaded"
 
 
 def marker_path(archive: Path, name: str) -> Path:
-    """The uploader's proof that the file `name` (`day=.../part-....parquet`) is in the lake."""
+    """Return the path of the marker that proves that the file is in the lake.
+
+    The uploader writes it. `name` is an archive file name such as `day=.../part-....parquet`.
+    """
     return archive / UPLOADED_FOLDER / f"{Path(name).name}.json"
 
 
@@ -138,11 +170,11 @@ class ArchivedPart(NamedTuple):
 
     name: str
     num_rows: int
-    """Rows or outcomes in it."""
+    """Number of rows or outcomes."""
 
 
 class Archive:
-    """The archive in `folder`, whose bookkeeping is in `store`."""
+    """The archive in `folder`, tracked by `store`."""
 
     def __init__(
         self,
@@ -157,20 +189,31 @@ class Archive:
         on_set_apart: Callable[[str, int, str], None] | None = None,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Opens the archive and finishes what an interrupted predecessor had begun.
+        """Open the archive and finish the files that an interrupted predecessor had begun.
 
-        A file has `roll_rows` rows, fewer where they are wide, and nothing waits longer than `roll_seconds`. The newest
-        `keep_rows` archived rows of each version stay in the store for the windows, beside those that the judge has not
-        judged yet (document `judge`, `judged_until`). `windows`, those of each event in seconds, are written beside
-        late outcomes. `on_set_apart` is called with a file that cannot be made of its rows, their number, and why.
+        Args:
+            folder: Folder of the archive.
+            store: The monitor's state.
+            features: Columns of the recommender.
+            roll_rows: Rows of a full file. Files with wide rows have fewer.
+            roll_seconds: Maximum wait of a row or outcome for its file, in seconds.
+            keep_rows: Newest archived rows of each version that stay in the state for the windows.
+                Rows without a decision yet (after `decided_until` in the document `evaluator`) stay
+                too.
+            windows: Window of each event in seconds, stored beside late outcomes.
+            on_set_apart: Called with the name of a file that cannot be written, its number of rows,
+                and the reason.
+            checkpoint: Called with the name of each step that a crash may follow.
 
         Raises:
-            TemporaryError: the folder cannot be written, or the disk is full.
+            TemporaryError: The folder cannot be written, or the disk is full.
         """
         self._folder = folder
         self._store = store
         self._features = features
-        row_bytes = bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
+        row_bytes = (
+            bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
+        )
         self._roll_rows = max(min(roll_rows, FILE_BYTES // row_bytes), 1)
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
@@ -183,42 +226,50 @@ class Archive:
                     torn.unlink()
         except OSError as error:
             raise TemporaryError(f"archive {folder} cannot be written: {error}") from error
-        # Another version of the program may be able to write what one could not.
+        # A newer version of the program may be able to write these files.
         for name in store.files("set apart"):
             if not name.startswith(f"{AHEAD_FOLDER}/"):
-                store.take_back(name)
+                store.retry_file(name)
         self._finish_intended()
 
     def roll(self, now: float) -> list[ArchivedPart]:
-        """Writes the files that are full or overdue.
+        """Write the files that are full or overdue.
 
         Raises:
-            TemporaryError: the disk is full or refuses; the next call goes on where this one stopped.
+            TemporaryError: The disk is full or a write failed. The next call continues from there.
         """
         self._finish_intended()
         store, written = self._store, list[ArchivedPart]()
         while store.num_unarchived_rows >= self._roll_rows:
-            written += self._write_files(store.oldest_unarchived(self._roll_rows), raw_rows.DAY_PARTITION)
+            written += self._write_files(
+                store.oldest_unarchived(self._roll_rows), raw_rows.DAY_PARTITION
+            )
         if self._is_overdue(store.oldest_unarchived_at(), now):
             written += self._write_all_rows()
-        if self._is_overdue(store.oldest_late_at(), now) or store.num_late(self._roll_rows) >= self._roll_rows:
+        if (
+            self._is_overdue(store.oldest_late_at(), now)
+            or store.num_late(self._roll_rows) >= self._roll_rows
+        ):
             written += self._write_all_outcomes()
         return written
 
     def flush(self) -> list[ArchivedPart]:
-        """Writes every matured row and late outcome; errors as `roll`'s."""
+        """Write every matured row and late outcome. The errors are those of `roll`."""
         self._finish_intended()
         return self._write_all_rows() + self._write_all_outcomes()
 
     def waiting_for_upload(self) -> list[str]:
-        """Sealed files that the uploader has not moved yet."""
+        """Return the sealed files that the uploader has not moved yet."""
         sealed = self._store.files("sealed")
         uploaded = [name for name in sealed if marker_path(self._folder, name).exists()]
         self._store.mark_uploaded(uploaded)
         return [name for name in sealed if name not in set(uploaded)]
 
     def first_written(self, names: Sequence[str]) -> float | None:
-        """When the first of these files was written, seconds since the epoch; None where none is here any more."""
+        """Return when the oldest of these files was written, in seconds since the epoch.
+
+        Returns None if none of them exists any more.
+        """
         times = []
         for name in names:
             with suppress(FileNotFoundError):  # the uploader has just moved it
@@ -226,7 +277,9 @@ class Archive:
         return min(times, default=None)
 
     def _is_overdue(self, oldest: float | None, now: float) -> bool:
-        return oldest is not None and not 0 <= now - oldest < self._roll_seconds  # ahead: the clock was set back
+        return (
+            oldest is not None and not 0 <= now - oldest < self._roll_seconds
+        )  # negative: clock was set back
 
     def _write_all_rows(self) -> list[ArchivedPart]:
         written: list[ArchivedPart] = []
@@ -241,7 +294,7 @@ class Archive:
         return written
 
     def _write_files(self, items: Sequence[Unarchived], partition: str) -> list[ArchivedPart]:
-        """Writes one file for each day among `items`."""
+        """Write one file for each day among `items`."""
         written = []
         in_order = sorted(items, key=lambda each: (utc_day(each.time), each.number))
         for day, group in groupby(in_order, lambda each: utc_day(each.time)):
@@ -252,25 +305,27 @@ class Archive:
         return written
 
     def _finish_intended(self) -> None:
-        """Writes and seals what a predecessor had begun, or this one before the disk refused."""
-        while names := self._store.files("intended"):  # one that is divided leaves two others
+        """Write and seal files that were begun, by a predecessor or before a write failed."""
+        while names := self._store.files("intended"):  # dividing a file intends two others
             for name in names:
                 self._finish_file(name)
 
     def _finish_file(self, name: str) -> list[ArchivedPart]:
-        """Make the file `name` unless it is there, or was and is uploaded; then seal it.
+        """Write the file `name` unless it exists or was uploaded, then seal it.
 
-        Where the disk is full or refuses, no temporary file is left, and the store keeps the rows.
+        If the disk is full or a write fails, no temporary file remains and the state keeps the
+        rows.
 
         Returns:
-            The file, or what `_divide` wrote where it cannot be made of its rows.
+            The file, or the files of `_divide` if its rows cannot be written.
         """
         path = self._folder / name
         if not marker_path(self._folder, name).exists():
             try:
                 if not path.exists():
                     self._write_whole(name)
-                # Also where it was there: a predecessor may have ended just after the rename.
+                # Flush an existing file too, because a predecessor may have ended just after the
+                # rename.
                 for folder in (path.parent, *path.parent.parents):
                     fsync_path(folder)
                     if folder == self._folder:
@@ -280,17 +335,17 @@ class Archive:
             except _OF_ROWS as error:
                 return self._divide(name, error)
             self._checkpoint(f"{_kind_of(name)}.synced")
-        judge = self._store.read_document("judge")
-        judged_until = -inf if judge is None else judge.get("judged_until", -inf)
-        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=judged_until)
+        evaluator = self._store.read_document("evaluator")
+        decided_until = -inf if evaluator is None else evaluator.get("decided_until", -inf)
+        num_rows = self._store.seal_file(name, keep_rows=self._keep_rows, keep_after=decided_until)
         self._checkpoint(f"{_kind_of(name)}.sealed")
         logger.info("sealed %s", name)
         return [ArchivedPart(name, num_rows)]
 
     def _divide(self, name: str, error: Exception) -> list[ArchivedPart]:
-        """Intend two files in place of one that cannot be made, or set the one apart where it has a single request.
+        """Replace a file that cannot be written by two, or set it apart if it has one request.
 
-        What one row spoils must not keep the others out of the archive. What is set apart stays in the store and is
+        One bad row must not block the others. Rows that are set apart stay in the state and are
         tried again at the next start.
         """
         numbers, half = self._store.numbers_of_file(name), f"{name.rpartition('/')[0]}/part-"
@@ -298,11 +353,16 @@ class Archive:
             numbers = self._store.numbers_of_file(name)
         if len(numbers) > 1:
             middle = len(numbers) // 2
-            parts = {f"{half}{uuid4().hex}.parquet": part for part in (numbers[:middle], numbers[middle:])}
+            parts = {
+                f"{half}{uuid4().hex}.parquet": part
+                for part in (numbers[:middle], numbers[middle:])
+            }
             self._store.split_file(name, parts)
             self._checkpoint(f"{_kind_of(name)}.divided")
             return [written for part in parts for written in self._finish_file(part)]
-        self._on_set_apart(name, self._store.set_apart(name), f"{type(error).__name__}: {error}"[:200])
+        self._on_set_apart(
+            name, self._store.set_apart(name), f"{type(error).__name__}: {error}"[:200]
+        )
         return []
 
     def _write_whole(self, name: str) -> None:
@@ -316,7 +376,7 @@ class Archive:
             self._checkpoint(f"{kind}.flushed")
             os.rename(temporary, path)
         except (OSError, *_OF_ROWS):
-            # On a full disk the torn file would take the room that the next try needs.
+            # On a full disk the incomplete file would take the space that the next attempt needs.
             temporary.unlink(missing_ok=True)
             raise
         self._checkpoint(f"{kind}.renamed")
@@ -333,11 +393,14 @@ def _log_set_apart(name: str, number: int, reason: str) -> None:
 
 
 def set_apart_text(name: str, number: int, reason: str) -> str:
-    """Return the sentence about an archive file that cannot be made."""
+    """Format the message about an archive file that cannot be written."""
     kind = "late outcomes" if holds_outcomes(name) else "rows"
-    return f"{number} {kind} of {name} cannot be archived and are set apart in the state folder: {reason}"
+    return (
+        f"{number} {kind} of {name} cannot be archived and are set apart in the state folder: "
+        f"{reason}"
+    )
 
 
 def _kind_of(name: str) -> str:
-    """How the file's checkpoints begin."""
+    """Return the prefix of the file's checkpoints."""
     return "outcomes" if holds_outcomes(name) else "archive"

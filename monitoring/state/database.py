@@ -1,9 +1,9 @@
-"""The SQLite file of the memory: its tables, who holds it, its transactions, counters and small documents.
+"""SQLite file of the monitor's state: tables, lock, transactions, counters and documents.
 
-One process at a time holds it. One transaction is flushed to disk when it returns. What goes into the tables is left to
-`monitoring.state.store`, but for the tables of which matured rows and late outcomes lie in which archive file: a file
-goes intended -> sealed -> uploaded, or set apart where it cannot be written. Writing it is left to
-`monitoring.state.archive`.
+One process at a time opens it. Every transaction is flushed to disk when it returns. This module
+also tracks the matured rows and late outcomes of each archive file. A file goes from `intended` to
+`sealed` to `uploaded`, or to `set apart` if it cannot be written. `monitoring.state.store` fills
+the other tables, and `monitoring.state.archive` writes the files.
 """
 
 import fcntl
@@ -32,77 +32,93 @@ M = TypeVar("M")
 logger = logging.getLogger(__name__)
 
 VERSION = 8
-"""Kept as SQLite's `user_version`. A state folder of another version is refused: its monitor must drain it."""
+"""Schema version, stored as SQLite's `user_version`. A state folder with another version is
+rejected and must be drained by the monitor that wrote it."""
 PAGE_BYTES = 16_384
-"""Of new files. On SQLite's own pages of 4 kB, which are a chain of thousands for a block, a monitor of requests of 64
-rows takes 28 % more processor time."""
+"""Page size of new files. With SQLite's default of 4 kB a block becomes a chain of thousands of
+pages, and requests of 64 rows take 28 % more processor time."""
 
 _TABLES = """
 CREATE TABLE predictions (
-    request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL, num_rows INTEGER NOT NULL,
-    stored_at REAL NOT NULL, canary INTEGER NOT NULL);
+    request_id TEXT PRIMARY KEY, time REAL NOT NULL, model_version INTEGER NOT NULL,
+    num_rows INTEGER NOT NULL, stored_at REAL NOT NULL, canary INTEGER NOT NULL);
 CREATE TABLE blocks (
-    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL, waiting_from REAL,
-    newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL, requests BLOB NOT NULL);
+    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, matured_to INTEGER NOT NULL,
+    waiting_from REAL, newest REAL NOT NULL, unarchived INTEGER NOT NULL, held INTEGER NOT NULL,
+    requests BLOB NOT NULL);
 CREATE INDEX waiting ON blocks (waiting_from) WHERE waiting_from IS NOT NULL;
 CREATE TABLE block_rows (last INTEGER PRIMARY KEY, content BLOB NOT NULL);
 CREATE TABLE matured (
-    last INTEGER PRIMARY KEY, num_requests INTEGER NOT NULL, num_rows INTEGER NOT NULL, time REAL NOT NULL,
-    newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL, requests BLOB NOT NULL, file TEXT);
+    last INTEGER PRIMARY KEY, num_requests INTEGER NOT NULL, num_rows INTEGER NOT NULL,
+    time REAL NOT NULL, newest REAL NOT NULL, matured_at REAL NOT NULL, versions TEXT NOT NULL,
+    requests BLOB NOT NULL, file TEXT);
 CREATE INDEX unarchived ON matured (last) WHERE file IS NULL;
 CREATE INDEX archived_in ON matured (file) WHERE file IS NOT NULL;
 CREATE TABLE outcome_batches (batch_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE dead_letters (message_id TEXT PRIMARY KEY, stored_at REAL NOT NULL);
 CREATE TABLE clicks (
-    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL, number INTEGER,
-    PRIMARY KEY (request_id, row));
+    request_id TEXT NOT NULL, row INTEGER NOT NULL, time REAL NOT NULL, stored_at REAL NOT NULL,
+    number INTEGER, PRIMARY KEY (request_id, row));
 CREATE INDEX clicked ON clicks (number);
 CREATE TABLE late_outcomes (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL, event TEXT NOT NULL,
-    time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
+    number INTEGER PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, row INTEGER NOT NULL,
+    event TEXT NOT NULL, time REAL NOT NULL, predicted_at REAL, stored_at REAL NOT NULL, file TEXT,
     UNIQUE (request_id, row, event));
 CREATE INDEX unarchived_outcomes ON late_outcomes (number) WHERE file IS NULL;
 CREATE INDEX outcomes_in ON late_outcomes (file) WHERE file IS NOT NULL;
 CREATE TABLE files (
     name TEXT PRIMARY KEY,
-    state TEXT NOT NULL DEFAULT 'intended' CHECK (state IN ('intended', 'sealed', 'uploaded', 'set apart')));
+    state TEXT NOT NULL DEFAULT 'intended'
+        CHECK (state IN ('intended', 'sealed', 'uploaded', 'set apart')));
 CREATE INDEX unfinished ON files (state) WHERE state != 'uploaded';
 CREATE TABLE counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 """
-"""A prediction's number is its rowid. `blocks`: the predictions numbered `first` to `last`, in order of time, of which
-those up to `matured_to` have matured; `waiting_from` is the time of the first that has not, `newest` that of the last,
-`unarchived` how many lie in no sealed file, `held` how many are not let go. `matured`: the requests up to the place
-`last` in the order of maturing; `versions` are rows by model version. A click has the number
-of its prediction once that is known."""
+"""Schema of the file.
+
+- `predictions`: the rowid is the prediction's number.
+- `blocks`: the predictions numbered `first` to `last`, ordered by time. Those up to `matured_to`
+  have matured. `waiting_from` is the time of the first open prediction, and `newest` the time of
+  the last one. `unarchived` counts the predictions in no sealed file, and `held` those that are
+  still needed.
+- `matured`: the requests up to position `last` in the order of maturing. `versions` is the number
+  of rows of each model version.
+- `clicks`: `number` is the number of the prediction, or NULL while it is unknown.
+"""
 
 
 _CHECKSUM_BYTES = 4
 
 
 class CorruptBlock(ContractError):
-    """A block of the memory that the disk does not return as it was written."""
+    """A block of the state whose bytes changed on disk."""
 
     def __init__(self, number: int, num_bytes: int) -> None:
-        super().__init__(f"block {number} of the state, {num_bytes} bytes, does not match its checksum")
+        super().__init__(
+            f"block {number} of the state, {num_bytes} bytes, does not match its checksum"
+        )
         self.number = number
 
 
 def pack(requests: Requests) -> bytes:
-    """Return the arrays as bytes that begin with their checksum (CRC-32)."""
-    arrays = {each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"}
-    content = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()}
+    """Serialize the arrays, preceded by their checksum (CRC-32)."""
+    arrays = {
+        each.name: getattr(requests, each.name) for each in fields(requests) if each.name != "ids"
+    }
+    content = {
+        name: (array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()
+    }
     packed = msgspec.msgpack.encode((requests.ids.tolist(), content))
     return crc32(packed).to_bytes(_CHECKSUM_BYTES, "big") + packed
 
 
 def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
-    """Return the requests of which `pack` made the bytes; their arrays are read only.
+    """Deserialize requests that `pack` serialized. Their arrays are read-only.
 
     Args:
-        kind: The class of the requests.
+        kind: Class of the requests.
         content: The bytes.
-        number: The number under which the block is stored, for the error.
+        number: Number of the block, for the error message.
 
     Raises:
         CorruptBlock: The bytes do not match their checksum.
@@ -113,25 +129,28 @@ def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
     ids, arrays = msgspec.msgpack.decode(packed)
     return kind(
         ids=np.array(ids, object),
-        **{name: np.frombuffer(array, dtype).reshape(shape) for name, (dtype, shape, array) in arrays.items()},
+        **{
+            name: np.frombuffer(array, dtype).reshape(shape)
+            for name, (dtype, shape, array) in arrays.items()
+        },
     )
 
 
 class Database:
-    """The open file in `path`."""
+    """The open file at `path`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates the memory.
+        """Open or create the file.
 
         Raises:
-            TemporaryError: another monitor holds it, or the folder cannot be written now.
-            PermanentError: the file is no memory of ours, or of another version.
+            TemporaryError: Another monitor has it open, or the folder cannot be written now.
+            PermanentError: The file is not a monitor's state, or has another version.
         """
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _make_private(path)
-            # Freed by the kernel with the process, whatever ends it.
+            # The kernel releases the lock when the process ends for any reason.
             self._lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115
         except OSError as error:
             raise TemporaryError(f"state {path.parent} cannot be written: {error}") from error
@@ -148,53 +167,67 @@ class Database:
 
     def _open(self) -> None:
         with self._database_errors():
-            self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                self._path, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._prepare_tables()
-                self.counters: dict[str, float] = dict(self._connection.execute("SELECT name, value FROM counters"))
-                """Everything counted since the state folder was created."""
+                self.counters: dict[str, float] = dict(
+                    self._connection.execute("SELECT name, value FROM counters")
+                )
+                """Counters since the state folder was created."""
             except BaseException:
                 self._connection.close()
                 raise
 
     def _prepare_tables(self) -> None:
-        """Makes the tables of a new file in one transaction: killed midway, the file is empty."""
+        """Create the tables of a new file in one transaction, so that a kill leaves it empty."""
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found == VERSION:
             return
-        if found or self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
-            raise PermanentError(f"state {self._path.parent} has version {found}, expected {VERSION}")
+        if found or self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (
+            0,
+        ):
+            raise PermanentError(
+                f"state {self._path.parent} has version {found}, expected {VERSION}"
+            )
         self._connection.execute("BEGIN IMMEDIATE")
-        # One by one: `executescript` would commit before it begins.
+        # Execute one statement at a time, because `executescript` commits the transaction first.
         for statement in _TABLES.split(";\n"):
             self._connection.execute(statement)
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
         self._connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Releases the memory."""
+        """Close the file and release the lock."""
         self._connection.close()
         self._lock.close()
 
     def read_document(self, name: str) -> dict[str, Any] | None:
-        """The JSON object kept under `name`; None where there is none."""
-        row = self._connection.execute("SELECT content FROM documents WHERE name = ?", (name,)).fetchone()
+        """Return the JSON object stored under `name`, or None."""
+        row = self._connection.execute(
+            "SELECT content FROM documents WHERE name = ?", (name,)
+        ).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
-    def write_documents(self, documents: dict[str, dict[str, Any]], counts: dict[str, float] | None = None) -> None:
-        """Keeps these JSON objects, all or none, and adds to counters in the same transaction.
+    def write_documents(
+        self, documents: dict[str, dict[str, Any]], counts: dict[str, float] | None = None
+    ) -> None:
+        """Store JSON objects, all or none, and add to counters in the same transaction.
 
         Raises:
-            TemporaryError: the disk is full; nothing was kept.
+            TemporaryError: The disk is full. Nothing was stored.
         """
         with self._transaction(counts or {}) as connection:
             self._write_documents(connection, documents)
 
     @staticmethod
-    def _write_documents(connection: sqlite3.Connection, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write_documents(
+        connection: sqlite3.Connection, documents: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         connection.executemany(
             "INSERT OR REPLACE INTO documents VALUES (?, ?)",
             [(name, json.dumps(document)) for name, document in documents.items()],
@@ -202,7 +235,10 @@ class Database:
 
     @contextmanager
     def _transaction(self, counts: dict[str, float]) -> Iterator[sqlite3.Connection]:
-        """One transaction; `counts` as they are at its end are added in it. On an error everything is as before."""
+        """Run one transaction and add `counts`, as they are at its end.
+
+        An error undoes everything.
+        """
         before = dict(self.counters)
         with self._database_errors():
             try:
@@ -212,7 +248,7 @@ class Database:
                 self._connection.execute("COMMIT")
             except BaseException:
                 self.counters = before
-                # A full disk has ended the transaction already.
+                # A full disk has already ended the transaction.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -229,32 +265,41 @@ class Database:
     def _add_counts(self, connection: sqlite3.Connection, counts: dict[str, float]) -> None:
         for name, number in counts.items():
             self.counters[name] = self.counters.get(name, 0) + number
-            connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, self.counters[name]))
+            connection.execute(
+                "INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, self.counters[name])
+            )
 
     def _select_by_id(self, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-        """Rows of `query`, whose `{ids}` stands for the list of ids, 500 at a time."""
+        """Yield the rows of `query`, whose placeholder `{ids}` is filled with 500 ids at a time."""
         every = list(ids)
         for start in range(0, len(every), 500):
             chunk = every[start : start + 500]
-            yield from self._connection.execute(query.format(ids=", ".join("?" * len(chunk))), chunk)
+            yield from self._connection.execute(
+                query.format(ids=", ".join("?" * len(chunk))), chunk
+            )
 
 
 def _make_private(path: Path) -> None:
-    """Keep what people looked at from other users, also in a state folder of an earlier monitor."""
+    """Remove the access rights of other users, also from a folder of an earlier monitor."""
     for each in (path.parent, *path.parent.glob(f"{path.stem}*")):
-        with suppress(PermissionError):  # another user's folder that this one may write: its rights are that user's
+        with suppress(PermissionError):  # the folder belongs to another user, who sets its rights
             each.chmod(each.stat().st_mode & ~0o077)
 
 
 def add_to(counts: dict[str, float], name: str, number: float) -> None:
-    """Adds to one of `counts`."""
+    """Add to one of `counts`."""
     counts[name] = counts.get(name, 0) + number
 
 
 def read_memory(documents: Database, name: str, kind: type[M]) -> M:
-    """The dataclass `kind` kept under `name` as `dataclasses.asdict` gave it; its defaults if there is none."""
-    kept = documents.read_document(name) or {}
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()})
+    """Return the dataclass stored under `name`, or its defaults.
+
+    `dataclasses.asdict` gave the stored fields.
+    """
+    saved = documents.read_document(name) or {}
+    return kind(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    )
 
 
 OUTCOME_FOLDER = OUTCOME_PARTITION.split("/")[0]
@@ -262,31 +307,41 @@ DAY_MICROS = 86_400_000_000
 
 
 def holds_outcomes(name: str) -> bool:
-    """Whether the archive file `name` holds late outcomes, not matured rows.
+    """Return whether the archive file `name` contains late outcomes instead of matured rows.
 
-    >>> holds_outcomes("outcomes/day=2025-11-13/part-1.parquet"), holds_outcomes("day=2025-11-13/part-1.parquet")
-    (True, False)
+    >>> holds_outcomes("outcomes/day=2025-11-13/part-1.parquet")
+    True
+    >>> holds_outcomes("day=2025-11-13/part-1.parquet")
+    False
     """
     return name.startswith(f"{OUTCOME_FOLDER}/")
 
 
 class FileTables(Database):
-    """See the module; what is opened is `monitoring.state.store.Store`."""
+    """Tables that assign matured rows and late outcomes to archive files.
+
+    `monitoring.state.store.Store` is the class to open.
+    """
 
     # -- matured rows and late outcomes in no file
 
     @property
     def num_unarchived_rows(self) -> int:
-        """Matured rows in no sealed file, without those that are set apart."""
+        """Number of matured rows in no sealed file, without the rows that are set apart."""
         ended = self.counters.get("archived", 0) + self.counters.get("set_apart", 0)
         return int(self.counters.get("matured", 0) - ended)
 
     def oldest_unarchived_at(self) -> float | None:
-        """When the first matured row that is in no file matured; None where all are in files."""
-        return self._first_number("SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1")
+        """Return when the oldest row that is in no archive file matured, or None."""
+        return self._first_number(
+            "SELECT matured_at FROM matured WHERE file IS NULL ORDER BY last LIMIT 1"
+        )
 
     def oldest_unarchived(self, max_rows: int) -> list[Unarchived]:
-        """Parts of matured requests in no file yet, oldest first: at least one, then as many as fit into `max_rows`."""
+        """Return the oldest parts of matured requests that are in no archive file.
+
+        Returns at least one part if there is any, and then as many as fit into `max_rows`.
+        """
         chosen: list[Unarchived] = []
         num_rows = 0
         query = "SELECT last, time, num_rows FROM matured WHERE file IS NULL ORDER BY last"
@@ -298,17 +353,20 @@ class FileTables(Database):
         return chosen
 
     def num_late(self, at_most: int) -> int:
-        """Late outcomes in no file; counted up to `at_most`."""
+        """Count late outcomes that are in no archive file, up to `at_most`."""
         query = "SELECT count(*) FROM (SELECT 1 FROM late_outcomes WHERE file IS NULL LIMIT ?)"
         return int(self._connection.execute(query, (at_most,)).fetchone()[0])
 
     def oldest_late_at(self) -> float | None:
-        """When the first late outcome that is in no file was stored; None where all are in files."""
-        return self._first_number("SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1")
+        """Return when the oldest late outcome that is in no archive file was stored, or None."""
+        return self._first_number(
+            "SELECT stored_at FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT 1"
+        )
 
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
-        """Up to `max_rows` late outcomes in no file, oldest first."""
-        # A prediction from further ahead than a day had a wrong clock: its outcomes need no day of their own.
+        """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
+        # A prediction more than a day in the future had a wrong clock. The outcomes of such a
+        # prediction must not create a file for that day.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
@@ -316,16 +374,16 @@ class FileTables(Database):
     # -- files
 
     def intend_file(self, name: str, numbers: Iterable[int]) -> None:
-        """Gives these parts of matured requests, or late outcomes, to the file `name`, which is written next."""
+        """Assign parts of matured requests, or late outcomes, to a file that is written next."""
         with self._transaction({}) as connection:
             self._intend(connection, name, numbers)
 
     def split_file(self, name: str, parts: Mapping[str, Iterable[int]]) -> None:
-        """Give what belongs to the intended file `name` to other intended files instead.
+        """Assign the contents of the intended file `name` to other intended files.
 
         Args:
             name: The file, which is not written.
-            parts: By file name, the numbers that `numbers_of_file` returned.
+            parts: For each new file, some of the numbers that `numbers_of_file` returned.
         """
         with self._transaction({}) as connection:
             connection.execute("DELETE FROM files WHERE name = ?", (name,))
@@ -338,12 +396,16 @@ class FileTables(Database):
         connection.executemany(query, [(name, number) for number in numbers])
 
     def numbers_of_file(self, name: str) -> list[int]:
-        """Return the numbers of the parts of matured requests, or of the late outcomes, that belong to a file."""
+        """Return the numbers of the parts or late outcomes that are assigned to a file."""
         query = f"SELECT rowid FROM {self._table_of(name)} WHERE file = ? ORDER BY rowid"
         return [number for (number,) in self._connection.execute(query, (name,))]
 
     def split_part(self, number: int) -> bool:
-        """Divide a part of matured requests in two, which belong to its file; False if it cannot be divided."""
+        """Split a part of matured requests in two within its file.
+
+        Returns:
+            False if it has one request or is corrupt.
+        """
         query = "SELECT matured_at, file, requests FROM matured WHERE last = ? AND num_requests > 1"
         if (found := self._connection.execute(query, (number,)).fetchone()) is None:
             return False
@@ -357,23 +419,44 @@ class FileTables(Database):
             connection.execute("DELETE FROM matured WHERE last = ?", (number,))
             for start, stop in ((0, half), (half, len(part))):
                 last = number - len(part) + stop
-                self._insert_part(connection, part.between(start, stop), last, matured_at=matured_at, file=file)
+                self._insert_part(
+                    connection, part.between(start, stop), last, matured_at=matured_at, file=file
+                )
         return True
 
     @staticmethod
     def _insert_part(
-        connection: sqlite3.Connection, part: MaturedRequests, last: int, *, matured_at: float, file: str | None
+        connection: sqlite3.Connection,
+        part: MaturedRequests,
+        last: int,
+        *,
+        matured_at: float,
+        file: str | None,
     ) -> None:
-        """Store matured requests that are kept together; `last` is the place of the last in the order of maturing."""
+        """Store a part of matured requests.
+
+        `last` is the position of its last request in the order of maturing.
+        """
         versions = {version: of.num_rows for version, of in reversed(list(part.by_version()))}
         times = (float(part.times[0]), float(part.times.max()))
         connection.execute(
             "INSERT INTO matured VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (last, len(part), part.num_rows, *times, matured_at, json.dumps(versions), pack(part), file),
+            (
+                last,
+                len(part),
+                part.num_rows,
+                *times,
+                matured_at,
+                json.dumps(versions),
+                pack(part),
+                file,
+            ),
         )
 
     def set_apart(self, name: str) -> int:
-        """Keep what belongs to an intended file that cannot be written, and wait for it no more.
+        """Set an intended file apart, because it cannot be written.
+
+        The rows of the file stay in the state.
 
         Returns:
             The number of rows or late outcomes.
@@ -381,8 +464,8 @@ class FileTables(Database):
         with self._transaction({}) as connection:
             return self._move_apart(connection, name, 1)
 
-    def take_back(self, name: str) -> None:
-        """Intend a file again that was set apart."""
+    def retry_file(self, name: str) -> None:
+        """Return a file that was set apart to the intended files."""
         with self._transaction({}) as connection:
             self._move_apart(connection, name, -1)
 
@@ -401,7 +484,7 @@ class FileTables(Database):
         return "late_outcomes" if holds_outcomes(name) else "matured"
 
     def rows_of_file(self, name: str) -> tuple[Predictions, NDArray[np.uint8]]:
-        """The requests that were given to the file `name`, in its order, and the label of each row."""
+        """Return the requests assigned to the file `name`, in its order, and each row's label."""
         matured = self._matured_of_file(name)
         found, order = [], []
         for last, of_block in self._by_block(matured.numbers):
@@ -412,16 +495,20 @@ class FileTables(Database):
         return Predictions.joined(found).select(in_order), matured.labels
 
     def _matured_of_file(self, name: str) -> MaturedRequests:
-        parts = self._connection.execute("SELECT requests, last FROM matured WHERE file = ? ORDER BY last", (name,))
+        parts = self._connection.execute(
+            "SELECT requests, last FROM matured WHERE file = ? ORDER BY last", (name,)
+        )
         return MaturedRequests.joined([unpack(MaturedRequests, *part) for part in parts])
 
     def _block_rows(self, last: int) -> Predictions:
-        """The rows of a block that is not archived."""
-        (content,) = self._connection.execute("SELECT content FROM block_rows WHERE last = ?", (last,)).fetchone()
+        """Return the rows of a block that is not archived."""
+        (content,) = self._connection.execute(
+            "SELECT content FROM block_rows WHERE last = ?", (last,)
+        ).fetchone()
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """The last number of each block that holds some of these predictions, ascending, and which it holds."""
+        """Yield each block with some of these predictions: its last number, and theirs."""
         ordered = np.sort(numbers)
         while len(ordered):
             query = "SELECT last FROM blocks WHERE last >= ? ORDER BY last LIMIT 1"
@@ -431,18 +518,25 @@ class FileTables(Database):
             ordered = ordered[end:]
 
     def outcomes_of_file(self, name: str) -> list[ArchiveOutcome]:
-        """The late outcomes that were given to the file `name`."""
+        """Return the late outcomes assigned to the file `name`."""
         columns = "request_id, row, event, time, predicted_at, stored_at"
-        found = self._connection.execute(f"SELECT {columns} FROM late_outcomes WHERE file = ? ORDER BY number", (name,))
+        found = self._connection.execute(
+            f"SELECT {columns} FROM late_outcomes WHERE file = ? ORDER BY number", (name,)
+        )
         return [ArchiveOutcome(LateOutcome(*outcome), stored_at) for *outcome, stored_at in found]
 
     def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
-        """Notes that the file is whole on disk; lets its payloads go, and matured rows that nobody needs.
+        """Mark a file as complete on disk, and delete payloads and matured rows that nobody needs.
 
-        Returns how many rows or late outcomes the file has.
+        `Store.forget` deletes the outcomes in sealed files.
 
-        The outcomes in a sealed file are let go by `Store.forget`. The newest `keep_rows` matured rows of a version are
-        held on, and requests predicted after `keep_after`.
+        Args:
+            name: The file.
+            keep_rows: Newest matured rows of each version that stay.
+            keep_after: Event time after which requests stay.
+
+        Returns:
+            The number of rows or late outcomes in the file.
         """
         kind, count = ("archived", "SELECT sum(num_rows) FROM matured WHERE file = ?")
         if holds_outcomes(name):
@@ -452,21 +546,28 @@ class FileTables(Database):
             (num_rows,) = connection.execute(count, (name,)).fetchone()
             if not holds_outcomes(name):
                 for last, numbers in self._by_block(self._matured_of_file(name).numbers):
-                    count_down = "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? RETURNING unarchived"
+                    count_down = (
+                        "UPDATE blocks SET unarchived = unarchived - ? WHERE last = ? "
+                        "RETURNING unarchived"
+                    )
                     if connection.execute(count_down, (len(numbers), last)).fetchone() == (0,):
                         connection.execute("DELETE FROM block_rows WHERE last = ?", (last,))
-                self._let_old_matured_go(connection, keep_rows, keep_after)
+                self._delete_old_matured(connection, keep_rows, keep_after)
             self._add_counts(connection, {kind: num_rows, "archived_file": 1})
         return int(num_rows)
 
-    def _let_old_matured_go(self, connection: sqlite3.Connection, keep_rows: int, keep_after: float) -> None:
-        """Holds only the ids of archived requests beyond the newest rows of each of the newest versions.
+    def _delete_old_matured(
+        self, connection: sqlite3.Connection, keep_rows: int, keep_after: float
+    ) -> None:
+        """Delete archived requests beyond the newest rows of each of the newest versions.
 
-        What matured together is held or let go together. Needed are rows at most among the newest of all, as many as
-        `MAX_VERSIONS` with equal shares have: a rare version would hold those of all others.
+        Their ids stay. A part is deleted or stays as a whole. At most `MAX_VERSIONS * keep_rows`
+        rows stay, so that a rare version does not keep the rows of all others.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-        query = f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
+        query = (
+            f"SELECT last, versions, newest <= ? AND {is_sealed} FROM matured ORDER BY last DESC"
+        )
         seen: dict[str, int] = {}
         num_newer = 0
         for last, versions, may_go in connection.execute(query, (keep_after,)).fetchall():
@@ -478,30 +579,39 @@ class FileTables(Database):
             is_needed &= num_newer < MAX_VERSIONS * keep_rows
             num_newer += sum(rows_of.values())
             if may_go and not is_needed:
-                self._let_go(connection, last)
+                self._delete_part(connection, last)
 
-    def _let_go(self, connection: sqlite3.Connection, last: int) -> None:
-        """Deletes a part of matured requests, and the blocks that no request is held of."""
-        (packed,) = connection.execute("DELETE FROM matured WHERE last = ? RETURNING requests", (last,)).fetchone()
+    def _delete_part(self, connection: sqlite3.Connection, last: int) -> None:
+        """Delete a part of matured requests, and the blocks that no request needs any more."""
+        (packed,) = connection.execute(
+            "DELETE FROM matured WHERE last = ? RETURNING requests", (last,)
+        ).fetchone()
         try:
             numbers = unpack(MaturedRequests, packed, last).numbers
         except CorruptBlock as error:
-            # Archived, so no row is lost; what is left of its blocks stays.
-            logger.error("archived rows are let go: %s", error)
+            # The part is archived, so no row is lost. The counts of its blocks stay too high.
+            logger.error("archived rows are deleted: %s", error)
             return
         for block, of_block in self._by_block(numbers):
-            connection.execute("UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block))
+            connection.execute(
+                "UPDATE blocks SET held = held - ? WHERE last = ?", (len(of_block), block)
+            )
             connection.execute("DELETE FROM blocks WHERE last = ? AND held = 0", (block,))
 
     def files(self, state: str) -> list[str]:
-        """Names of the archive files in `state`: `intended`, `sealed`, `uploaded` or `set apart`."""
+        """Return the names of the archive files in a state.
+
+        `state` is `intended`, `sealed`, `uploaded` or `set apart`.
+        """
         query = "SELECT name FROM files WHERE state = ? ORDER BY rowid"
         return [name for (name,) in self._connection.execute(query, (state,))]
 
     def mark_uploaded(self, names: Iterable[str]) -> None:
-        """Notes that the uploader has moved these files."""
+        """Mark files as moved by the uploader."""
         with self._transaction({}) as connection:
-            connection.executemany("UPDATE files SET state = 'uploaded' WHERE name = ?", [(n,) for n in names])
+            connection.executemany(
+                "UPDATE files SET state = 'uploaded' WHERE name = ?", [(n,) for n in names]
+            )
 
     def _first_number(self, query: str) -> float | None:
         row = self._connection.execute(query).fetchone()

@@ -1,9 +1,10 @@
-"""From log messages to labels: records that the monitor can trust, and whether a row was clicked in its window.
+"""Decode log messages into checked records, and attribute clicks to rows.
 
-In: a message; a prediction's time and the outcomes that arrived for it. Out: a record, or why the message is a dead
-letter; labels, and the outcomes that made none. All rows of a request mature together when the window closes: if clicks
-counted as they come and misses only at the end, the click rate, and every number with it, would be too high while the
-window is open. Keeping records and open requests is left to `monitoring.state.store`.
+`read_records` turns messages into records, or into dead letters with reasons. `attribute` turns
+predictions and their clicks into labels and late outcomes. All rows of a request mature together
+when its window closes. If clicks counted at once and rows without a click only at the end, every
+click rate would be too high while the window is open. `monitoring.state.store` stores records and
+open requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,54 +21,67 @@ from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 from monitoring.state.admission import AdmittedVersions
 
 MAX_FUTURE_SECONDS = 86_400.0
-"""A record from further ahead has a broken clock; it would wait in the join for as long."""
+"""Maximum seconds that a record may be in the future. A later record comes from a wrong clock and
+would stay open until then."""
 DECODED_BYTES = 32 << 20
-"""Memory of the records that one call decodes one by one, about, or of a single larger one."""
+"""Approximate maximum memory of the records that one call decodes one by one, unless a single
+record is larger."""
 
 
 class UnscoredRows(ContractError):
-    """A prediction some of whose rows got no probability from their model; counted, beside being a dead letter."""
+    """A prediction with rows whose score is not a probability.
+
+    Such a prediction is counted and becomes a dead letter.
+    """
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:
-        super().__init__(f"{rows} rows of request {request_id} have no score by model version {version}")
+        super().__init__(
+            f"{rows} rows of request {request_id} have no score by model version {version}"
+        )
         self.request_id, self.version, self.rows = request_id, version, rows
 
 
 class Intake(NamedTuple):
-    """What the messages of one pull say."""
+    """The decoded messages of one pull."""
 
     predictions: Predictions | None
-    """None = there are none."""
+    """None if there are none."""
     places: NDArray[np.int64]
-    """[m] of each prediction among the messages."""
+    """Message index of each prediction, shape [m]."""
     outcomes: list[OutcomeBatch]
     bad: list[tuple[int, ContractError]]
-    """Place among the messages, and why it is none of these."""
+    """Message index and error of each unusable message."""
     left: list[int]
-    """Places of messages that were not read: with these the records would take too much memory at once."""
+    """Message indexes that were not read, because the records would take too much memory at
+    once."""
 
 
 class IntakeRules(NamedTuple):
-    """What the monitor expects of a record beyond its encoding."""
+    """Checks of a record beyond its encoding."""
 
     form: RecordFormat
     recommender: str
-    """Name of the one whose predictions are taken in."""
+    """Name of the recommender whose predictions are accepted."""
     max_age_seconds: float
-    """Oldest record that is taken in: each UTC day of the rows has files of its own."""
+    """Maximum age of a record. The limit exists because every UTC day of rows has its own files."""
     versions: AdmittedVersions
 
 
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
-    """Decode messages and check what their encoding does not: one bad message must not stop the monitor later.
+    """Decode messages, and check what their encoding does not guarantee.
 
-    Bad are `UnscoredRows`, to which a model gave no probability, and what is not decodable, is too old or from a time
-    far ahead, or is a prediction of another recommender or of one model version too many.
+    One bad message must not stop the monitor later. Unusable are messages that cannot be decoded,
+    are too old or far in the future, come from another recommender, or name a rejected model
+    version. Predictions without a probability for some row become `UnscoredRows`.
     """
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
     rules.versions.begin_batch()
     plain, rest = form.decode_plain(
-        payloads, recommender=rules.recommender, since=since, before=last, versions=rules.versions.now
+        payloads,
+        recommender=rules.recommender,
+        since=since,
+        before=last,
+        versions=rules.versions.now,
     )
     batches: list[PredictionBatch] = []
     places: list[int] = []
@@ -100,39 +114,46 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
 
 
 def _expect_usable(record: Record, rules: IntakeRules, *, now: float) -> None:
-    times = [record.time] if isinstance(record, PredictionBatch) else [record.time, *record.times.tolist()]
+    times = (
+        [record.time]
+        if isinstance(record, PredictionBatch)
+        else [record.time, *record.times.tolist()]
+    )
     if (newest := max(times)) > now + MAX_FUTURE_SECONDS:
         raise ContractError(f"time is {newest}, expected at most a day from now ({now:.0f})")
     if (oldest := min(times)) < now - rules.max_age_seconds:
         days = rules.max_age_seconds / 86_400.0
         raise ContractError(
-            f"time is {oldest}, {(now - oldest) / 86_400.0:.1f} days ago, expected at most {days:g} days "
+            f"time is {oldest}, {(now - oldest) / 86_400.0:.1f} days ago, expected at most "
+            f"{days:g} days "
             "(max_age_seconds)"
         )
     if isinstance(record, PredictionBatch):
         rules.versions.expect(record.model_version)
-    # NaN is the minimum of whatever holds one, and fails the comparison.
+    # The minimum is NaN if any score is NaN, and the comparison is then false.
     if isinstance(record, PredictionBatch) and not np.minimum.reduce(record.scores) >= 0:
         rows = int(np.isnan(record.scores).sum())
         raise UnscoredRows(request_id=record.request_id, version=record.model_version, rows=rows)
 
 
 class Attribution(NamedTuple):
-    """Requests with the labels that the clicks known give them."""
+    """Requests with labels from the known clicks."""
 
     requests: MaturedRequests
     late: list[LateOutcome]
-    """The clicks that made no label: those after the window, and on rows that their request does not have."""
+    """Clicks that made no label, because they came after the window or name a row that the request
+    does not have."""
     num_unmatched: int
-    """How many of these are on no row."""
+    """Number of clicks in `late` that name no row of the request."""
 
 
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
-    """Labels of the rows of `waiting`, by the first click on each, in any order.
+    """Label the rows of `waiting` by the first click on each row, in any order.
 
-    A click counts if it happened at most `window_seconds` after the prediction, in whole microseconds as in the
-    archive: extraction, which joins what came too late, must not see the end of a window elsewhere. One that seems to
-    precede its prediction counts too: the two times come from two machines' clocks.
+    A click counts if it happened at most `window_seconds` after the prediction, compared in whole
+    microseconds as in the archive. Extraction joins the late clicks and must use the same end of
+    the window. A click before its prediction counts too, because the two times come from different
+    clocks.
     """
     labels = np.zeros(waiting.num_rows, np.uint8)
     delays = np.full(waiting.num_rows, np.nan, np.float32)
@@ -148,4 +169,6 @@ def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: floa
         else:
             late.append(LateOutcome(waiting.ids[place], row, CLICK, time, predicted_at))
             num_unmatched += not has_row
-    return Attribution(waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched)
+    return Attribution(
+        waiting.to(MaturedRequests, labels=labels, click_delays=delays), late, num_unmatched
+    )

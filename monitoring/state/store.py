@@ -1,15 +1,20 @@
-"""The monitor's memory: one SQLite file that is right after a SIGKILL at any moment.
+"""State of the monitor in one SQLite file that survives a SIGKILL at any moment.
 
-Holds every record from before its acknowledgement until its row lies in a sealed archive file; the newest matured rows,
-from which the windows are rebuilt; counters; and the small documents of policy and retraining. One method is one
-transaction, flushed to disk when it returns. Here: what comes in, what matures and what is forgotten; all of it lies in
-SQLite, so memory does not grow with what is open. What the records mean is left to `monitoring.state.join`, which rows
-lie in which file to `database`.
+It contains:
 
-Requests are kept in blocks, as they came: those of one pull, by time, so that the ones that have matured are the first
-of their block. A request goes through: in a block -> in a part of matured requests (click labels final) -> in an
-intended file -> sealed; the rows of a block are deleted when all of them are. A conversion, and a click that comes too
-late for its row: stored as late -> in an intended file -> sealed.
+- every record, from before its acknowledgement until its row is in a sealed archive file
+- the newest matured rows, which rebuild the windows after a restart
+- counters, and the small documents of policies and retraining
+
+Each method is one transaction that is flushed to disk when it returns. Open records stay in SQLite,
+so they take no memory. This module stores, matures and deletes records. `monitoring.state.join`
+decodes them, and `database` assigns rows to files.
+
+Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
+those that have matured come first. A request moves from a block to a part of matured requests,
+whose click labels are final, then to an intended file, and then to a sealed file. The rows of a
+block are deleted once all of them are sealed. Conversions and late clicks are stored as late
+outcomes, and then move to an intended and a sealed file.
 """
 
 import json
@@ -29,12 +34,19 @@ from numpy.typing import NDArray
 
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.contracts.raw_rows import microseconds
-from evergreen.contracts.records import CLICK, CONVERSION, MAX_ID_CHARACTERS, OutcomeBatch, Predictions, R
+from evergreen.contracts.records import (
+    CLICK,
+    CONVERSION,
+    MAX_ID_CHARACTERS,
+    OutcomeBatch,
+    Predictions,
+    R,
+)
 from evergreen.contracts.serving import ColumnMap
 from evergreen.runtime.errors import ContractError
 from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 from monitoring.state.database import DAY_MICROS, CorruptBlock, FileTables, add_to, pack, unpack
-from monitoring.state.repeated import KnownRequest, ToldApart, batch_key, tell_apart
+from monitoring.state.redelivery import Classified, KnownRequest, batch_key, classify
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +54,7 @@ _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
     " WHERE excluded.time < late_outcomes.time"
 )
-"""The earliest says whether the row had an outcome of its kind within the window."""
+"""Keep the earliest outcome, which decides whether the row had one within the window."""
 _OF_RECORDS = (
     sqlite3.DataError,
     sqlite3.IntegrityError,
@@ -53,31 +65,37 @@ _OF_RECORDS = (
     ValueError,
 )
 STORE_FILE = "monitor.db"
-"""In the state folder."""
+"""File name in the state folder."""
 RATED_REQUESTS = 20_000
-"""Newest requests whose conversion window has closed that the conversion rate is taken over, of all versions."""
+"""Number of newest requests with a closed conversion window in the conversion rate, over all
+versions."""
 _BLOCK_BYTES = 16 << 20
-"""Of a block's numbers at most, but for a larger request: one block is read whole."""
+"""Maximum bytes of numbers in a block, unless a single request is larger. A block is read at
+once."""
 MAX_DEAD_LETTERS = 100_000
-"""Newest dead letters whose ids are remembered, so that one that is delivered again is counted once."""
+"""Number of newest dead letters whose ids are stored, so that a redelivered one is counted once."""
 AHEAD_FOLDER = "ahead"
-"""Begins the names of files that stand for rows whose times lie far ahead; such files are never written."""
+"""Folder in the file names for rows with times far in the future. These files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
-_IS_HELD = "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1)"
-"""Of a prediction: its block is there, so more than its id is known. NULL where no later block is."""
+_IS_HELD = (
+    "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
+    "BY last LIMIT 1)"
+)
+"""Condition on a prediction: its block still exists. NULL if no later block exists."""
 
 
 class Store(FileTables):
-    """The memory in `path`; one process at a time holds it."""
+    """State in the file at `path`. One process at a time opens it."""
 
     def __init__(self, path: Path) -> None:
         """See `Database`."""
         super().__init__(path)
         self._corrupt: set[int] = set()
-        """Parts of matured requests that `newest_rows` passed over."""
+        """Parts of matured requests that `newest_rows` skipped."""
 
     user_place: int | None = None
-    """The user's among the categories of a row, None = the recommender names none. Set before anything is read."""
+    """Index of the user in the categories of a row, or None if the recommender names no user. Set
+    it before the first read."""
 
     def add(
         self,
@@ -87,13 +105,18 @@ class Store(FileTables):
         *,
         now: float,
     ) -> "AddedPredictions":
-        """Store the records of one pull; those stored before only count as duplicates (`state.repeated`).
+        """Store the records of one pull, and count those that are already stored as duplicates.
 
-        `unusable` are the message ids of future dead letters, which are counted here and kept by the log.
+        Args:
+            predictions: Predictions, or None.
+            outcomes: Outcome batches.
+            unusable: Message ids of future dead letters. They are counted here and stored by the
+                log.
+            now: Seconds since the epoch.
 
         Raises:
-            ContractError: one of them is nothing that SQLite takes; nothing was stored.
-            TemporaryError: the disk is full; nothing was stored.
+            ContractError: SQLite cannot store a value of a record. Nothing was stored.
+            TemporaryError: The disk is full. Nothing was stored.
         """
         counts: dict[str, float] = {}
         stored = AddedPredictions(None, np.empty(0, np.int64))
@@ -112,7 +135,7 @@ class Store(FileTables):
         return stored
 
     def count_reused(self, keys: Sequence[str], *, now: float) -> None:
-        """Count future dead letters under the ids of other requests, each key once."""
+        """Count future dead letters with the ids of other requests, each key once."""
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             new = _new_dead_letters(connection, keys, now=now)
@@ -129,13 +152,15 @@ class Store(FileTables):
     ) -> "AddedPredictions":
         order = predictions.order(predictions.times)
         added, reused = predictions.select(order), np.empty(0, np.int64)
-        first = self.prediction_mark() + 1
+        first = self.prediction_cursor() + 1
         connection.execute("SAVEPOINT ids")
         try:
             _insert_ids(connection, added, first, now=now)
-        except sqlite3.IntegrityError:  # some are known: rare, and to look first would take as long as to insert
+        except (
+            sqlite3.IntegrityError
+        ):  # some ids are known: rare, and checking first would take as long as inserting
             connection.execute("ROLLBACK TO ids")
-            apart = self._tell_apart(added)
+            apart = self._classify(added)
             added, reused = added.select(apart.new), order[apart.reused]
             add_to(counts, "duplicate", len(apart.redelivered))
             _insert_ids(connection, added, first, now=now)
@@ -149,22 +174,33 @@ class Store(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
-        # Of one minute each: one request from a clock that is ahead must not keep the rows of all others.
-        for start, stop in cuts(added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000):
-            _insert_block(connection, added.between(start, stop), first + start, user_place=self.user_place)
+        # A block spans at most one minute. Otherwise one request from a clock that is ahead would
+        # keep all rows of its block.
+        for start, stop in chunks(
+            added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
+        ):
+            _insert_block(
+                connection, added.between(start, stop), first + start, user_place=self.user_place
+            )
         return AddedPredictions(added, reused)
 
-    def _tell_apart(self, predictions: Predictions) -> ToldApart:
-        """Which of them are new, delivered again, or other requests under a known id."""
+    def _classify(self, predictions: Predictions) -> Classified:
+        """Classify predictions as new, redelivered, or other requests with a known id."""
         query = (
             "SELECT request_id, rowid, time, model_version, num_rows, canary FROM predictions"
             " WHERE request_id IN ({ids})"
         )
-        known = {name: KnownRequest(*rest) for name, *rest in self._select_by_id(query, {*predictions.ids.tolist()})}
-        return tell_apart(predictions, known, self._block_of)
+        known = {
+            name: KnownRequest(*rest)
+            for name, *rest in self._select_by_id(query, {*predictions.ids.tolist()})
+        }
+        return classify(predictions, known, self._block_of)
 
     def _block_of(self, number: int) -> tuple[int, Predictions] | None:
-        """The rows of the block of a prediction, with the number of its first one; None if they are archived."""
+        """Return the block of a prediction and the number of the block's first prediction.
+
+        Returns None if the block is archived.
+        """
         query = (
             "SELECT first, content FROM blocks JOIN block_rows USING (last)"
             " WHERE last >= ? AND first <= ? ORDER BY last LIMIT 1"
@@ -173,19 +209,28 @@ class Store(FileTables):
         return None if row is None else (int(row[0]), unpack(Predictions, row[1]))
 
     def _add_outcomes(
-        self, connection: sqlite3.Connection, outcome: OutcomeBatch, counts: dict[str, float], *, now: float
+        self,
+        connection: sqlite3.Connection,
+        outcome: OutcomeBatch,
+        counts: dict[str, float],
+        *,
+        now: float,
     ) -> None:
-        """Keeps each click where its request is waited for; every other outcome goes among the late ones."""
+        """Store clicks on open requests as clicks, and all other outcomes as late outcomes."""
         is_click = outcome.event == CLICK
         add_to(counts, "outcome" if is_click else "conversion", len(outcome))
-        block = "SELECT matured_to FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1"
+        block = (
+            "SELECT matured_to FROM blocks WHERE last >= predictions.rowid ORDER BY last LIMIT 1"
+        )
         query = (
             f"SELECT request_id, time, rowid, rowid <= coalesce(({block}), rowid) FROM predictions"
             " WHERE request_id IN ({ids})"
         )
         known = {name: rest for name, *rest in self._select_by_id(query, {*outcome.request_ids})}
         waiting, late = [], []
-        for request_id, row, time in zip(outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()):
+        for request_id, row, time in zip(
+            outcome.request_ids, outcome.rows.tolist(), outcome.times.tolist()
+        ):
             predicted_at, number, is_matured = known.get(request_id, (None, None, False))
             if is_click and not is_matured:
                 waiting.append((request_id, row, time, now, number))
@@ -194,47 +239,62 @@ class Store(FileTables):
         if is_click:
             add_to(counts, "late_outcome", len(late))
         connection.executemany(
-            "INSERT INTO clicks VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = min(time, excluded.time)",
+            "INSERT INTO clicks VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = "
+            "min(time, excluded.time)",
             waiting,
         )
-        self._keep_late(connection, late, now)
+        self._store_late(connection, late, now)
 
     def arrange_columns(self, columns: dict[str, list[str]], arranged: ColumnMap) -> None:
-        """Keeps the rows that are not archived by these columns, and what they are called as document `features`.
+        """Rewrite the rows that are not archived to new columns, one block at a time.
 
-        A block is read at a time.
+        Args:
+            columns: The new column names, stored as the document `features`.
+            arranged: Map from the stored columns to the new ones.
         """
         with self._transaction({}) as connection:
             for (last,) in connection.execute("SELECT last FROM block_rows").fetchall():
                 try:
                     block = self._block_rows(last)
                 except CorruptBlock as error:
-                    logger.error("left as it is: %s", error)
+                    logger.error("block is not rewritten: %s", error)
                     continue
                 dense, categorical = arranged.rows(block.dense, block.categorical)
                 content = pack(replace(block, dense=dense, categorical=categorical))
-                connection.execute("UPDATE block_rows SET content = ? WHERE last = ?", (content, last))
+                connection.execute(
+                    "UPDATE block_rows SET content = ? WHERE last = ?", (content, last)
+                )
             self._write_documents(connection, {"features": columns})
 
     # -- from open to matured
 
-    def waiting(self, predicted_before: float, limit: int, max_rows: int = 1_000_000) -> Waiting | None:
-        """The first predictions made at or before this time and not matured, by time and id; None = there is none.
+    def waiting(
+        self, predicted_before: float, limit: int, max_rows: int = 1_000_000
+    ) -> Waiting | None:
+        """Return the oldest due predictions without final labels, by time and id, or None.
 
-        Up to `limit`, of `max_rows` rows or a single one; in memory are at most twice as many and a block.
+        Args:
+            predicted_before: Latest time of a prediction, inclusive, in seconds since the epoch.
+            limit: Maximum number of requests.
+            max_rows: Maximum number of rows. At least one request is returned in any case. Peak
+                memory is about twice that many rows plus one block.
 
         Raises:
-            CorruptBlock: neither what maturing reads of a block nor its rows are as they were stored; see `give_up`.
+            CorruptBlock: Both the label columns and the rows of a block are corrupt. See `give_up`.
         """
         found: list[Waiting] = []
         num_new, until = np.zeros(2, np.int64), np.inf
         columns = "first, matured_to, waiting_from, requests"
         query = f"SELECT {columns} FROM blocks WHERE waiting_from <= ? ORDER BY waiting_from"
-        for first, matured_to, waiting_from, packed in self._connection.execute(query, (predicted_before,)):
+        for first, matured_to, waiting_from, packed in self._connection.execute(
+            query, (predicted_before,)
+        ):
             if waiting_from > until:
                 break
             block = self._waiting_block(first, packed)
-            due = block.between(matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right")))
+            due = block.between(
+                matured_to + 1 - first, int(np.searchsorted(block.times, predicted_before, "right"))
+            )
             found.append(due)
             num_new += len(due), due.num_rows
             if (num_new >= (limit, max_rows)).any():
@@ -243,7 +303,7 @@ class Store(FileTables):
         return _first_of(found, limit, max_rows) if found else None
 
     def _waiting_block(self, first: int, packed: bytes) -> Waiting:
-        """Return a block as maturing reads it; made of the block's rows where it is corrupt itself."""
+        """Return a block without its features. A corrupt block is rebuilt from its rows."""
         try:
             return unpack(Waiting, packed, first)
         except CorruptBlock as error:
@@ -253,17 +313,17 @@ class Store(FileTables):
                 raise
             last, content = found
             rows = unpack(Predictions, content, first)
-            logger.warning("%s; made again of its rows", error)
+            logger.warning("%s; rebuilt from its rows", error)
             return _waiting_of(rows, last - len(rows) + 1, self.user_place)
 
     def give_up(self, block: int) -> int:
-        """Wait no more for the labels of a corrupt block; what is left of it stays in the file.
+        """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
 
         Args:
-            block: The number of its first prediction, `CorruptBlock.number`.
+            block: Number of its first prediction, from `CorruptBlock.number`.
 
         Returns:
-            The rows whose labels are lost.
+            The number of rows that lose their labels.
         """
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
@@ -277,14 +337,17 @@ class Store(FileTables):
         return int(rows)
 
     def newest_waiting(self, max_rows: int = 200_000) -> Waiting | None:
-        """Predictions whose labels are not final: those of the newest blocks, of at most so many rows; None = none."""
+        """Return the newest predictions without final labels, at most `max_rows` rows, or None."""
         found: list[Waiting] = []
-        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL ORDER BY newest DESC"
+        query = (
+            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from NOT NULL "
+            "ORDER BY newest DESC"
+        )
         for first, matured_to, packed in self._connection.execute(query):
             try:
                 block = self._waiting_block(first, packed)
             except CorruptBlock:
-                continue  # `waiting` meets it when it is due, and its caller sets it apart
+                continue  # `waiting` raises it when the block is due
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -294,13 +357,16 @@ class Store(FileTables):
         return Waiting.joined(found) if any(map(len, found)) else None
 
     def clicks_on(self, numbers: NDArray[np.int64]) -> list[Click]:
-        """The clicks that wait for the labels of the predictions of these numbers."""
+        """Return the stored clicks on these predictions."""
         query = "SELECT number, row, time FROM clicks WHERE number BETWEEN ? AND ?"
         return [click for run in _runs(numbers) for click in self._connection.execute(query, run)]
 
     def waiting_ahead(self, after: float) -> Waiting | None:
-        """Return a block of predictions made after this time whose labels are not final; None if there is none."""
-        query = "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY waiting_from LIMIT 1"
+        """Return a block of predictions after this time without final labels, or None."""
+        query = (
+            "SELECT first, matured_to, requests FROM blocks WHERE waiting_from > ? ORDER BY "
+            "waiting_from LIMIT 1"
+        )
         if (found := self._connection.execute(query, (after,)).fetchone()) is None:
             return None
         first, matured_to, packed = found
@@ -308,9 +374,9 @@ class Store(FileTables):
         return block.between(matured_to + 1 - first, len(block))
 
     def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
-        """Return time and model version of the newest prediction held that no canary made; None if there is none.
+        """Return time and model version of the newest stored prediction of no canary, or None.
 
-        Predictions made after the time `until` do not count.
+        Predictions after the time `until` do not count.
         """
         query = (
             "SELECT time, model_version FROM predictions WHERE canary = 0 AND time <= ?"
@@ -319,32 +385,44 @@ class Store(FileTables):
         row = self._connection.execute(query, (until,)).fetchone()
         return None if row is None else (float(row[0]), int(row[1]))
 
-    def predictions_after(self, time: float | None) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
-        """Times, model versions, and which a canary made, of the predictions held made after `time`; None = of all."""
+    def predictions_after(
+        self, time: float | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
+        """Return times, model versions and canary flags of stored predictions after `time`.
+
+        None returns all stored predictions.
+        """
         query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"
         found = self._connection.execute(query, (-1.0 if time is None else time,)).fetchall()
         times, versions, canary = zip(*found) if found else ((), (), ())
         return np.array(times, np.float64), np.array(versions, np.int32), np.array(canary, np.bool_)
 
     def num_rows_of(self, version: int) -> int:
-        """Rows that a model version has scored, of the requests held."""
+        """Return the number of rows that a model version scored, in stored predictions."""
         query = "SELECT coalesce(sum(num_rows), 0) FROM predictions WHERE model_version = ?"
         return int(self._connection.execute(query, (version,)).fetchone()[0])
 
-    def prediction_mark(self) -> int:
-        """Number of the prediction stored last; 0 = none. Numbers only grow."""
-        return int(self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[0])
+    def prediction_cursor(self) -> int:
+        """Return the number of the prediction stored last, or 0. Numbers only increase."""
+        return int(
+            self._connection.execute("SELECT coalesce(max(rowid), 0) FROM predictions").fetchone()[
+                0
+            ]
+        )
 
-    def stored_after(self, mark: int) -> Iterator[Predictions]:
-        """The predictions stored after the one numbered `mark` and not archived yet, in this order."""
+    def stored_after(self, cursor: int) -> Iterator[Predictions]:
+        """Yield the unarchived predictions stored after number `cursor`, in this order."""
         query = "SELECT content, last FROM block_rows WHERE last > ? ORDER BY last"
-        return _sound(Predictions, self._connection.execute(query, (mark,)))
+        return _valid(Predictions, self._connection.execute(query, (cursor,)))
 
     def made_since(self, time: float) -> Iterator[Predictions]:
-        """The predictions of the blocks with one made at `time` or later, of those not archived yet."""
-        query = "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? ORDER BY last"
-        # Times are kept as they came; a bucket begins at a whole microsecond.
-        return _sound(Predictions, self._connection.execute(query, (time - 1e-6,)))
+        """Yield unarchived blocks that contain a prediction at `time` or later."""
+        query = (
+            "SELECT content, last FROM block_rows JOIN blocks USING (last) WHERE newest >= ? "
+            "ORDER BY last"
+        )
+        # Stored times are not rounded, and a bucket begins at a whole microsecond.
+        return _valid(Predictions, self._connection.execute(query, (time - 1e-6,)))
 
     def mature(
         self,
@@ -356,13 +434,18 @@ class Store(FileTables):
         part_rows: int = 1,
         apart: bool = False,
     ) -> None:
-        """Makes these click labels final.
+        """Make these click labels final.
 
-        `requests` are in the order in which they are to be archived, those that `waiting` gave; `late` are outcomes of
-        them that made no label. They are kept in parts of at most `part_rows` rows, or of one request, and of one UTC
-        day each: the least that an archive file takes. With `apart` none takes them: they are set apart for good.
+        Args:
+            requests: Requests that `waiting` returned, in the order in which they are archived.
+            counts: Counters to add in the same transaction.
+            now: Seconds since the epoch.
+            late: Outcomes of these requests that made no label.
+            part_rows: Maximum rows of a part, unless a single request has more. A part has one UTC
+                day and is the smallest unit of an archive file.
+            apart: Whether the requests are set apart for good and never archived.
         """
-        place = self.matured_mark()
+        place = self.matured_cursor()
         add_to(counts, "matured_request", len(requests))
         add_to(counts, "matured", requests.num_rows)
         add_to(counts, "matured_click", int(requests.labels.sum()))
@@ -374,39 +457,57 @@ class Store(FileTables):
             for last, of_block in self._by_block(requests.numbers):
                 matured_from, matured_to = int(of_block[0]), int(of_block[-1])
                 if matured_to == last:
-                    is_over = "UPDATE blocks SET matured_to = last, waiting_from = NULL, requests = x'' WHERE last = ?"
+                    is_over = (
+                        "UPDATE blocks SET matured_to = last, waiting_from = NULL, "
+                        "requests = x'' WHERE last = ?"
+                    )
                     connection.execute(is_over, (last,))
                 else:
                     query = (
-                        "UPDATE blocks SET matured_to = ?, waiting_from = (SELECT time FROM predictions"
+                        "UPDATE blocks SET matured_to = ?, waiting_from = (SELECT time FROM "
+                        "predictions"
                         " WHERE rowid = ?) WHERE last = ?"
                     )
                     connection.execute(query, (matured_to, matured_to + 1, last))
-                connection.execute("DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to))
-            for start, stop in cuts(requests.sizes, part_rows, requests.micros // DAY_MICROS):
-                self._insert_part(connection, requests.between(start, stop), place + stop, matured_at=now, file=file)
-            self._keep_late(connection, late, now)
+                connection.execute(
+                    "DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to)
+                )
+            for start, stop in chunks(requests.sizes, part_rows, requests.micros // DAY_MICROS):
+                self._insert_part(
+                    connection,
+                    requests.between(start, stop),
+                    place + stop,
+                    matured_at=now,
+                    file=file,
+                )
+            self._store_late(connection, late, now)
 
-    def matured_mark(self) -> int:
-        """Place of the request that matured last in the order of maturing, from 1; 0 = none has."""
+    def matured_cursor(self) -> int:
+        """Return the position of the request that matured last, counted from 1, or 0."""
         return int(self.counters.get("matured_request", 0))
 
-    def num_matured_after(self, mark: int) -> int:
-        """Return how many of `newest_rows` matured after the request at the place `mark`."""
-        query = f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
-        found = self._connection.execute(query, (mark, mark))
+    def num_matured_after(self, cursor: int) -> int:
+        """Return how many of `newest_rows` matured after the request at position `cursor`."""
+        query = (
+            f"SELECT last, min(num_requests, last - ?) FROM matured WHERE last > ? AND {_NOT_APART}"
+        )
+        found = self._connection.execute(query, (cursor, cursor))
         return sum(number for last, number in found if last not in self._corrupt)
 
     @property
     def num_pending_rows(self) -> int:
-        """Rows whose label is not final. From the counters: summing the waiting rows each tick would read them all."""
+        """Number of rows without a final label.
+
+        The number comes from counters, because a sum over the open rows would read all of them at
+        each tick.
+        """
         ended = self.counters.get("matured", 0) + self.counters.get("given_up", 0)
         return int(self.counters.get("predicted", 0) - ended)
 
     def newest_rows(self) -> MaturedRequests | None:
-        """The matured requests still held, oldest first: enough to fill the window of the version that serves.
+        """Return the stored matured requests, oldest first, without those that are set apart.
 
-        Those that are set apart are left out.
+        These requests fill the window of the serving version.
         """
         query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
         found = []
@@ -414,36 +515,51 @@ class Store(FileTables):
             try:
                 found.append(unpack(MaturedRequests, packed, last))
             except CorruptBlock as error:
-                logger.error("the windows lack rows: %s", error)
+                logger.error("rows are missing in the windows: %s", error)
                 self._corrupt.add(last)
         return MaturedRequests.joined(found) if found else None
 
     def prepare_conversion_rates(self) -> None:
-        """Makes `conversion_rates` fast; its index takes 5 % of all that the monitor does for a request of one row."""
+        """Create the index that makes `conversion_rates` fast.
+
+        Its upkeep takes 5 % of the monitor's time for requests of one row.
+        """
         with self._transaction({}) as connection:
             connection.execute("CREATE INDEX IF NOT EXISTS predicted ON predictions (time)")
 
-    def conversion_rates(self, predicted_before: float, *, window_seconds: float) -> dict[int, float]:
-        """By model version: converted rows per row, of the newest `RATED_REQUESTS` requests predicted by this time.
+    def conversion_rates(
+        self, predicted_before: float, *, window_seconds: float
+    ) -> dict[int, float]:
+        """Return converted rows per row for each model version.
 
-        The conversion windows of these requests have closed.
+        The rate covers the newest `RATED_REQUESTS` requests up to `predicted_before`, whose
+        conversion windows have closed.
         """
         newest = "SELECT * FROM predictions WHERE time <= ? ORDER BY time DESC LIMIT ?"
         converted = (
             "SELECT count(*) FROM late_outcomes o WHERE o.request_id = p.request_id AND o.event = ?"
             " AND o.row BETWEEN 0 AND p.num_rows - 1 AND round(1e6 * (o.time - p.time)) <= ?"
         )
-        query = f"SELECT model_version, sum(({converted})), sum(num_rows) FROM ({newest}) p GROUP BY model_version"
+        query = (
+            f"SELECT model_version, sum(({converted})), sum(num_rows) FROM ({newest}) p "
+            "GROUP BY model_version"
+        )
         values = (CONVERSION, microseconds(window_seconds), predicted_before, RATED_REQUESTS)
-        return {version: count / rows for version, count, rows in self._connection.execute(query, values)}
+        return {
+            version: count / rows
+            for version, count, rows in self._connection.execute(query, values)
+        }
 
     # -- late outcomes and events
 
     @staticmethod
-    def _keep_late(connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float) -> None:
-        """Stores outcomes for the archive's outcome files; of several with one (request, row, event), the earliest.
+    def _store_late(
+        connection: sqlite3.Connection, late: Sequence[LateOutcome], now: float
+    ) -> None:
+        """Store outcomes for the outcome files, and keep the earliest per (request, row, event).
 
-        One that is earlier than the one known goes into a file also where that lies in one.
+        An outcome that is earlier than the stored one goes into a new file, even if the stored one
+        is already archived.
         """
         connection.executemany(
             "INSERT INTO late_outcomes (request_id, row, event, time, predicted_at, stored_at)"
@@ -452,7 +568,7 @@ class Store(FileTables):
         )
 
     def forget_user(self, category: int) -> None:
-        """Makes the user of this category an unknown one in the rows that are held for the windows."""
+        """Replace the user of this category by the missing category in the stored matured rows."""
         with self._transaction({}) as connection:
             held = connection.execute("SELECT last, requests FROM matured").fetchall()
             for last, packed in held:
@@ -460,36 +576,48 @@ class Store(FileTables):
                 if (requests.users == category).any():
                     users = np.where(requests.users == category, MISSING_CATEGORY, requests.users)
                     left = pack(replace(requests, users=users))
-                    connection.execute("UPDATE matured SET requests = ? WHERE last = ?", (left, last))
+                    connection.execute(
+                        "UPDATE matured SET requests = ? WHERE last = ?", (left, last)
+                    )
 
-    def forget(self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf) -> None:
-        """Lets go of what was stored before this time and has no use any more.
+    def forget(
+        self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf
+    ) -> None:
+        """Delete what was stored before a time and is no longer needed.
 
-        These are ids of requests whose rows are held no more, ids of outcome batches and of dead letters, and outcomes
-        in sealed files if the rows of their request are not held. Clicks on requests that stayed unknown become late
-        outcomes. `orphans_before` is the same for clicks on unknown requests; None = `before`.
-        What was stored after `ahead` was stored under a clock that was wrong, and counts as old.
+        Deleted are ids of requests without stored rows, ids of outcome batches and dead letters,
+        and outcomes in sealed files whose requests have no stored rows. Clicks on requests that
+        stayed unknown become late outcomes.
+
+        Args:
+            before: Delete what was stored before this time, in seconds since the epoch.
+            orphans_before: The same limit for clicks on unknown requests. None means `before`.
+            ahead: What was stored after this time had a wrong clock and counts as old.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at NOT BETWEEN ? AND ? AND number IS NULL"
         counts: dict[str, float] = {}
         with self._transaction(counts) as connection:
             connection.execute(
-                f"DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND coalesce({_IS_HELD}, 0) = 0"
-                # The newest stays, or its number would be given again.
+                "DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND "
+                f"coalesce({_IS_HELD}, 0) = 0"
+                # The newest stays, because its number would be assigned again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
             )
             connection.execute("DELETE FROM outcome_batches WHERE stored_at < ?", (before,))
             connection.execute(
-                "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) FROM dead_letters) - ?",
+                "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) "
+                "FROM dead_letters) - ?",
                 (before, MAX_DEAD_LETTERS),
             )
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
                 " AND file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
-                # The conversion rate counts a request as long as its rows are held, so its outcomes stay as long.
-                " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = late_outcomes.request_id"
+                # The conversion rate counts a request while its rows are stored, so its outcomes
+                # stay equally long.
+                " AND NOT EXISTS (SELECT 1 FROM predictions WHERE predictions.request_id = "
+                "late_outcomes.request_id"
                 f" AND {_IS_HELD})",
                 (before,),
             )
@@ -505,32 +633,35 @@ class Store(FileTables):
 
 
 class AddedPredictions(NamedTuple):
-    """What became of the predictions of one pull."""
+    """Result of adding the predictions of one pull."""
 
     added: Predictions | None
-    """Those that were not stored before, by time and id; None = none."""
+    """New predictions, ordered by time and id, or None."""
     reused: NDArray[np.int64]
-    """Places of those that were not stored, because their ids name other requests."""
+    """Indexes of predictions that were not stored, because their ids belong to other requests."""
 
 
 def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, now: float) -> int:
-    """Keep the keys of dead letters, and return how many were not known."""
+    """Store the keys of dead letters, and return how many are new."""
     query = "INSERT OR IGNORE INTO dead_letters VALUES (?, ?)"
     return sum(connection.execute(query, (_short_id(key), now)).rowcount for key in keys)
 
 
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
-    """Rows of the user of this category among those that a memory, opened by anyone, holds for the windows."""
-    held = (unpack(MaturedRequests, packed) for (packed,) in memory.execute("SELECT requests FROM matured"))
+    """Count the stored matured rows of the user of this category, in a state opened by anyone."""
+    held = (
+        unpack(MaturedRequests, packed)
+        for (packed,) in memory.execute("SELECT requests FROM matured")
+    )
     return sum(int(np.count_nonzero(requests.users == user)) for requests in held)
 
 
 def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
-    """Requests that are not archived yet and have the user in one of the `places` of rows with these columns."""
-    kept = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
-    found, arranged = 0, ColumnMap(json.loads(kept[0]) if kept else columns, columns)
+    """Count unarchived requests that have the user at one of the `places` of these columns."""
+    saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
+    found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
         block = unpack(Predictions, content)
         _, categorical = arranged.rows(block.dense, block.categorical)
@@ -540,24 +671,29 @@ def waiting_requests_of(
 
 
 def _short_id(message_id: str) -> str:
-    """Return what stands for a message's id, which may be of any length where another program published it."""
+    """Return a message id, or its hash if another program published a long one."""
     return (
-        message_id if len(message_id) <= MAX_ID_CHARACTERS else sha256(message_id.encode(errors="replace")).hexdigest()
+        message_id
+        if len(message_id) <= MAX_ID_CHARACTERS
+        else sha256(message_id.encode(errors="replace")).hexdigest()
     )
 
 
 @contextmanager
 def _records_errors() -> Iterator[None]:
-    """Sorts what is wrong with a record's values from what is wrong with the file."""
+    """Convert errors of a record's values to ContractError. Errors of the file pass."""
     try:
         yield
     except _OF_RECORDS as error:
         raise ContractError(f"record cannot be stored: {error!r}") from error
 
 
-def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first: int, *, now: float) -> None:
+def _insert_ids(
+    connection: sqlite3.Connection, predictions: Predictions, first: int, *, now: float
+) -> None:
     connection.executemany(
-        "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, canary)"
+        "INSERT INTO predictions (rowid, request_id, time, model_version, num_rows, stored_at, "
+        "canary)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
         zip(
             range(first, first + len(predictions)),
@@ -572,35 +708,43 @@ def _insert_ids(connection: sqlite3.Connection, predictions: Predictions, first:
 
 
 def _waiting_of(block: Predictions, first: int, user_place: int | None) -> Waiting:
-    """Return what maturing reads of a block whose first prediction has the number `first`."""
-    users = np.full(block.num_rows, MISSING_CATEGORY) if user_place is None else block.categorical[:, user_place]
+    """Return the columns that maturing needs. `first` is the number of the first prediction."""
+    users = (
+        np.full(block.num_rows, MISSING_CATEGORY)
+        if user_place is None
+        else block.categorical[:, user_place]
+    )
     return block.to(Waiting, numbers=np.arange(first, first + len(block)), users=users)
 
 
-def _sound(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
-    """Yield the stored requests, without corrupt blocks, which are reported."""
+def _valid(kind: type[R], found: Iterable[tuple[bytes, int]]) -> Iterator[R]:
+    """Yield the stored requests, and log and skip corrupt blocks."""
     for content, number in found:
         try:
             yield unpack(kind, content, number)
         except CorruptBlock as error:
-            logger.error("passed over: %s", error)
+            logger.error("skipped: %s", error)
 
 
-def _insert_block(connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None) -> None:
-    """Keeps the rows, and apart from them what maturing reads."""
+def _insert_block(
+    connection: sqlite3.Connection, block: Predictions, first: int, *, user_place: int | None
+) -> None:
+    """Store the rows, and separately the columns that maturing reads."""
     waiting = _waiting_of(block, first, user_place)
     last, num = first + len(block) - 1, len(block)
     times = (float(block.times[0]), float(block.times[-1]))
     connection.execute(
-        "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (last, first, first - 1, *times, num, num, pack(waiting))
+        "INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (last, first, first - 1, *times, num, num, pack(waiting)),
     )
     connection.execute("INSERT INTO block_rows VALUES (?, ?)", (last, pack(block)))
 
 
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
-    """See `Store.waiting`; with `beyond` 1 also the first that is too much, which keeps later ones out.
+    """Return the first requests of these blocks within both limits, as `Store.waiting` does.
 
-    Of each block these are its first ones, as within a block they are in this order.
+    Each element of `found` contains the first requests of its block, in order of time. With
+    `beyond=1` the result includes the first request over the limit, which excludes later ones.
     """
     joined = Waiting.joined(found)
     joined = joined.ordered(joined.times)
@@ -609,25 +753,36 @@ def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: in
 
 
 def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
-    """Return the bytes of a row's numbers in memory."""
+    """Return the memory of a row's numbers, in bytes."""
     return 32 + 4 * num_numeric + 8 * num_categorical
 
 
-def cuts(sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Start and stop of parts whose sizes add up to `at_most`, or of one, in one of the `periods` each, which ascend.
+def chunks(
+    sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]
+) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of chunks whose sizes add up to at most `at_most`.
 
-    >>> list(cuts(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
+    A larger element is a chunk of its own. A chunk has one of the ascending `periods`.
+
+    >>> list(chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
     ends, start = np.cumsum(sizes), 0
     while start < len(sizes):
         stop = int(np.searchsorted(ends, ends[start] - sizes[start] + at_most, "right"))
-        yield start, (stop := min(max(stop, start + 1), int(np.searchsorted(periods, periods[start], "right"))))
+        yield (
+            start,
+            (
+                stop := min(
+                    max(stop, start + 1), int(np.searchsorted(periods, periods[start], "right"))
+                )
+            ),
+        )
         start = stop
 
 
 def _runs(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
-    """First and last of each run of numbers without a gap.
+    """Return first and last number of each run of consecutive numbers.
 
     >>> list(_runs(np.array([4, 5, 6, 9])))
     [(4, 6), (9, 9)]

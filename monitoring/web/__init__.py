@@ -1,1 +1,1 @@
-"""What people and Prometheus see of the monitor: metrics, health, the status page."""
+"""HTTP interface of the monitor: metrics, health and the status page."""

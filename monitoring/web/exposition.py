@@ -1,7 +1,7 @@
-"""The snapshot that the pages show, the loop's heartbeat, and whether the monitor is healthy and ready.
+"""Snapshot for the pages, heartbeat of the loop, and health checks.
 
-In: snapshots, one per turn of the loop. Out: reasons for not being healthy or ready. Rendering is left to
-`web.metrics` and `web.page`, answering to `web.server`.
+The loop passes one snapshot per iteration. `web.metrics` and `web.page` render it, and `web.server`
+answers requests.
 """
 
 import json
@@ -13,59 +13,65 @@ from typing import Any
 from monitoring.metrics.open_labels import OpenEstimate
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""A loop that shows no sign of life for longer is stuck; longer than any single call that it makes may take."""
+"""Seconds without a heartbeat after which the loop is stuck. No single call of the loop takes
+longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything shown, as of one turn of the loop; a number that does not exist is None."""
+    """Everything that the pages show, as of one iteration of the loop.
+
+    A number that does not exist is None.
+    """
 
     recommender: str = ""
-    """Name of the recommender whose log is read; empty before the first turn."""
+    """Name of the recommender whose log is read. Empty before the first iteration."""
     time: float | None = None
-    """When it was made, seconds since the epoch; None before the first turn."""
+    """Time of the snapshot in seconds since the epoch. None before the first iteration."""
     counters: dict[str, float] = field(default_factory=dict)
-    """Everything counted since the state folder was created; see `monitoring.state.store`."""
+    """Counters since the state folder was created, see `monitoring.state.store`."""
     pending_rows: int = 0
-    """Rows whose attribution window is open."""
+    """Number of rows whose attribution window is open."""
     log_backlog: int | None = None
-    """Messages published and not acknowledged; None where the log cannot tell."""
+    """Number of published messages that are not acknowledged. None if the log does not report
+    it."""
     log_read_up_to: float | None = None
-    """Every record published before this time has been read; None = not known."""
+    """Watermark: every record published before this time was read. None if unknown."""
     log_problem: str | None = None
-    """Why nothing can arrive from the log; None while connected."""
+    """Why nothing can arrive from the log. None while connected."""
     last_record_time: float | None = None
     """Time of the newest prediction."""
     serving_version: int | None = None
     windows: tuple[Kpis, ...] = ()
-    """One per model version."""
+    """KPIs of each model version."""
     open_labels: tuple[OpenEstimate, ...] = ()
-    """One per model version with open rows."""
+    """Estimate for each model version with open rows."""
     drift: Mapping[str, Any] | None = None
-    """The newest closed bucket of feature drift, a JSON object; None before one has closed."""
+    """Newest closed bucket of feature drift, a JSON object. None before one has closed."""
     decisions: tuple[Decision, ...] = ()
-    """The decision of each policy at the last decision point."""
+    """Decision of each policy at the last decision point."""
     decided_at: float | None = None
-    """The last decision point: event time."""
+    """Event time of the last decision point."""
     decision: str | None = None
-    """The decision of all policies together as it was acted on, with its reason."""
-    acting: ActingStatus | None = None
-    """None before the first turn."""
+    """Combined decision after rate limits, with its reason."""
+    actions: ActionStatus | None = None
+    """None before the first iteration."""
     store_status: StoreStatus | None = None
-    """The model store, the archive and the disks, as of a minute ago at most; None before they were first read."""
+    """Status of the registry, the archive and the disks, at most a minute old. None before the
+    first read."""
 
     @property
     def set_apart_rows(self) -> float:
-        """Rows that could not be archived and are kept in the state folder."""
+        """Number of rows that could not be archived and stay in the state folder."""
         return self.counters.get("set_apart", 0) + self.counters.get("given_up", 0)
 
     @property
     def threshold(self) -> float | None:
-        """The AUC that the first policy which has one holds the serving version to; drawn on the page."""
+        """AUC limit of the first policy that has one, shown in the chart."""
         levels = (decision.numbers.get("threshold") for decision in self.decisions)
         return next((level for level in levels if level is not None), None)
 
@@ -73,8 +79,10 @@ class Snapshot:
 class Exposition:
     """The newest snapshot and the loop's heartbeat."""
 
-    def __init__(self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        """Shows nothing yet, healthy; `clock` returns monotonic seconds."""
+    def __init__(
+        self, *, stall_seconds: float = STALL_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start healthy and without a snapshot. `clock` returns monotonic seconds."""
         self._stall_seconds, self._clock = stall_seconds, clock
         self._last_beat = clock()
         self._ended: str | None = None
@@ -82,46 +90,46 @@ class Exposition:
         self.snapshot = Snapshot()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Shows a new snapshot; the loop is alive and its turn was complete."""
+        """Publish a new snapshot after a complete iteration of the loop."""
         self.snapshot = snapshot
         self._last_beat = self._clock()
         self._failed_turn = None
 
     def beat(self) -> None:
-        """Note that the loop is alive, in the middle of a turn."""
+        """Record that the loop is alive within an iteration."""
         self._last_beat = self._clock()
 
-    def note_failed_turn(self, reason: str) -> None:
-        """The loop is alive, but its turn was cut short: the log or a folder could not be used."""
+    def record_failed_iteration(self, reason: str) -> None:
+        """Record that the loop is alive, but its iteration failed."""
         self._last_beat, self._failed_turn = self._clock(), reason
 
     def end(self, reason: str) -> None:
-        """The loop has ended; unhealthy from now on."""
+        """Record that the loop has ended. The monitor is unhealthy from now on."""
         self._ended = reason
 
     def unhealthy(self) -> str | None:
-        """Why a restart would help; None while it would not."""
+        """Return the reason for a restart, or None."""
         if self._ended is not None:
             return f"the loop has ended: {self._ended}"
         silence = self._clock() - self._last_beat
         return f"the loop is silent for {silence:.0f} s" if silence > self._stall_seconds else None
 
     def unready(self) -> str | None:
-        """Why nothing is being monitored now; None while published records are taken in, or would be.
+        """Return why published records are not being processed, or None.
 
-        An idle log is no reason; one that cannot deliver is (`Subscriber.problem`).
+        An idle log is ready. A log that cannot deliver is not (`Subscriber.problem`).
         """
         if reason := self.unhealthy():
             return reason
         if self._failed_turn is not None:
-            return f"the last turn was cut short: {self._failed_turn}"
+            return f"the last iteration failed: {self._failed_turn}"
         if self.snapshot.time is None:
-            return "no turn of the loop has ended yet"
+            return "no iteration of the loop has ended yet"
         if self.snapshot.log_problem is not None:
             return f"the log cannot deliver: {self.snapshot.log_problem}"
         return None
 
     def status(self) -> bytes:
-        """The snapshot as JSON."""
+        """Return the snapshot as JSON."""
         known = {**asdict(self.snapshot), "unhealthy": self.unhealthy(), "unready": self.unready()}
         return json.dumps(known, indent=2, default=str).encode()

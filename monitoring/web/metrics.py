@@ -1,8 +1,10 @@
-"""The snapshot as Prometheus metrics; a gauge whose number does not exist is absent.
+"""Export the snapshot as Prometheus metrics.
 
-Names are an interface: dashboards and alert rules query them, and a test freezes them. What the numbers mean is
-documented in `monitoring.metrics` and `monitoring.state.store`. Each has the label `recommender`, so that several
-monitors of one installation are told apart. Before its first turn a monitor exports only its versions, without it.
+Metric names are an interface, because dashboards and alert rules query them. A test freezes them.
+`monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge is absent if its
+number does not exist. Every metric has the label `recommender`, which distinguishes several
+monitors of one installation. Before its first iteration a monitor exports only its versions,
+without the label.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,14 +15,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from evergreen.registry import promotion_journal
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.retraining.retraining import IDLE
 from monitoring.state.database import VERSION
 from monitoring.web.exposition import Snapshot
 from monitoring.web.store_status import VERDICTS, StoreStatus
 
 PREFIX = "ctr_monitor_"
-PROMOTIONS = tuple(action for action in promotion_journal.ACTIONS if action != promotion_journal.INTENT)
+PROMOTIONS = tuple(
+    action for action in promotion_journal.ACTIONS if action != promotion_journal.INTENT
+)
 RECORD_OUTCOMES = {
     "predicted": "rows of stored prediction batches",
     "outcome": "stored outcomes",
@@ -47,22 +51,31 @@ KPI_GAUGES = {
     "auc_low": ("rolling_auc_low", "Lower end of the AUC's 95 % interval"),
     "auc_high": ("rolling_auc_high", "Upper end of the AUC's 95 % interval"),
     "log_loss": ("log_loss", "Mean negative log likelihood of the window, nats"),
-    "normalized_entropy": ("normalized_entropy", "Log loss divided by the entropy of the window's click rate"),
+    "normalized_entropy": (
+        "normalized_entropy",
+        "Log loss divided by the entropy of the window's click rate",
+    ),
     "calibration": ("calibration", "Expected clicks per observed click in the window"),
     "calibration_error": ("calibration_error", "Expected calibration error of the window"),
     "ctr": ("click_rate", "Clicks per row of the window"),
-    "conversion_rate": ("conversion_rate", "Conversions per row whose conversion window has closed"),
-    "gauc": ("gauc", "Mean AUC within users, weighted by their rows; absent where the recommender names no user"),
+    "conversion_rate": (
+        "conversion_rate",
+        "Conversions per row whose conversion window has closed",
+    ),
+    "gauc": (
+        "gauc",
+        "Mean AUC within users, weighted by their rows; absent where the recommender names no user",
+    ),
     "hit_rate": ("hit_rate", "Ranked lists with a click among the first k, per list"),
     "ndcg": ("ndcg", "Mean NDCG at k of the ranked lists with a click"),
     "rows": ("window_rows", "Matured rows in the window"),
     "clicks": ("window_clicks", "Clicks in the window"),
 }
-"""Field of `metrics.window.Kpis` to name and text."""
+"""Metric name and help text of each field of `metrics.window.Kpis`."""
 
 
 def metrics_page(snapshot: Snapshot) -> bytes:
-    """The snapshot in Prometheus' text format."""
+    """Render the snapshot in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))  # type: ignore[arg-type]  # the stub requires a base class, the library does not
     return generate_latest(registry)
@@ -75,7 +88,9 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         of = {"recommender": self._snapshot.recommender} if self._snapshot.recommender else {}
         for family in self._families():
-            family.samples = [each._replace(labels={**of, **each.labels}) for each in family.samples]
+            family.samples = [
+                each._replace(labels={**of, **each.labels}) for each in family.samples
+            ]
             yield family
 
     def _families(self) -> Iterator[Metric]:
@@ -86,12 +101,18 @@ class _Collector:
         info.add_metric([_distribution_version(), str(VERSION)], 1.0)
         yield info
         if shown.time is None:
-            # Zeros here would be counters that fall at each restart, and an alert's rate would see them rise again.
+            # Counters of 0 would look like resets at each restart, and an alert's rate would count
+            # the rise again.
             return
         for field, (name, text) in KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
             yield _labelled_gauge(name, text, label="version", values=by_version)
-        yield _counter("records", "Records by what became of them", outcomes=RECORD_OUTCOMES, counts=shown.counters)
+        yield _counter(
+            "records",
+            "Records by what became of them",
+            outcomes=RECORD_OUTCOMES,
+            counts=shown.counters,
+        )
         yield _counter(
             "drift_checks",
             "Feature drift: buckets by verdict, rows not compared",
@@ -108,35 +129,68 @@ class _Collector:
         yield decisions
         yield from _gauges(
             ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
-            ("last_record_timestamp_seconds", "Time of the newest prediction", shown.last_record_time),
+            (
+                "last_record_timestamp_seconds",
+                "Time of the newest prediction",
+                shown.last_record_time,
+            ),
             ("serving_version", "Model version of the newest prediction", shown.serving_version),
-            ("log_backlog", "Messages published and not acknowledged; absent where unknown", shown.log_backlog),
-            ("log_read_up_to_timestamp_seconds", "Every record published before has been read", shown.log_read_up_to),
-            ("log_connected", "1 while the log can deliver, idle or not", shown.log_problem is None),
+            (
+                "log_backlog",
+                "Messages published and not acknowledged; absent where unknown",
+                shown.log_backlog,
+            ),
+            (
+                "log_read_up_to_timestamp_seconds",
+                "Every record published before has been read",
+                shown.log_read_up_to,
+            ),
+            (
+                "log_connected",
+                "1 while the log can deliver, idle or not",
+                shown.log_problem is None,
+            ),
             ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
-            ("set_apart_rows", "Rows that could not be archived, in the state folder", shown.set_apart_rows),
+            (
+                "set_apart_rows",
+                "Rows that could not be archived, in the state folder",
+                shown.set_apart_rows,
+            ),
             (
                 "auc_threshold",
                 "AUC that policies hold the version to; absent where none does",
                 shown.threshold,
             ),
-            ("last_decision_timestamp_seconds", "Event time of the last decision point", shown.decided_at),
+            (
+                "last_decision_timestamp_seconds",
+                "Event time of the last decision point",
+                shown.decided_at,
+            ),
         )
-        yield from _acting_metrics(shown.acting or ActingStatus(), shown.counters)
+        yield from _action_metrics(shown.actions or ActionStatus(), shown.counters)
         text = "Finished runs in the store by how they ended"
         yield _counter("runs", text, outcomes=VERDICTS, counts=shown.counters, label="verdict")
         if shown.store_status is not None:
             yield from _store_metrics(shown.store_status)
 
 
-PREFIX_OF_COUNTS = {"runs": "run_", "retrain_requests": "request_", "notifications": "notification_"}
-"""Of a counter's outcomes, in the names under which the monitor's memory counts them."""
+PREFIX_OF_COUNTS = {
+    "runs": "run_",
+    "retrain_requests": "request_",
+    "notifications": "notification_",
+}
+"""Prefix of the outcomes of a counter, in the names of the state's counters."""
 
 
 def _counter(
-    name: str, text: str, *, outcomes: Iterable[str], counts: Mapping[str, float], label: str = "outcome"
+    name: str,
+    text: str,
+    *,
+    outcomes: Iterable[str],
+    counts: Mapping[str, float],
+    label: str = "outcome",
 ) -> CounterMetricFamily:
-    """A counter by `label`, 0 until an outcome happens."""
+    """Return a counter by `label`, with 0 for outcomes that never happened."""
     family = CounterMetricFamily(PREFIX + name, text, labels=[label])
     for outcome in outcomes:
         family.add_metric([outcome], counts.get(PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
@@ -144,13 +198,18 @@ def _counter(
 
 
 def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamily]:
-    """Gauges without labels, from name, help text and number; without a sample where the number does not exist."""
+    """Yield gauges without labels from name, help text and number.
+
+    A gauge has no sample if its number does not exist.
+    """
     for name, text, value in gauges:
         yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
 
 
-def _labelled_gauge(name: str, text: str, *, label: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
-    """A gauge by the values of one label, without those whose number does not exist."""
+def _labelled_gauge(
+    name: str, text: str, *, label: str, values: Mapping[str, float | None]
+) -> GaugeMetricFamily:
+    """Return a gauge with one sample per value of a label, without values that do not exist."""
     gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
     for key, value in values.items():
         if value is not None:
@@ -170,55 +229,91 @@ def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:
 
 
 def _drift_metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    judged = [row for row in rows if row["effect"] is not None]
+    compared = [row for row in rows if row["effect"] is not None]
     for name, text, field, counted in (
-        ("drift_distance", "Effect: distance to the training rows, by column", "effect", judged),
-        ("drifted", "1 where the column drifted, all columns tested", "drifted", judged),
+        ("drift_distance", "Effect: distance to the training rows, by column", "effect", compared),
+        ("drifted", "1 where the column drifted, all columns tested", "drifted", compared),
         ("outlying", "1 where outliers rose: a unit or a join broke", "outlying", rows),
     ):
-        yield _labelled_gauge(name, text, label="column", values={row["feature"]: row[field] for row in counted})
+        yield _labelled_gauge(
+            name, text, label="column", values={row["feature"]: row[field] for row in counted}
+        )
 
 
-def _acting_metrics(acting: ActingStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
-    yield _counter("retrain_requests", "Retraining runs", outcomes=REQUEST_OUTCOMES, counts=counters)
+def _action_metrics(actions: ActionStatus, counters: Mapping[str, float]) -> Iterator[Metric]:
+    yield _counter(
+        "retrain_requests", "Retraining runs", outcomes=REQUEST_OUTCOMES, counts=counters
+    )
     text = "Messages to the webhook; dropped: refused, older than a day, or too many"
     yield _counter("notifications", text, outcomes=("delivered", "dropped"), counts=counters)
     yield from _gauges(
-        ("notifications_waiting", "Messages that wait for the webhook; absent without one", acting.messages_waiting),
-        ("retrain_budget", "Most retraining requests in 24 hours", acting.daily_budget),
-        ("retrain_budget_left", "Of them, what is left now", acting.budget_left),
+        (
+            "notifications_waiting",
+            "Messages that wait for the webhook; absent without one",
+            actions.messages_waiting,
+        ),
+        ("retrain_budget", "Most retraining requests in 24 hours", actions.daily_budget),
+        ("retrain_budget_left", "Of them, what is left now", actions.budget_left),
         (
             "retrain_blocked_until_timestamp_seconds",
             "No retraining request before this time; absent while nothing forbids one",
-            acting.blocked_until,
+            actions.blocked_until,
         ),
         (
             "runs_without_release_in_a_row",
             "Runs in a row, of those that this monitor requested, that released nothing",
-            acting.failures,
+            actions.failures,
         ),
-        ("failed_runs_in_a_row", "The last of them in a row that failed", acting.failed),
-        ("run_under_way", "1 from a decision to retrain to its end", acting.phase != IDLE),
-        ("run_started_timestamp_seconds", "When the active run was started; absent without one", acting.started_at),
+        ("failed_runs_in_a_row", "The last of them in a row that failed", actions.failed),
+        ("run_under_way", "1 from a decision to retrain to its end", actions.phase != IDLE),
+        (
+            "run_started_timestamp_seconds",
+            "When the active run was started; absent without one",
+            actions.started_at,
+        ),
     )
 
 
 def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
-    yield from _gauges(("model_store_readable", "1 while the model store can be read", status.store_problem is None))
+    yield from _gauges(
+        (
+            "model_store_readable",
+            "1 while the model store can be read",
+            status.store_problem is None,
+        )
+    )
     promotions, runs = status.promotions, status.runs
     if status.store_problem is None:
         text = "Lines of the promotion journal"
-        yield _counter("promotions", text, outcomes=PROMOTIONS, counts=promotions.counts, label="action")
+        yield _counter(
+            "promotions", text, outcomes=PROMOTIONS, counts=promotions.counts, label="action"
+        )
     by_action = {promotions.live_action: promotions.live_since} if promotions.live_action else {}
     text = "When the live version became live, and by what"
     yield _labelled_gauge("live_since_timestamp_seconds", text, label="action", values=by_action)
     last = runs.last_run
     yield from _gauges(
-        ("live_version", "Model version that the promotion journal says is live", promotions.live_version),
+        (
+            "live_version",
+            "Model version that the promotion journal says is live",
+            promotions.live_version,
+        ),
         ("gate_refusals_in_a_row", "Runs in a row that the gate refused", runs.gate_refusals),
-        ("last_run_end_timestamp_seconds", "When the last run in the store ended", last.ended_at if last else None),
-        ("last_run_duration_seconds", "From its first step's start to its end", last.seconds if last else None),
-        ("unuploaded_files", "Sealed archive files that are not in the lake yet", status.unuploaded_files),
+        (
+            "last_run_end_timestamp_seconds",
+            "When the last run in the store ended",
+            last.ended_at if last else None,
+        ),
+        (
+            "last_run_duration_seconds",
+            "From its first step's start to its end",
+            last.seconds if last else None,
+        ),
+        (
+            "unuploaded_files",
+            "Sealed archive files that are not in the lake yet",
+            status.unuploaded_files,
+        ),
         (
             "oldest_unuploaded_timestamp_seconds",
             "When the first of them was written; absent where none waits",
@@ -234,7 +329,10 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
 
 
 def _distribution_version() -> str:
-    """Of the installed distribution; empty, as Prometheus writes what is unknown, where only the source is here."""
+    """Return the version of the installed distribution.
+
+    The result is empty, as Prometheus writes unknown values, if only the source is present.
+    """
     try:
         return version("evergreen")
     except PackageNotFoundError:

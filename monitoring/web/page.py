@@ -1,8 +1,9 @@
-"""The status page: one HTML file without script or external asset, made for each request, readable on a phone.
+"""Status page: one HTML file without script or external asset, readable on a phone.
 
-In: the exposition, the time, and the recent history: the newest lines of the monitor's files and of the promotion
-journal, read from the ends of the files, so that what is shown survives a restart and costs the loop nothing. Out:
-HTML, drawn by `evergreen.reports`. Answering requests is left to `web.server`.
+The page is rendered for each request from the exposition, the time and the recent history. The
+history is read from the ends of the monitor's journal files and of the promotion journal, so it
+survives a restart and costs the loop nothing. `evergreen.reports` renders the HTML, and
+`web.server` answers requests.
 """
 
 import json
@@ -15,7 +16,18 @@ from typing import Any, NamedTuple
 from evergreen.registry import promotion_journal
 from evergreen.reports.events import ShownEvent, event_list
 from evergreen.reports.formats import utc_time
-from evergreen.reports.page import Banner, CheckRow, Checks, Code, Link, PageTable, Text, Tiles, facts_table, html_page
+from evergreen.reports.page import (
+    Banner,
+    CheckRow,
+    Checks,
+    Code,
+    Link,
+    PageTable,
+    Text,
+    Tiles,
+    facts_table,
+    html_page,
+)
 from evergreen.reports.rendering import PageBlock
 from evergreen.reports.svg import SERIES, Line, LineChart, Mark, line_chart
 from evergreen.runtime.errors import ContractError
@@ -25,15 +37,16 @@ from monitoring.metrics.window import Kpis
 from monitoring.policies.baking import BakingPolicy
 from monitoring.policies.policies import SchedulePolicy
 from monitoring.policies.policy import Action, Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
-"""Of each file: about 4,000 points of the timeline, or 7,000 events; read and parsed in about 30 ms."""
+"""Bytes read from the end of each file. That many bytes contain about 4,000 points of the timeline
+or 7,000 events, and take about 30 ms to read and parse."""
 MAX_POINTS = 600
-"""Points drawn of each version: more than a phone has pixels for."""
+"""Maximum number of points per version in the chart, more than a phone has pixels."""
 MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
@@ -41,36 +54,43 @@ MARKED_EVENTS = {
     "promote": "promoted",
     "drift": "feature drift",
 }
-"""Kinds of events with a mark in the chart, and the mark's text."""
+"""Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds that are folded: they occur every minute, and each decision that rests on them is an event of its own."""
+"""Kinds of events that are folded in the list. Such events occur every minute, and decisions that
+follow from them have their own events."""
 MAX_EVENTS = 80
-"""Lines of the list that are not folded."""
+"""Maximum number of unfolded lines in the list of events."""
 MAX_DRIFT_ROWS = 12
-UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h"), (float("inf"), 86_400.0, "d"))
-"""Longest time shown in a unit, the unit in seconds, its name."""
+UNITS = (
+    (120.0, 1.0, "s"),
+    (7200.0, 60.0, "min"),
+    (172_800.0, 3600.0, "h"),
+    (float("inf"), 86_400.0, "d"),
+)
+"""Longest time shown in a unit, the unit in seconds, and its name."""
 
 
 class History(NamedTuple):
-    """What happened recently, oldest first."""
+    """Recent events and points, oldest first."""
 
     points: list[dict[str, Any]]
-    """Lines of the timeline: `time`, `version`, the fields of `metrics.window.Kpis`."""
+    """Lines of the timeline: `time`, `version`, and the fields of `metrics.window.Kpis`."""
     events: list[dict[str, Any]]
-    """`time`, `kind`, `text`: the monitor's own events and the store's releases and rollbacks."""
+    """Events with `time`, `kind` and `text`: the monitor's own, and the registry's releases and
+    rollbacks."""
 
 
 def read_history(state: Path, store: Path) -> History:
-    """The newest lines in `state`, with the promotions of the model store `store`."""
+    """Read the newest lines in `state`, and the promotions of the model registry `store`."""
     points = tail(state / TIMELINE_FILE)
     events = tail(state / EVENTS_FILE) + _promotion_events(store)
-    return History(_thinned(points), sorted(events, key=lambda event: float(event["time"])))
+    return History(_downsampled(points), sorted(events, key=lambda event: float(event["time"])))
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The whole lines among the last `num_bytes` of a file of JSON lines; a torn one is left out.
+    """Return the complete JSON lines within the last `num_bytes` of a file.
 
-    A file that is not there has none.
+    A missing file has none.
     """
     try:
         with open(path, "rb") as file:
@@ -86,27 +106,27 @@ def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            continue  # written this moment, or torn by a crash
+            continue  # being written, or incomplete after a crash
     return found
 
 
-def _thinned(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every n-th point of each version, counted from its newest."""
+def _downsampled(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Downsample the points of each version to at most `MAX_POINTS`, including the newest."""
     by_version: dict[int, list[dict[str, Any]]] = {}
     for point in points:
         by_version.setdefault(int(point["version"]), []).append(point)
-    kept: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for of_version in by_version.values():
         every = -(-len(of_version) // MAX_POINTS)
-        kept += of_version[::-1][::every][::-1]
-    return sorted(kept, key=lambda point: float(point["time"]))
+        found += of_version[::-1][::every][::-1]
+    return sorted(found, key=lambda point: float(point["time"]))
 
 
 def _promotion_events(store: Path) -> list[dict[str, Any]]:
     try:
         entries = promotion_journal.read_journal(store)
     except (ContractError, OSError):
-        return []  # deployment reports a damaged journal; the page does without
+        return []  # the release controller reports a corrupt journal, and the page omits it
     return [
         {
             "time": promotion_journal.moment_of(entry.time).timestamp(),
@@ -118,9 +138,11 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
 
 
 def status_page(exposition: Exposition, history: History, *, now: float) -> str:
-    """Return the page as of `now`, seconds since the epoch."""
+    """Render the page as of `now`, in seconds since the epoch."""
     shown = exposition.snapshot
-    foot: list[object] = [f"As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "]
+    foot: list[object] = [
+        f"As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "
+    ]
     for path in ("/status", "/metrics", "/healthz", "/readyz"):
         foot += [Code(path), " "]
     return html_page(
@@ -135,7 +157,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
             "Model versions": [_versions(shown.windows, shown.serving_version)],
             "Open labels": [_open_labels(shown.open_labels, now)],
             "Feature drift": _drift(shown.drift, now),
-            "Acting": [_acting(shown, now), *_last_run(shown, now)],
+            "Retraining": [_actions(shown, now), *_last_run(shown, now)],
             "Events": [_events(history.events, now), Text(*foot, soft=True)],
         },
         refresh_seconds=REFRESH_SECONDS,
@@ -153,65 +175,93 @@ def _health_banner(exposition: Exposition, now: float) -> Banner:
     elif concern := _model_concern(exposition.snapshot, now):
         state, text = concern
     else:
-        state, more = _judged(exposition.snapshot, now)
+        state, more = _evaluated(exposition.snapshot, now)
         text = f"Working; the newest prediction is {_format_duration(now - last)} old. {more}"
     return Banner(text=text, tone=state, identifier="health")
 
 
 def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
-    """What speaks against the serving version or its successor, the worst first: the banner's state and text."""
-    acting = shown.acting
+    """Return the banner's state and text for the worst problem of the serving version, or None."""
+    actions = shown.actions
     said = {each.action: f"{each.policy}: {each.reason}" for each in reversed(shown.decisions)}
-    since = "" if acting is None or acting.incident_since is None else _format_duration(now - acting.incident_since)
+    since = (
+        ""
+        if actions is None or actions.incident_since is None
+        else _format_duration(now - actions.incident_since)
+    )
     if reason := said.get(Action.ROLLBACK):
-        return "bad", f"Version {shown.serving_version} is bad and has to be taken back. {reason}"
+        return "bad", f"Version {shown.serving_version} is bad and must be rolled back. {reason}"
     if reason := said.get(Action.RETRAIN) or said.get(Action.HELD):
-        phase = "" if acting is None else f" What is being done: {acting.phase}."
-        return "bad", f"Drift of version {shown.serving_version}{since and f' for {since}'}. {reason}.{phase}"
+        phase = "" if actions is None else f" What is being done: {actions.phase}."
+        return (
+            "bad",
+            f"Drift of version {shown.serving_version}{since and f' for {since}'}. "
+            f"{reason}.{phase}",
+        )
     if reason := said.get(Action.BREACH):
-        return "warn", f"A drift of version {shown.serving_version} is suspected{since and f' for {since}'}. {reason}."
+        return (
+            "warn",
+            f"A drift of version {shown.serving_version} is "
+            f"suspected{since and f' for {since}'}. {reason}.",
+        )
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is not None and last.state == "failed":
-        return "warn", f"The last run failed {_format_duration(now - last.ended_at)} ago at {last.step}: {last.reason}"
+        return (
+            "warn",
+            f"The last run failed {_format_duration(now - last.ended_at)} ago at {last.step}: "
+            f"{last.reason}",
+        )
     return None
 
 
-_JUDGE_NO_ROWS = (SchedulePolicy.name, BakingPolicy.name)
-"""Policies whose OK does not mean that rows were found to be well: the calendar's, and that of a version once baked."""
+_WITHOUT_ROWS = (SchedulePolicy.name, BakingPolicy.name)
+"""Policies whose OK is not a statement about rows: the calendar, and the baking of a version that
+is done."""
 
 
-def _judged(shown: Snapshot, now: float) -> tuple[str, str]:
-    """Whether the serving version was judged, and by whose rows: the banner's state and text. Green only where it was.
+def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
+    """Return the banner's state and text: whether rows of the serving version were evaluated.
 
-    Labels are final an attribution window after the prediction. A version that was released since has none.
+    The banner is green only if rows were evaluated. Labels are final an attribution window after
+    the prediction, so a newly released version has none.
     """
     version, decisions = shown.serving_version, shown.decisions
     if not decisions or shown.decided_at is None:
-        return "wait", "Nothing has been judged yet: no label is final."
+        return "wait", "Nothing has been evaluated yet: no label is final."
     until = f"rows up to {_format_time(shown.decided_at, now)}"
-    if (judged := decisions[0].numbers.get("version")) != version:
+    if (evaluated := decisions[0].numbers.get("version")) != version:
         return (
             "wait",
-            f"Version {version} has not been judged yet; the last decision, on {until}, is about {judged:.0f}.",
+            f"Version {version} has not been evaluated yet; the last decision, on {until}, is "
+            f"about {evaluated:.0f}.",
         )
-    well = [each for each in decisions if each.action is Action.OK and each.policy not in _JUDGE_NO_ROWS]
+    well = [
+        each for each in decisions if each.action is Action.OK and each.policy not in _WITHOUT_ROWS
+    ]
     if not well:
         reasons = " ".join(f"{each.policy}: {each.reason}." for each in decisions)
-        return "wait", f"Version {version} could not be judged on {until}. {reasons}"
+        return "wait", f"Version {version} could not be evaluated on {until}. {reasons}"
     if (scorer := well[0].numbers.get("window_version")) != version:
         of = "an earlier version" if scorer is None else f"version {scorer:g}"
-        text = f"No row of version {version} has matured yet; {until} were judged, the newest of {of}."
+        text = (
+            f"No row of version {version} has matured yet; {until} were evaluated, the newest "
+            f"of {of}."
+        )
         return "good", f"{text} {well[0].policy}: {well[0].reason}."
-    return "good", f"Version {version} was judged on {until}."
+    return "good", f"Version {version} was evaluated on {until}."
 
 
 def _tiles(shown: Snapshot, now: float) -> Tiles:
     by_version = {kpis.version: kpis for kpis in shown.windows}
     scorers = [each.numbers.get("window_version") for each in shown.decisions]
-    # Before a row of the serving version has matured, the rows of the version before it say what there is to say.
+    # Before a row of the serving version matured, show the rows of the previous version.
     measured = [shown.serving_version, *(int(each) for each in scorers if each is not None)]
     serving = next((by_version[version] for version in measured if version in by_version), None)
-    whose = "" if serving is None or serving.version == shown.serving_version else f" of version {serving.version}"
+    whose = (
+        ""
+        if serving is None or serving.version == shown.serving_version
+        else f" of version {serving.version}"
+    )
     lag = None if shown.log_read_up_to is None else max(0.0, now - shown.log_read_up_to)
     live = shown.store_status.promotions.live_version if shown.store_status else None
     return Tiles(
@@ -223,7 +273,9 @@ def _tiles(shown: Snapshot, now: float) -> Tiles:
             else "undefined",
             f"click rate{whose}": _format_share(serving.ctr if serving else None),
             "log lag": "unknown" if lag is None else _format_duration(lag),
-            "messages waiting": "unknown" if shown.log_backlog is None else f"{shown.log_backlog:,}",
+            "messages waiting": "unknown"
+            if shown.log_backlog is None
+            else f"{shown.log_backlog:,}",
             "rows with open labels": f"{shown.pending_rows:,}",
             "dead letters": f"{int(shown.counters.get('dead_letter', 0)):,}",
             "rows archived": f"{int(shown.counters.get('archived', 0)):,}",
@@ -260,12 +312,19 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | Non
         for event in _marked_events(history.events, apart=(now - start) / 8)
         if float(event["time"]) >= start
     ]
-    levels = [] if shown.threshold is None else [(shown.threshold, f"threshold {shown.threshold:.3f}")]
-    return line_chart(lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels, x_unit=unit)
+    levels = (
+        [] if shown.threshold is None else [(shown.threshold, f"threshold {shown.threshold:.3f}")]
+    )
+    return line_chart(
+        lines, y_label="AUC with its 95 % interval", marks=marks, levels=levels, x_unit=unit
+    )
 
 
 def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
-    """Events with a mark; of a series of one kind less than `apart` seconds from each other only the first."""
+    """Select the events with a mark.
+
+    Of a series of one kind with gaps below `apart` seconds, only the first is marked.
+    """
     last: dict[str, float] = {}
     firsts = []
     for event in events:
@@ -280,11 +339,13 @@ def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list
 def _decisions(shown: Snapshot) -> PageBlock:
     if not shown.decisions:
         return Text("No decision point has passed yet.")
-    return Checks(caption="What the policies decided", rows=[_check_row(each) for each in shown.decisions])
+    return Checks(
+        caption="What the policies decided", rows=[_check_row(each) for each in shown.decisions]
+    )
 
 
 def _check_row(decision: Decision) -> CheckRow:
-    """Return one policy's decision; its value is what it compares with its limit."""
+    """Return one policy's decision. The value is what the policy compares with its limit."""
     numbers = decision.numbers
     drifted, threshold = numbers.get("drifted_columns"), numbers.get("threshold")
     auc, low, high = (numbers.get(name) for name in ("auc", "auc_low", "auc_high"))
@@ -306,7 +367,17 @@ def _check_row(decision: Decision) -> CheckRow:
 def _versions(windows: Sequence[Kpis], serving: int | None) -> PageBlock:
     if not windows:
         return Text("No label is final yet.")
-    head = ["version", "serves", "rows", "clicks", "AUC, 95 %", "log loss", "norm. entropy", "calibration", "ECE"]
+    head = [
+        "version",
+        "serves",
+        "rows",
+        "clicks",
+        "AUC, 95 %",
+        "log loss",
+        "norm. entropy",
+        "calibration",
+        "ECE",
+    ]
     rows = []
     for kpis in windows:
         numbers = (kpis.log_loss, kpis.normalized_entropy, kpis.calibration, kpis.calibration_error)
@@ -323,7 +394,9 @@ def _versions(windows: Sequence[Kpis], serving: int | None) -> PageBlock:
             ]
         )
     head += ["click rate", "conversion rate", "hit rate@k", "NDCG@k", "GAUC"]
-    return PageTable(caption="KPIs of the windows", head=head, rows=rows, numbers=range(2, len(head)))
+    return PageTable(
+        caption="KPIs of the windows", head=head, rows=rows, numbers=range(2, len(head))
+    )
 
 
 def _open_labels(open_labels: Sequence[OpenEstimate], now: float) -> PageBlock:
@@ -335,7 +408,9 @@ def _open_labels(open_labels: Sequence[OpenEstimate], now: float) -> PageBlock:
             f"{estimate.open_rows:,}",
             f"{estimate.open_clicks:,}",
             _format_number(estimate.auc),
-            "now" if estimate.final_at is None else f"in {_format_duration(estimate.final_at - now)}",
+            "now"
+            if estimate.final_at is None
+            else f"in {_format_duration(estimate.final_at - now)}",
         ]
         for estimate in open_labels
     ]
@@ -345,19 +420,23 @@ def _open_labels(open_labels: Sequence[OpenEstimate], now: float) -> PageBlock:
 
 def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
     if drift is None:
-        return [Text("No bucket of predictions has been judged yet.")]
+        return [Text("No bucket of predictions has been evaluated yet.")]
     columns = sorted(drift["columns"], key=_worst_first)
     num_drifted = sum(bool(row["drifted"]) for row in columns)
     summary = (
-        f"{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions up to "
-        f"{_format_time(drift['bucket_end'], now)}, against the training rows of version {drift['version']}."
+        f"{num_drifted} of {len(columns)} columns drifted in the {drift['rows']:,} predictions "
+        "up to "
+        f"{_format_time(drift['bucket_end'], now)}, against the training rows of version "
+        f"{drift['version']}."
     )
     rows = [
         [
             row["feature"],
             ", ".join(row["changes"]),
             _format_effect(row),
-            "< 0.001" if row["q_value"] is not None and row["q_value"] < 0.001 else _format_number(row["q_value"]),
+            "< 0.001"
+            if row["q_value"] is not None and row["q_value"] < 0.001
+            else _format_number(row["q_value"]),
             f"{_format_share(row['missing_before'])} to {_format_share(row['missing_now'])}",
             _format_share(row["outliers_now"]),
         ]
@@ -368,7 +447,7 @@ def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
 
 
 def _format_effect(row: Mapping[str, Any]) -> str:
-    """Return the effect with its interval, and how many times the limit it is."""
+    """Format the effect with its interval, and as a multiple of the limit."""
     if row["effect"] is None:
         return _format_number(None)
     interval = f"[{_format_number(row['effect_low'])}, {_format_number(row['effect_high'])}]"
@@ -382,8 +461,8 @@ def _worst_first(row: Mapping[str, Any]) -> tuple[bool, float, float]:
     return (quiet, 1.0 if p_value is None else p_value, -(row["effect"] or 0.0))
 
 
-def _acting(shown: Snapshot, now: float) -> PageTable:
-    status = shown.acting or ActingStatus()
+def _actions(shown: Snapshot, now: float) -> PageTable:
+    status = shown.actions or ActionStatus()
     facts = {"request": f"{status.phase} {status.request_id or ''}"}
     if status.blocked_until is not None:
         wait = _format_duration(status.blocked_until - now)
@@ -391,14 +470,16 @@ def _acting(shown: Snapshot, now: float) -> PageTable:
     if status.daily_budget is not None:
         facts["budget left today"] = f"{status.budget_left} of {status.daily_budget} requests"
     if status.incident_since is not None:
-        facts["drifted since"] = f"{_format_duration(now - status.incident_since)} ago: {status.last_action}"
+        facts["drifted since"] = (
+            f"{_format_duration(now - status.incident_since)} ago: {status.last_action}"
+        )
     if status.messages_waiting is not None:
         facts["messages waiting"] = str(status.messages_waiting)
     return facts_table(facts, caption="Requests")
 
 
 def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
-    """Return how the last run ended, with links to its steps' reports."""
+    """Describe how the last run ended, with links to its steps' reports."""
     last = shown.store_status.runs.last_run if shown.store_status else None
     if last is None:
         return []
@@ -415,7 +496,7 @@ def _events(events: Sequence[Mapping[str, Any]], now: float) -> PageBlock:
 
 
 def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEvent]:
-    """Yield a line for each series of alike events, newest first, until enough of them are not folded."""
+    """Yield a line for each series of similar events, newest first, up to `MAX_EVENTS`."""
     prominent = 0
     for _, group in groupby(reversed(events), key=_alike):
         newest, *others = group
@@ -428,24 +509,35 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 
 
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
-    """Equal for events that differ in their measured numbers alone: kind, words in any order, versions."""
+    """Return a key that is equal for events that differ only in measured numbers.
+
+    The key contains the kind, the set of words, and the versions.
+    """
     words = (word.strip("(),.:;") for word in str(event["text"]).split())
     named = frozenset(word for word in words if not word[:1].isdigit())
     return str(event["kind"]), named, tuple(re.findall(r"version (\d+)", str(event["text"])))
 
 
 def _format_time(time: float, now: float | None = None) -> str:
-    """The moment in UTC; with `now`, how long ago it was, too."""
+    """Format a time in UTC, and with `now` also how long ago it was."""
     text = utc_time(time)
     return text if now is None else f"{text}, {_format_duration(now - time)} ago"
 
 
 def _format_band(value: float | None, low: float | None, high: float | None) -> str:
-    return _format_number(value) + (f" ({_format_number(low)} .. {_format_number(high)})" if low is not None else "")
+    return _format_number(value) + (
+        f" ({_format_number(low)} .. {_format_number(high)})" if low is not None else ""
+    )
 
 
 def _format_number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.3f}" if 0.0005 <= abs(value) < 100 else f"{value:.3g}"
+    return (
+        "undefined"
+        if value is None
+        else f"{value:.3f}"
+        if 0.0005 <= abs(value) < 100
+        else f"{value:.3g}"
+    )
 
 
 def _format_share(value: float | None) -> str:

@@ -1,12 +1,13 @@
-"""The monitor's pages over HTTP, and the reports of runs and cards of models, which it reads from the model store.
+"""HTTP server of the monitor's pages, run reports and model cards.
 
-`/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz and /status (JSON). The other contents
-are left to `web.page`, `web.metrics` and `web.exposition`. No page changes anything, so there is no login;
-who may reach the port is decided by the network.
+It serves `/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz and
+/status (JSON). `web.page`, `web.metrics` and `web.exposition` render the monitor's pages, and
+reports and cards come from the model registry. No page changes anything, so there is no login. The
+network decides who may reach the port.
 
-A request names a run and a step, or a version, and nothing else: no path of a request reaches the file system. Of a
-report only a regular file of that one name is read, below the run's own folder, of at most `MAX_BYTES`. A card's page
-is made anew for each request, so it is never behind the promotion journal.
+A request names a run and a step, or a version. No path of a request reaches the file system. A
+report is a regular file of a fixed name in the run's own folder, of at most `MAX_BYTES`. A card is
+rendered for each request, so it always matches the promotion journal.
 """
 
 import json
@@ -33,12 +34,12 @@ from monitoring.web.metrics import metrics_page
 
 PREFIX = "/reports/"
 CARDS = "/models/"
-"""Before the number of the version whose model the card is about."""
+"""Prefix of a card's path. The version number of the model follows."""
 MAX_BYTES = 20_000_000
 
 
 def link_to(run: str, step: str) -> str:
-    """The page's link, to the server itself.
+    """Return the link to a report on the same server.
 
     >>> link_to("hourly 1", "validation")
     '/reports/hourly%201/validation'
@@ -47,7 +48,7 @@ def link_to(run: str, step: str) -> str:
 
 
 def read_report(store: Path, path: str) -> bytes | None:
-    """The report or card that a request's path names, HTML; None where there is none or it names something else."""
+    """Return the HTML of the report or card that a request's path names, or None."""
     if re.fullmatch(f"{CARDS}[1-9][0-9]{{0,9}}", path):
         try:
             return card_page(read_card(store, path.removeprefix(CARDS))).encode()
@@ -61,13 +62,17 @@ def read_report(store: Path, path: str) -> bytes | None:
         return None
     try:
         found = report_path(store, run, step)
-        return _read_regular_file(found) if found.parent.resolve() == store.resolve() / "runs" / run else None
+        return (
+            _read_regular_file(found)
+            if found.parent.resolve() == store.resolve() / "runs" / run
+            else None
+        )
     except (ContractError, OSError):
         return None
 
 
 def _read_regular_file(path: Path) -> bytes | None:
-    # Neither a link to another place nor a pipe, which would block the thread.
+    # Reject links to other files, and pipes, which would block the thread.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         known = os.fstat(descriptor)
@@ -81,12 +86,12 @@ HTTP_FILE = "http.json"
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """Where the pages are served."""
+    """Address of the pages."""
 
     http_host: str = "127.0.0.1"
     """Address of the status page, /metrics, /healthz, /readyz and /status."""
     http_port: int = 9464
-    """Port of the same; 0 = a free one, written to `<state>/http.json`."""
+    """Port of the pages. 0 selects a free one, which is written to `<state>/http.json`."""
 
     def __post_init__(self) -> None:
         expect(self, "0 to 65535", lambda value: 0 <= value < 65536, "http_port")
@@ -103,12 +108,12 @@ class MonitorServer:
         page: Callable[[], str] | None = None,
         report: Callable[[str], bytes | None] | None = None,
     ) -> None:
-        """Starts listening.
+        """Start listening.
 
-        `report` gives the HTML that a path below /reports/ or /models/ names (`read_report`); None = there is none.
+        `report` returns the HTML of a path below /reports/ or /models/, or None (`read_report`).
 
         Raises:
-            PermanentError: the port is taken or may not be used.
+            PermanentError: The port is in use or not permitted.
         """
 
         class Handler(_Handler):
@@ -120,18 +125,25 @@ class MonitorServer:
         try:
             self._server = ThreadingHTTPServer((self.host, settings.http_port), Handler)
         except OSError as error:
-            raise PermanentError(f"http_port {settings.http_port} on {self.host} cannot be used: {error}") from error
+            raise PermanentError(
+                f"http_port {settings.http_port} on {self.host} cannot be used: {error}"
+            ) from error
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
+        ).start()
         logger.info("listening on http://%s:%d", self.host, self.port)
 
     def write_address(self, state: Path) -> None:
-        """Writes to `<state>/http.json` where this listens; the caller holds the state folder."""
+        """Write the server's address to `<state>/http.json`.
+
+        The caller has the state folder open.
+        """
         write_whole(state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n")
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -141,13 +153,15 @@ class _Handler(BaseHTTPRequestHandler):
     make_page: Callable[[], str]
     find_report: Callable[[str], bytes | None]
     timeout = 10.0
-    """A client that connects and sends nothing must not hold its thread forever."""
+    """Seconds after which a silent client is disconnected, so that it does not block its thread."""
 
     def do_GET(self) -> None:
-        """Answers one page."""
+        """Answer one page."""
         path = urlsplit(self.path).path
         if path == "/metrics":
-            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", metrics_page(self.shown.snapshot))
+            self._answer(
+                200, "text/plain; version=0.0.4; charset=utf-8", metrics_page(self.shown.snapshot)
+            )
         elif path == "/status":
             self._answer(200, "application/json", self.shown.status())
         elif path == "/healthz":
@@ -162,19 +176,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", b"pages: / /metrics /healthz /readyz /status\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keeps probes out of the log."""
+        """Log requests at debug level, because probes are frequent."""
         logger.debug(format, *args)
 
     def _answer_probe(self, reason: str | None) -> None:
         self._answer(503 if reason else 200, "text/plain", (reason or "ok").encode() + b"\n")
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
-        with suppress(ConnectionError):  # the client has gone
+        with suppress(ConnectionError):  # the client disconnected
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            # The page contains its own style and nothing else: whatever a name in a record contains, no script runs.
-            self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+            # The page needs only its own style, so no script runs, whatever names the records
+            # contain.
+            self.send_header(
+                "Content-Security-Policy",
+                "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+            )
             self.end_headers()
             self.wfile.write(body)

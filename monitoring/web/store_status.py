@@ -1,12 +1,13 @@
-"""The state of the model store and the archive, and how much room the installation's folders have: for the pages.
+"""Status of the model registry, the archive and the disks, for the pages.
 
-Once a minute: the promotion journal, the notes and outcomes of runs, files that wait for the uploader, disks. The store
-may be on a network share, so a look costs a listing, the journal, and the outcome of each new run. Runs are counted in
-the monitor's own memory, so the counts outlive a restart and the removal of old runs.
+The status is read once a minute. It consists of the promotion journal, notes and outcomes of runs,
+files that wait for the uploader, and disk space. The registry may be on a network share, so a read
+costs one listing, the journal, and the outcome of each new run. Runs are counted in the monitor's
+state, so the counts survive a restart and the removal of old runs.
 
-The folders are the monitor's state, its archive, the model store, and those beside the store where one share holds all:
-lake, work folders, model repository. A lake or repository in a bucket has no disk, and is not looked at. What is
-removed, and when, is `evergreen.registry.collect`'s concern.
+The disks are those of the state, the archive, the registry, and of the lake, work folders and model
+repository beside the registry if they share a parent folder. A lake or repository in a bucket has
+no disk. `evergreen.registry.collect` removes old files.
 """
 
 import logging
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
-"""Between two looks; a number that is shown is at most this old."""
+"""Seconds between two reads, and the maximum age of the numbers."""
 BESIDE_STORE = ("lake", "work", "repository")
 RUNS = "runs_counted"
-"""Document with the runs that are counted."""
+"""Document with the counted runs."""
 REPEAT_SECONDS = 86_400.0
-"""How long after its end a run's outcome is still read again: a run that is repeated under its name counts again."""
+"""Seconds after its end for which a run's outcome is read again. A run that is repeated under its
+name counts again."""
 RELEASED = "released"
 CANARY = "canary"
 JUDGED = "judged"
@@ -42,12 +44,21 @@ GATE_INCONCLUSIVE = "gate_inconclusive"
 BLOCKED_BY_DATA = "blocked_by_data"
 REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
 FAILED = "failed"
-VERDICTS = (RELEASED, CANARY, JUDGED, GATE_FAILED, GATE_INCONCLUSIVE, BLOCKED_BY_DATA, REFUSED_AT_DEPLOYMENT, FAILED)
+VERDICTS = (
+    RELEASED,
+    CANARY,
+    JUDGED,
+    GATE_FAILED,
+    GATE_INCONCLUSIVE,
+    BLOCKED_BY_DATA,
+    REFUSED_AT_DEPLOYMENT,
+    FAILED,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastRun:
-    """How the last run ended."""
+    """The run that ended last."""
 
     run: str
     state: str
@@ -58,123 +69,146 @@ class LastRun:
     ended_at: float
     """Seconds since the epoch."""
     seconds: float | None
-    """From the start of its first step; None where no step left a note."""
+    """Seconds from the start of its first step to its end. None if no step left a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCounts:
-    """What the finished runs in the store amount to."""
+    """Summary of the finished runs in the registry."""
 
     gate_refusals: int | None = None
-    """Runs in a row that reached the gate and were refused by it; None before one has reached it."""
+    """Number of consecutive runs that the gate refused. None before a run reached the gate."""
     last_run: LastRun | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promotions:
-    """What the promotion journal says."""
+    """Summary of the promotion journal."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Lines by action, intents left out."""
+    """Number of lines by action, without intents."""
     live_version: int | None = None
     live_action: str | None = None
-    """What made it live: `release`, `rollback` or `promote`."""
+    """Action that made the version live: `release`, `rollback` or `promote`."""
     live_since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """The disk of a folder, which others may share; bytes."""
+    """Disk of a folder, in bytes. Other folders may share it."""
 
     free: int
-    """What may still be written by this user."""
+    """Bytes that this user may still write."""
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreStatus:
-    """What the last look found."""
+    """Result of the last read."""
 
     store_problem: str | None = None
-    """Why the model store cannot be read; then nothing is known of promotions and runs."""
+    """Why the model registry cannot be read, or None. Promotions and runs are then unknown."""
     promotions: Promotions = Promotions()
     runs: RunCounts = RunCounts()
     unuploaded_files: int | None = None
-    """Sealed archive files that are not in the lake; None without an uploader."""
+    """Number of sealed archive files that are not in the lake. None without an uploader."""
     oldest_unuploaded: float | None = None
-    """When the first of them was written."""
+    """Time when the oldest of these files was written, or None."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
-    """By folder of the installation; without those that do not exist or cannot be read."""
+    """Disks by folder of the installation, without those that do not exist or cannot be read."""
 
 
 class StoreWatcher:
-    """Reads the store, the archive and the disks when it is time."""
+    """Reads the registry, the archive and the disks at intervals."""
 
     def __init__(
-        self, store: Path, documents: Database, archive: "Archive", *, has_uploader: bool, folders: Mapping[str, Path]
+        self,
+        store: Path,
+        documents: Database,
+        archive: "Archive",
+        *,
+        has_uploader: bool,
+        folders: Mapping[str, Path],
     ) -> None:
-        """Reads nothing yet; without an uploader the archive is the lake, and nothing in it waits.
+        """Prepare without reading.
 
-        `folders` are those of the installation beside the store, whose disks are looked at too.
+        Args:
+            store: Model registry.
+            documents: State in which runs are counted.
+            archive: Archive of the monitor.
+            has_uploader: Without an uploader the archive is the lake, and no file waits.
+            folders: Further folders of the installation whose disks are read.
         """
         self._store = store
         self._archive = archive
-        self._folders = {**folders, "store": store, **{name: store.parent / name for name in BESIDE_STORE}}
+        self._folders = {
+            **folders,
+            "store": store,
+            **{name: store.parent / name for name in BESIDE_STORE},
+        }
         self._has_uploader = has_uploader
         self._looked_at: float | None = None
         self._runs = RunCounter(store, documents)
         self._newest: StoreStatus | None = None
 
     def look(self, now: float) -> StoreStatus | None:
-        """The state as of at most `LOOK_SECONDS` ago; None before the first look that succeeded.
+        """Return a status that is at most `LOOK_SECONDS` old.
 
-        A store that cannot be read is reported in the result; if the memory cannot be written or the archive cannot be
-        read, the last result stands for another minute.
+        Returns None before the first successful read. An unreadable registry is reported in the
+        result. If the state cannot be written or the archive cannot be read, the last result is
+        used for another minute.
         """
-        # A clock that was set back looks too early rather than never.
+        # After a clock was set back, read too early rather than never.
         if self._looked_at is None or abs(now - self._looked_at) >= LOOK_SECONDS:
             self._looked_at = now
             try:
                 self._newest = self._read(now)
             except (TemporaryError, OSError) as error:
-                logger.warning("the state of the store could not be determined: %s", error)
+                logger.warning("the status of the registry could not be read: %s", error)
         return self._newest
 
     def _read(self, now: float) -> StoreStatus:
         waiting = self._archive.waiting_for_upload() if self._has_uploader else None
         others: dict[str, Any] = {"disks": _read_disks(self._folders)}
         if waiting is not None:
-            others |= {"unuploaded_files": len(waiting), "oldest_unuploaded": self._archive.first_written(waiting)}
+            others |= {
+                "unuploaded_files": len(waiting),
+                "oldest_unuploaded": self._archive.first_written(waiting),
+            }
         try:
-            return StoreStatus(promotions=_read_promotions(self._store), runs=self._runs.count(now), **others)
+            return StoreStatus(
+                promotions=_read_promotions(self._store), runs=self._runs.count(now), **others
+            )
         except (ContractError, OSError, ValueError, TypeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             if self._newest is None or self._newest.store_problem != problem:
-                logger.warning("the model store cannot be read: %s", problem)
+                logger.warning("the model registry cannot be read: %s", problem)
             return StoreStatus(store_problem=problem, **others)
 
 
 class RunCounter:
-    """Counts the finished runs of a model store, each once by its verdict, as `run_<verdict>`."""
+    """Counts each finished run of a registry once, by verdict, as `run_<verdict>`."""
 
     def __init__(self, store: Path, documents: Database) -> None:
-        """Continues with what a predecessor counted in `documents`."""
+        """Continue with the runs that a predecessor counted in `documents`."""
         self._store, self._documents = store, documents
-        kept = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
-        self._ended: dict[str, str] = kept["ended"]
-        """`ended_at` of each counted run that is still in the store."""
-        last = kept["last"]
+        saved = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
+        self._ended: dict[str, str] = saved["ended"]
+        """`ended_at` of each counted run that is still in the registry."""
+        last = saved["last"]
         self._counts = RunCounts(
-            gate_refusals=kept["gate_refusals"],
+            gate_refusals=saved["gate_refusals"],
             last_run=LastRun(**{**last, "reports": tuple(last["reports"])}) if last else None,
         )
 
     def count(self, now: float) -> RunCounts:
-        """Counts the runs that ended since the last call."""
+        """Count the runs that ended since the last call."""
         folder = self._store / "runs"
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}
-        settled = {name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS}
+        settled = {
+            name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS
+        }
         outcomes = (runs.find_outcome(self._store, name) for name in names - settled)
         new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
         counted: Counter[str] = Counter()
@@ -189,7 +223,11 @@ class RunCounter:
             ended[outcome.run] = outcome.ended_at
             last = _last_run(self._store, outcome)
         if new or ended != self._ended:
-            document = {"ended": ended, "gate_refusals": refusals, "last": vars(last) if last else None}
+            document = {
+                "ended": ended,
+                "gate_refusals": refusals,
+                "last": vars(last) if last else None,
+            }
             self._documents.write_documents({RUNS: document}, dict(counted))
             self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
         return self._counts
@@ -216,13 +254,20 @@ def _read_promotions(store: Path) -> Promotions:
 
 
 def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
-    """Which of `VERDICTS` a run's end is; a gate's refusal is split by what its note says."""
+    """Return the verdict of a finished run, one of `VERDICTS`.
+
+    The note of a run that the gate refused shows whether the gate was inconclusive.
+    """
     if outcome.state != "refused":
         return outcome.state if outcome.state in (RELEASED, CANARY, JUDGED) else FAILED
     if outcome.step == "evaluation":
         notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")
-        return GATE_INCONCLUSIVE if note and note.facts.get("decision") == "inconclusive" else GATE_FAILED
+        return (
+            GATE_INCONCLUSIVE
+            if note and note.facts.get("decision") == "inconclusive"
+            else GATE_FAILED
+        )
     return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
 
 

@@ -1,7 +1,7 @@
-"""Images built by podman, and the compiled pipeline in them: `make test-images`, which needs root and an index.
+"""The project's images built by podman, and the compiled pipeline in them.
 
-What this cannot show: Python's own base images (`containers` says what stands for them), CUDA, NVIDIA's images, a
-kubelet.
+`make test-images` runs these tests. It needs root and a package index. They do not cover Python's
+own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a kubelet.
 """
 
 import json
@@ -33,7 +33,8 @@ from tests.support.validation_models import make_dataset, release_validated
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
 CEILINGS_MB = {"driver": 950, "preprocessing": 1150, "validation-trixie": 1650, "training": 1700}
-"""Of an image, by its lock, uncompressed, with the base; torch's CPU build."""
+"""Maximum size of an image by its lock, uncompressed, including the base, with torch's CPU
+build."""
 
 
 def inspect(podman, reference: str) -> dict:
@@ -50,7 +51,7 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
         layers = len(found[image]["RootFS"]["Layers"])
         print(f"{image:18}{size:8.0f}{CEILINGS_MB[lock(image)]:9}{layers:8}")
     assert all(size <= CEILINGS_MB[lock(image)] for image, size in sizes.items())
-    # One environment, one layer: the second, over the base's.
+    # One environment is one layer, the second one, over the base's layer.
     for locked in CEILINGS_MB:
         assert len({found[image]["RootFS"]["Layers"][1] for image in PLAIN if lock(image) == locked}) == 1
 
@@ -64,7 +65,7 @@ def test_entry_point_helps_in_confined_container(podman, images, image):
 
 
 def turn(folder: Path, lake: Path) -> dict:
-    """One run of the compiled pipeline from `lake` into `folder`; what it came to, in numbers."""
+    """Run the compiled pipeline once from `lake` into `folder`, and return its result in numbers."""
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)
@@ -106,9 +107,10 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     subprocess.run(command, env=podman("run"), check=True)
     outside = turn(volume / "outside", lake)
     steps = []
-    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # the pipeline sets it, not who tests
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # set by the pipeline, not by the test
     monkeypatch.setattr(runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount))
-    # KFP makes the folders of a task's outputs as root before it; on a cluster the volume's group may write.
+    # KFP creates the folders of a task's outputs as root beforehand. On a cluster the volume's
+    # group may write.
     previous = os.umask(0)
     try:
         inside = turn(volume / "inside", lake)
@@ -139,11 +141,11 @@ statistics, schema, in_force = read_statistics(statistics), read_schema(schema),
 told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
 print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
 """
-"""What TFDV says of a round: its version, and its messages field by field."""
+"""Program that prints TFDV's version, and TFDV's messages of a run field by field."""
 
 
 def leaves(value, path="") -> dict:
-    """The values within `value`, by their paths."""
+    """Map paths to the values within `value`."""
     if not isinstance(value, dict | list):
         return {path: value}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -151,7 +153,7 @@ def leaves(value, path="") -> dict:
 
 
 def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
-    """Equal, fractions but for `rel` of their size."""
+    """Assert equality. Fractions may differ by `rel` of their size."""
     found, expected = leaves(found), leaves(expected)
     fractions = {path: leaf for path, leaf in expected.items() if isinstance(leaf, float)}
     assert {path: found.get(path) for path in fractions} == pytest.approx(fractions, rel=rel, abs=0)
@@ -159,7 +161,11 @@ def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
 
 
 def spoiled(table: pa.Table) -> pa.Table:
-    """Rows that TFDV finds anomalies in: of the label, of bounds, NaN, a column without values; and a new category."""
+    """Return rows in which TFDV finds anomalies.
+
+    Labels and numbers are out of bounds, values are NaN, a column is empty, and one category is
+    new.
+    """
     rows = np.arange(len(table))
     columns = {
         "label": np.where(rows == 0, 2, rows % 2),
@@ -175,7 +181,11 @@ def spoiled(table: pa.Table) -> pa.Table:
 
 
 def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, str]:
-    """A round of the step by `python`, which sees `folder` at `seen`: TFDV's messages, the report, the page."""
+    """Run the step by `python`, which has `folder` mounted at `seen`.
+
+    Returns:
+        TFDV's messages, the report and the page.
+    """
     work = seen / "work" / run / "validation"
     flags = {"run": run, "store": (seen / "store").as_uri(), "work": (seen / "work").as_uri()}
     flags |= {"raw-dataset": seen / f"{run}.json", "output": seen / f"{run}.report.json", "html": seen / f"{run}.html"}
@@ -205,7 +215,7 @@ def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volum
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The image's round goes on from the laptop's champion, too.
+        # The image's run also continues from the laptop's champion.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

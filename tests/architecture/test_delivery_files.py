@@ -1,7 +1,8 @@
-"""CI and CD as files: GitHub Actions, Cloud Build, Skaffold, and the scripts of `.ci/` that they call.
+"""Checks of the CI and CD files: GitHub Actions, Cloud Build, Skaffold, and the scripts in `.ci/`.
 
-Files are judged by published schemas (check-jsonschema carries them) and zizmor; scripts run here, against the KFP
-server's double and a kubectl that notes what it is told. No workflow and no build ran on GitHub's or Google's machines.
+Files are validated by published schemas (from check-jsonschema) and zizmor. Scripts run here,
+against the KFP server's double and a kubectl double that records its calls. No workflow or build
+runs on GitHub's or Google's machines.
 """
 
 import json
@@ -36,7 +37,7 @@ PINNED = re.compile(r"uses: +([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+(\.\d+)*$")
 
 
 def load(name: str) -> dict:
-    # YAML 1.1 reads `on` as true; nothing here looks at it.
+    # YAML 1.1 parses `on` as true. No test reads it.
     return yaml.safe_load((REPOSITORY / name).read_text())
 
 
@@ -70,7 +71,7 @@ def test_files_agree_with_published_schema(schema, paths):
 
 
 def test_cloud_build_is_told_nothing_that_it_does_not_know():
-    """The published schema is closed for steps and options, and open for the file itself."""
+    """The published schema is closed for steps and options, and open for the top level of the file."""
     package = pytest.importorskip("check_jsonschema", reason="check-jsonschema is not in this environment")
     schema = Path(package.__file__).parent / "builtin_schemas" / "vendor" / "cloudbuild.json"
     assert load("cloudbuild.yaml").keys() <= json.loads(schema.read_text())["properties"].keys()
@@ -105,7 +106,7 @@ def test_release_goes_through_tests_images_and_sample_before_promotion():
     assert jobs()["release/promote"]["environment"] == "production"
     build = load("cloudbuild.yaml")["steps"]
     assert [step["id"] for step in build] == ["test", "plan", "images", "token", "sample", "roll-out", "promote"]
-    # A step without `waitFor` waits for all before it.
+    # A step without `waitFor` waits for all previous steps.
     assert {step["id"]: step["waitFor"] for step in build if "waitFor" in step} == {
         "token": ["images"], "sample": ["images"], "roll-out": ["sample", "token"],
     }  # fmt: skip
@@ -163,7 +164,7 @@ def test_every_image_that_compiled_pipeline_names_is_built(backend, tmp_path):
 
 
 def commands() -> list[str]:
-    """Every shell text of the workflows and of Cloud Build, as the shell gets it."""
+    """Return every shell text of the workflows and of Cloud Build, as the shell receives it."""
     found = [step["run"] for job in jobs().values() for step in job.get("steps", []) if "run" in step]
     for step in load("cloudbuild.yaml")["steps"]:
         flags, *rest = step.get("args", [""])
@@ -191,7 +192,7 @@ def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
-    # Twice: for this shell, and for that of make's recipe.
+    # Quoted twice: for this shell, and for the shell of make's recipe.
     text = text.replace("make ", f"make PYTHON={shlex.quote(shlex.quote(sys.executable))} ")
     environment = {**os.environ, "OVERLAY": "k8s/overlays/gke", "REVISION": REVISION}
     subprocess.run(["bash", "-euc", text], check=True, cwd=REPOSITORY, env=environment, timeout=60)
@@ -203,7 +204,10 @@ def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """What the scripts touch, in a folder of its own; `evergreen` is this environment's."""
+    """A separate folder with the files that the scripts touch.
+
+    `evergreen` is this environment's command.
+    """
     folder = tmp_path / "checkout"
     shutil.copytree(REPOSITORY / ".ci", folder / ".ci")
     shutil.copytree(REPOSITORY / "k8s", folder / "k8s")
@@ -274,7 +278,9 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders_alone(check
 
 
 def digests_of(images: set[str], folder: Path) -> dict[str, str]:
-    """Writes the file of digests of `images` into `folder`; gives each image by tag -> by digest."""
+    """Write the file of digests of `images` into `folder`, and map each image by tag to its digest
+    reference.
+    """
     named = {image: f"{image.rpartition(':')[0]}@sha256:{index:064x}" for index, image in enumerate(sorted(images))}
     (folder / "images.txt").write_text("".join(f"{name}\n" for name in named.values()))
     return named
@@ -297,9 +303,10 @@ def test_sample_that_fails_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """PATH with a kubectl that notes what it is told and answers a port-forward by a server; and its notes.
+    """PATH with a kubectl that records its calls and answers a port-forward by a server, and its
+    records.
 
-    What a file `ready` beside the notes holds is the number of Triton's ready pods.
+    A file `ready` next to the records holds the number of Triton's ready pods.
     """
     folder, notes = tmp_path / "bin", tmp_path / "kubectl"
     folder.mkdir()
@@ -321,20 +328,20 @@ if sys.argv[1:] == ["apply", "-f", "-"]:
 if "port-forward" in sys.argv:
     http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1].split(":")[0])), Answer).serve_forever()
 """)
-    # No line `#!` of its own: it could not name a path with a space.
+    # It has no `#!` line, which could not name a path with a space.
     command = shlex.join([sys.executable, str(folder / "kubectl.py")])
     (folder / "kubectl").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (folder / "kubectl").chmod(0o755)
     yield f"{folder}:{os.environ['PATH']}", notes
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        # A tunnel that was not ended, with the loop that would begin it anew: a session of their own.
+        # A tunnel that was not stopped, with the loop that would restart it, in their own session.
         with suppress(ProcessLookupError):
             if (group := os.getpgid(int(line.split()[0]))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("ready", ["2", ""], ids=["with a model", "before the first model"])
-def test_roll_out_gives_every_image_of_ours_revision_and_waits_for_what_can_come(checkout, kubectl, ready):
+def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, kubectl, ready):
     path, notes = kubectl
     (notes.parent / "ready").write_text(ready)
     settings = checkout / "k8s" / "overlays" / "gke" / "cluster.env"
@@ -352,7 +359,7 @@ def test_roll_out_gives_every_image_of_ours_revision_and_waits_for_what_can_come
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_build_with_digests_names_every_image_of_ours_by_digest(checkout, kubectl, tmp_path):
+def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(checkout, kubectl, tmp_path):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"
@@ -377,7 +384,7 @@ def deployments(overlay: Path) -> list[dict]:
 
 
 def selected(manifest: dict, selector: str) -> bool:
-    """kubectl's rule for `a=b,c!=d`: an absent label is unequal."""
+    """Evaluate kubectl's rule for `a=b,c!=d`: an absent label is unequal."""
     labels = manifest["metadata"]["labels"]
     terms = [re.fullmatch(r"([^=!]+)(!?=)([^=]+)", term).groups() for term in selector.split(",")]
     return all((labels.get(key) == value) == (operator == "=") for key, operator, value in terms)

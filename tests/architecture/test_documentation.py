@@ -1,7 +1,8 @@
-"""What the pages point at exists: files, headings, `make` targets.
+"""Checks that the targets of the pages exist: files, headings, `make` targets.
 
-Their commands are run by tests/loop/test_documents.py, and parsed by tests/cli/test_help.py.
-A figure of speed is on docs/performance.md, or its paragraph says since when it was not measured again.
+tests/loop/test_documents.py runs the pages' commands, and tests/cli/test_help.py parses them. A
+figure of speed must be on docs/performance.md, or its paragraph must say since when it was not
+measured again.
 """
 
 import re
@@ -13,7 +14,7 @@ from benchmarks import page as performance
 from benchmarks.__main__ import PLANS
 from tests.support.paths import REPOSITORY
 
-# Hidden folders and build/ hold what git ignores, and .venvs/ a hundred thousand files.
+# Hidden folders and build/ contain ignored files, and .venvs/ a hundred thousand files.
 PAGES = sorted(
     page
     for path in REPOSITORY.iterdir()
@@ -29,18 +30,21 @@ SPEED = re.compile(
     rf"|times (?:as (?:fast|long)|faster|slower|quicker|longer|cheaper|lower|the (?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
-"""Measured speed: rates, multiples of another's time, and times with decimals; a setting is a whole number."""
+"""Pattern of measured speed: rates, multiples of another time, and times with decimals. A setting
+is a whole number."""
 OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives a page's headings: lower case, spaces as hyphens, other marks dropped."""
+    """Return GitHub's anchors of a page's headings: lower case, spaces as hyphens, other marks
+    dropped.
+    """
     texts = HEADING.findall(FENCED.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", text.lower().replace("`", "")).replace(" ", "-") for text in texts}
 
 
 def commands(page: Path) -> str:
-    """What a page shows as code: fenced, indented, or in backticks."""
+    """Return the code on a page: fenced, indented, or in backticks."""
     text = page.read_text()
     return "\n".join([*re.findall(r"`([^`\n]+)`", text), *FENCED.findall(text), *re.findall(r"^    (.*)$", text, re.M)])
 
@@ -66,9 +70,11 @@ def test_make_targets_exist(page):
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
-    """Figures of speed outside of code that are not in the section of the results that their paragraph links to.
+    """Return the figures of speed that are not in the section of the results that their paragraph
+    links to.
 
-    A table belongs to the paragraph above it. One that says since when it was not measured again needs no source.
+    Code is skipped. A table belongs to the paragraph above it. A paragraph that says since when it
+    was not measured again needs no source.
     """
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)
     found = []

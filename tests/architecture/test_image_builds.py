@@ -1,7 +1,8 @@
-"""`make images`: which commands are run, from what, and when none is; and what an engine sees of the checkout.
+"""Tests of `make images`: its commands, when it runs none, and which files of the checkout an
+engine sees.
 
-Where podman is installed, it builds what shows that; other tests put a script called docker or podman on PATH that
-notes its arguments.
+If podman is installed, it builds an image for that. Other tests put a script called docker or
+podman on PATH that records its arguments.
 """
 
 import json
@@ -31,7 +32,7 @@ if sys.argv[2] == os.environ.get("ENGINE_FAILS"):
 if sys.argv[2] == "image":
     print(os.environ.get("ENGINE_KNOWS", ""))
 """
-# A line `#!` could not name a Python whose path has a space.
+# A `#!` line could not name a Python whose path has a space.
 SCRIPT = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", NOTING])} "$0" "$@"\n'
 
 
@@ -43,7 +44,9 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A commit of what is in this checkout, committed or not, with files beside it that no image may see."""
+    """A commit of this checkout, including uncommitted changes, with extra files that no image may
+    contain.
+    """
     if GIT is None:
         pytest.skip("git is not installed")
     try:
@@ -72,7 +75,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def tree(original, tmp_path, monkeypatch):
-    """A clean checkout of one's own."""
+    """A clean checkout for one test."""
     folder = tmp_path / "checkout"
     shutil.copytree(original, folder)
     monkeypatch.setattr(build_images, "REPOSITORY", folder)
@@ -84,7 +87,10 @@ def tree(original, tmp_path, monkeypatch):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """`engines("docker")` puts scripts of these names on PATH, alone with git; the result reads what they were told."""
+    """`engines("docker")` puts scripts of these names on PATH, alone with git.
+
+    The result reads their calls.
+    """
     folder, notes = tmp_path / "bin", tmp_path / "notes"
 
     def install(*names: str):
@@ -123,7 +129,7 @@ def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, en
     assert not [command for command in told() if command[1] == "push"]
 
 
-def test_uncommitted_changes_are_refused_and_told_in_tag_where_they_are_allowed(tree, engines, capsys):
+def test_uncommitted_changes_are_refused_or_named_in_tag_if_allowed(tree, engines, capsys):
     told = engines("docker")
     (tree / "components" / "new.py").write_text("")
     assert build_images.main([]) == 2
@@ -137,10 +143,10 @@ def test_uncommitted_changes_are_refused_and_told_in_tag_where_they_are_allowed(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--tag", "latest"], "never moves"),
-        (["--tag", "a b"], "never moves"),
+        (["--tag", "latest"], "an immutable tag"),
+        (["--tag", "a b"], "an immutable tag"),
         (["--push"], "--registry"),
-        (["nothing"], "no image is called nothing"),
+        (["nothing"], "image nothing is unknown"),
     ],
 )
 def test_misuse_is_refused_before_anything_is_built(tree, engines, capsys, arguments, word):
@@ -166,7 +172,7 @@ def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engi
     told, digest = engines("docker"), f"sha256:{'2' * 64}"
     known = [f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}", f"{REGISTRY}/evergreen-monitoring@{digest}"]
     words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
-    assert build_images.main(words) == 3  # pushed, and the engine knows no digest
+    assert build_images.main(words) == 3  # pushed, but the engine has no digest
     monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
     assert build_images.main(words) == 0
     assert told()[-1][1:] == ["image", "inspect", *told()[-1][3:5], f"{REGISTRY}/evergreen-monitoring:v1"]
@@ -175,7 +181,7 @@ def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engi
 
 @pytest.fixture
 def podman_storage(tmp_path, monkeypatch):
-    """Storage of one's own for the real podman."""
+    """Separate storage for the real podman."""
     if not shutil.which("podman"):
         pytest.skip("podman is not installed")
     text = f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/root"\nrunroot = "{tmp_path}/run"\n'
@@ -231,7 +237,8 @@ def test_address_of_private_index_is_passed_on_without_being_written_down(tree, 
         command = build_images.build_command("docker", name, "x:1", tag="1", revision="1", source="s")
         assert ("PIP_INDEX_URL" in flags(command, "--build-arg")) == (environment(name) is not None)
         assert "user:word" not in shlex.join(command)
-        # An ARG that no stage declares would be an error; one in the last stage would be told by the image.
+        # An ARG that no stage declares would be an error, and one in the last stage would be
+        # visible in the image.
         build, *later = stages(name)
         assert ("PIP_INDEX_URL" in build.all("ARG")) == (environment(name) is not None)
         assert not any("PIP_INDEX_URL" in stage.all("ARG") for stage in later)
@@ -264,7 +271,7 @@ CODE = ("evergreen/", "components/", "controller/", "demo/", "inference_client/"
 
 
 def laid_out(name: str, root: Path, context: Path) -> set[str]:
-    """The files of ours in the image."""
+    """Return the project's files in the image."""
     return {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
 
 

@@ -1,7 +1,8 @@
-"""The images of steps and programs without Docker: what each Dockerfile says, and that what it copies is enough.
+"""Tests of the images without Docker: what each Dockerfile says, and that the copied files suffice.
 
-The COPY lines are replayed into an empty folder, where the image's own code is then all there is. That the programs do
-their work there is `test_containers.py`'s; how images are built, `test_image_builds.py`'s.
+The COPY lines are replayed into an empty folder, which then holds all of the image's own code.
+`test_containers.py` checks that the programs work there, and `test_image_builds.py` how images are
+built.
 """
 
 import ast
@@ -25,38 +26,41 @@ from tests.support.sources import HEAVY, imports_of, told_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images with one of our locks; the others are NVIDIA's with our code."""
+"""Images with one of the project's locks. The others are NVIDIA's with the project's code."""
 OURS = ("evergreen", "components", "controller", "monitoring", "inference_client", "pipelines", "cli", "demo", "tools")
 IN_SLIM_BASE = {
     *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
-"""glibc, GCC's run-time libraries and zlib: Debian marks their packages required, or apt depends on them."""
+"""glibc, GCC's run-time libraries and zlib. Debian marks their packages as required, or apt depends
+on them."""
 OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",
 )
-"""Numba's threading layers: it takes its own where these do not load. Torch's compiler of kernels: its library is the
-GPU's driver, which a node with a GPU mounts."""
+"""Libraries that may be absent: Numba's threading layers, because it has its own fallback, and
+torch's kernel compiler, because its library belongs to the GPU driver, which a node with a GPU
+mounts."""
 CUDA_FOLDER = "nvidia"
-"""CUDA's own packages, where torch is its CUDA build: transports for networks that a node may have or not."""
+"""Folder of CUDA's own packages, if torch is its CUDA build. They hold transports for networks that
+a node may lack."""
 DEBIAN_12_GLIBC_MINOR = 36
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
 
 @pytest.fixture
 def image(tmp_path):
-    """Replays the COPY lines of an image's Dockerfile; gives the folder that is the image's root."""
+    """Replays the COPY lines of an image's Dockerfile and returns the folder of the image's root."""
     return lambda name: lay_out(name, tmp_path / "image")
 
 
 def python_path(name: str) -> str:
-    """Where the image's Python finds our code first."""
+    """Return the first path at which the image's Python finds the project's code."""
     return stages(name)[-1].variables({})["PYTHONPATH"].split(":")[0]
 
 
 def test_every_dockerfile_of_repository_is_image_that_is_built():
-    # Hidden folders and build/ hold what git ignores.
+    # Hidden folders and build/ contain ignored files.
     folders = [p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
     found = [p for folder in folders for p in folder.rglob("Dockerfile*")]
     assert sorted(p.relative_to(REPOSITORY).as_posix() for p in found) == sorted(DOCKERFILES.values())
@@ -109,18 +113,18 @@ def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
 
 
 def draws_pages(name: str) -> bool:
-    """Whether the image's own code, beside the core, draws pages."""
+    """Return whether the image's own code, besides the core, renders pages."""
     sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {"evergreen"}
     files = [path for source in sources for path in (REPOSITORY / source).rglob("*.py")]
     return any("from evergreen.reports" in path.read_text() for path in files)
 
 
 DRAWN = [name for name in IMAGES if draws_pages(name)]
-"""Images whose programs draw pages."""
+"""Images whose programs render pages."""
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_image_draws_pages_by_templates_that_its_build_may_see_and_lock_with_jinja(name, image):
+def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, image):
     root = image(name)
     code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
     drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
@@ -164,7 +168,7 @@ def test_every_base_is_pinned_and_both_stages_have_same_python():
         full, slim = bases[name]
         debian = "trixie" if lock(name).endswith("-trixie") else "bookworm"
         assert re.fullmatch(rf"python:3\.11\.\d+-{debian}", full)
-        # The environment's `python` is a link to the interpreter of the stage that made it.
+        # The environment's `python` links to the interpreter of the stage that created it.
         assert slim == full.replace(f"-{debian}", f"-slim-{debian}")
     assert len({bases[name][0].rpartition("-")[0] for name in OURS_ALONE}) == 1
     for name in STEP_OF_VARIANT:
@@ -184,13 +188,13 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
         "org.opencontainers.image.source": "https://git.example/e",
         "org.opencontainers.image.licenses": "Apache-2.0",
     }
-    # What differs from one commit to the next comes last, so that no layer is built anew for a label.
+    # Whatever differs between commits comes last, so that a label causes no rebuild of layers.
     kinds = [keyword for keyword, _ in shipped.instructions]
     assert kinds.index("ARG") > max(i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR"))
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_container_writes_no_bytecode_and_has_its_home_where_pods_can_write(name):
+def test_container_writes_no_bytecode_and_its_home_is_writable_in_pods(name):
     variables = stages(name)[-1].variables({})
     assert (variables["PYTHONDONTWRITEBYTECODE"], variables["PYTHONUNBUFFERED"]) == ("1", "1")
     assert variables["HOME"] == "/tmp"

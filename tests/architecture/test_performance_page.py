@@ -1,4 +1,6 @@
-"""What was measured is found again, and told as it was measured: documents of one commit, the page, the slopes."""
+"""Tests of measurements: the documents of one commit, their presentation on the page, and the
+slopes.
+"""
 
 import json
 
@@ -28,16 +30,14 @@ def document(**other):
         ({"commit": "0123456789 with changes"}, False, False),
     ],
 )
-def test_only_what_was_measured_at_this_commit_in_full_is_not_measured_again(
-    tmp_path, monkeypatch, kept, is_quick, expected
-):
+def test_only_complete_measurements_of_this_commit_are_not_repeated(tmp_path, monkeypatch, kept, is_quick, expected):
     monkeypatch.setattr(running, "MEASURED", tmp_path)
     (tmp_path / "training.json").write_text(json.dumps(document(**kept)))
     assert running.is_done("training", "0123456789", is_quick=is_quick) == expected
     assert not running.is_done("training", "0123456789 with changes", is_quick=is_quick)
 
 
-def test_figure_is_told_with_spread_peer_target_limit_and_doubts_of_its_run():
+def test_figure_is_shown_with_spread_peer_target_limit_and_doubts():
     text = page.section(document(other_work_share=0.4))
     assert "| rate | PyTorch | 2 (1 to 4) times | at least 3: **missed** | 10 by products |" in text
     assert "2026-11-27, commit 0123456789, 61 s; 2 of 2 cores, a processor, a write with fsync 0.5 ms" in text

@@ -1,9 +1,11 @@
-"""The rendered cpu overlay played by `podman kube play`, from an empty share to traffic whose every record is archived.
+"""The rendered cpu overlay, run by `podman kube play`, from an empty share to archived traffic.
 
-Part of `make test-images`. Pods share the address 127.0.0.1 of a network of their own, where names of the cluster lead.
-`playable` says what podman 4.3 cannot take from a manifest and what takes its place; probes are asked by the test, as
-the manifests say. A laptop's tritonserver plays NVIDIA's image, and librdkafka's mock cluster plays Kafka. One replica
-a Deployment, and no kubelet: what restarts, surges and drains pods is not shown, nor are Services and policies.
+Part of `make test-images`. Pods share the address 127.0.0.1 of a separate network, to which the
+cluster's names resolve. `playable` documents what podman 4.3 does not accept from a manifest and
+how it is replaced. The test itself runs the probes of the manifests. A laptop's tritonserver
+replaces NVIDIA's image, and librdkafka's mock cluster replaces Kafka. Each Deployment has one
+replica and there is no kubelet. Restarts, surges and drains of pods, Services and policies are
+therefore not covered.
 """
 
 import copy
@@ -45,14 +47,15 @@ RUN cd /usr/local/lib/python3.11/dist-packages/pytriton/tritonserver \\
 ENV LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia_pytriton.libs
 CMD ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
 """
-"""The packages of the laptop's serving environment over a stand-in base, its server and backend where NVIDIA's are."""
+"""Dockerfile with the laptop's serving environment over a stand-in base. Its server and backend are
+at NVIDIA's paths."""
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 TRAFFIC = "evergreen-played-traffic"
 
 
 @pytest.fixture(scope="module")
 def triton_image(podman, images, tmp_path_factory):
-    """Builds what plays NVIDIA's image."""
+    """Builds the stand-in for NVIDIA's image."""
     dockerfile = tmp_path_factory.mktemp("triton") / "Dockerfile"
     dockerfile.write_text(LAPTOP_TRITON)
     (packages,) = python_of("serving", REPOSITORY).parents[1].glob("lib/python3.11/site-packages")
@@ -62,7 +65,9 @@ def triton_image(podman, images, tmp_path_factory):
 
 @pytest.fixture
 def network(triton_image):
-    """This thread, and what it starts, in a network of their own with nothing but loopback; after the builds."""
+    """Moves this thread and its children to a separate network with only loopback, after the
+    builds.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert libc.unshare(NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
@@ -75,15 +80,15 @@ def network(triton_image):
 
 
 def playable(manifests, workload, claims):
-    """The Deployment and its ConfigMaps as podman 4.3 plays them.
+    """Convert the Deployment and its ConfigMaps for podman 4.3.
 
-    Words are expanded, a mounted sub-folder is a volume of its own, a claim is the folder in `claims`, a token's volume
-    is empty, and volumes are named after the Deployment too, since podman shares an emptyDir among pods by its name.
-    Taken out: probes and hooks, which need systemd or a kubelet; ports, since pods share one network; /dev/shm, which
-    podman brings.
+    Variables are expanded, a mounted sub-folder is a separate volume, a claim is the folder in
+    `claims`, a token's volume is empty, and volume names include the Deployment, because podman
+    shares an emptyDir among pods by its name. Removed are probes and hooks, which need systemd or a
+    kubelet, ports, because pods share one network, and /dev/shm, which podman provides.
     """
     workload = copy.deepcopy(workload)
-    # Podman 4.3 waits 20 s for an init container that has ended, and fails where it is to remove that one.
+    # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.
     workload["metadata"]["annotations"] = {"io.podman.annotations.init.container.type": "always"}
     spec = pod_spec(workload)
     spec["hostNetwork"] = True
@@ -106,7 +111,7 @@ def playable(manifests, workload, claims):
 
 
 class PlayedPod:
-    """The pod of one Deployment, played and asked."""
+    """The running pod of one Deployment."""
 
     def __init__(self, podman, manifests, name, *, claims, folder) -> None:
         self.workload = find(manifests, "Deployment", name)
@@ -122,13 +127,15 @@ class PlayedPod:
         self.run("kube", "play", "--network=host", str(self.file))
 
     def delete(self):
-        """By SIGTERM and the manifest's grace, which `kube down` does not wait for."""
+        """Delete the pod by SIGTERM after the manifest's grace period, for which `kube down` does
+        not wait.
+        """
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
         self.run("kube", "down", str(self.file), check=False)
 
     def passes(self, probe):
-        """Whether every container that has the probe passes it now, as a kubelet would find."""
+        """Return whether every container with the probe passes it now, as a kubelet would check."""
         return all(self._passes(c, c[probe]) for c in pod_spec(self.workload)["containers"] if probe in c)
 
     def _passes(self, container, probe):
@@ -150,7 +157,9 @@ class PlayedPod:
 
 @pytest.fixture
 def site(podman, network, volume):
-    """The overlay rendered for images, share and log of this machine, its pods by name, and where all of it lies."""
+    """The overlay rendered for this machine's images, share and log, its pods by name, and their
+    folders.
+    """
     volume.chmod(0o755)
     share, state = volume / "share", volume / "state"
     for folder in (share, state):
@@ -172,7 +181,10 @@ def site(podman, network, volume):
 
 
 def release_first(podman, images, monkeypatch, folders):
-    """The overlay's pipeline in containers, with the share where pods have it; a model small enough for any machine."""
+    """Run the overlay's pipeline in containers with the pods' share.
+
+    The model is small enough for any machine.
+    """
     root = folders.root.parent
     package, steps = root / "retraining.yaml", []
     compile_pipeline(package, read_placement(root / "k8s/overlays/cpu/placement.yaml", {}))
@@ -182,7 +194,7 @@ def release_first(podman, images, monkeypatch, folders):
     arguments, places = {"settings": settings, "trigger_id": "first"}, {"server": "python"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
-    previous = os.umask(0)  # KFP makes the folders of a task's outputs as root before it
+    previous = os.umask(0)  # KFP creates the folders of a task's outputs as root beforehand
     try:
         runner.run_pipeline(package, arguments, places=places, name="first", pythons=pythons, **paths)
     except runner.PipelineFailed:
@@ -230,7 +242,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     sent = root / "traffic.jsonl"
 
     def rows_on(more):
-        """Waits until that many rows more were sent."""
+        """Wait until `more` rows were sent."""
         before = rows_sent()
         wait_for(lambda: traffic.poll() is not None or rows_sent() >= before + more, "traffic", seconds=300)
         assert traffic.poll() is None, "traffic ended"
@@ -257,7 +269,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
         return not status["log_backlog"] and status["pending_rows"] == 0
 
     wait_for(is_settled, "the last labels", seconds=300)
-    # What the monitor archives at its end is the uploader's of the pod that comes next.
+    # Records that the monitor archives at its end are uploaded by the next pod.
     for pod in (monitor, triton):
         pod.delete()
         pod.play()

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: who may import whom, what stays light, names and exits."""
+"""Checks of house rules: import directions, light imports, names and exits."""
 
 import ast
 import importlib.metadata
@@ -21,14 +21,14 @@ PURE_ROOMS = (
     *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
     *("evergreen.statistics.column_profile", "evergreen.statistics.comparison", "evergreen.statistics.two_sample"),
 )
-"""Rooms that compute and neither read nor write anything."""
+"""Packages that compute and do no input or output."""
 IO_MODULES = {
     "os", "io", "shutil", "tempfile", "sqlite3", "socket", "subprocess", "urllib", "http", "requests", "grpc", "google",
     "evergreen.storage", "evergreen.registry", "evergreen.events", "evergreen.runtime.durable",
 }  # fmt: skip
 IO_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink", "mkdir", "iterdir", "glob"}
 TRITONS_NAME = "TritonPythonModel"
-"""The class that Triton's python backend looks for in every `model.py`."""
+"""Class name that Triton's python backend looks for in every `model.py`."""
 
 SOURCES = sorted(p for folder in (*PACKAGES, "benchmarks") for p in (REPOSITORY / folder).rglob("*.py"))
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
@@ -40,7 +40,7 @@ def source_id(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    """The syntax of every source file, by its name."""
+    """The syntax tree of every source file by its name."""
     return {source_id(path): ast.parse(path.read_text()) for path in SOURCES}
 
 
@@ -58,12 +58,15 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """KFP wants the whole data flow and every parameter of a pipeline or a component in one function."""
+    """Return whether the function is a pipeline or component.
+
+    KFP wants those in one function with all parameters.
+    """
     return any(ast.unparse(each).startswith(("dsl.pipeline", "dsl.component")) for each in function.decorator_list)
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules loaded in a fresh interpreter once `code` has run."""
+    """Return the top-level modules that a fresh interpreter has loaded after running `code`."""
     names, _ = told_after(code, "sorted(sys.modules)", folder=REPOSITORY, python_path=REPOSITORY)
     return {name.partition(".")[0] for name in names}
 
@@ -127,15 +130,15 @@ def test_no_test_module_imports_another():
     assert found == []
 
 
-def test_settings_and_contracts_load_numpy_and_msgspec_only_and_messages_protobuf():
+def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
     before = modules_after("")
     names = {
         f"evergreen.{room}.{path.stem}"
         for room in ("config", "contracts")
         for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
-    own = {"__mp_main__"}  # multiprocessing's name for the main module
-    optional = {"typing_extensions"}  # msgspec knows its types where it is installed
+    own = {"__mp_main__"}  # multiprocessing's name of the main module
+    optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed
     messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):
         loaded = modules_after("import numpy, " + ", ".join(sorted(modules))) - before
@@ -151,10 +154,16 @@ def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
 
 
 def own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without those of the functions directly inside it."""
+    """Return the lines of a function without its docstring and the functions directly inside it."""
     inner = [each for each in functions(function) if each is not function]
     directly = [f for f in inner if not any(f is not other and f in ast.walk(other) for other in inner)]
-    return function.end_lineno - function.lineno + 1 - sum(f.end_lineno - f.lineno + 1 for f in directly)
+    docstring = function.body[:1] if ast.get_docstring(function) else []
+    return num_lines(function) - sum(map(num_lines, [*directly, *docstring]))
+
+
+def num_lines(node: ast.stmt) -> int:
+    """Return the number of source lines of a statement."""
+    return node.end_lineno - node.lineno + 1
 
 
 def test_every_source_file_opens_with_its_job_and_no_function_is_endless(trees):
@@ -223,7 +232,8 @@ def test_files_use_no_library_newer_than_oldest_python(trees):
 
 
 def test_package_names_belong_to_nobody_else():
-    # The names are generic, see CONTRIBUTING.md: another distribution of this environment must not shadow them.
+    # The names are generic, see CONTRIBUTING.md. No other distribution of this environment may
+    # shadow them.
     owners = importlib.metadata.packages_distributions()
     assert {owner for package in PACKAGES for owner in owners.get(package, ())} <= {"evergreen"}
 

@@ -1,4 +1,4 @@
-"""A chart of docs/ is an SVG file of its own."""
+"""Tests of the charts in docs/, which are self-contained SVG files."""
 
 import xml.etree.ElementTree as ElementTree
 

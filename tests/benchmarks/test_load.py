@@ -1,4 +1,4 @@
-"""The load's schedule, latencies and counts, in time that only sleeping moves."""
+"""Tests of the load generator's schedule, latencies and counts, in virtual time."""
 
 import asyncio
 
@@ -11,7 +11,9 @@ from tests.support.virtual_time import VirtualTime
 
 
 def test_stall_is_charged_to_every_request_that_was_due_during_it():
-    """Coordinated omission: one at a time, the waits are those of a queue (Lindley's recursion)."""
+    """Avoids coordinated omission: with one request at a time, the waits are those of a queue
+    (Lindley's recursion).
+    """
     service = np.full(1000, 0.01)
     service[50] = 0.8
     time = VirtualTime()
@@ -43,7 +45,7 @@ def test_arrivals_have_rate_and_spread_of_independent_users():
     assert np.mean(gaps > gaps.mean()) == pytest.approx(np.exp(-1), abs=0.03)
 
 
-def test_closed_loop_keeps_its_callers_busy_and_counts_errors_by_kind_with_their_first_message():
+def test_closed_loop_keeps_callers_busy_and_counts_errors_by_kind():
     time = VirtualTime()
     failing = {3: TemporaryError, 7: PermanentError}
 

@@ -1,4 +1,6 @@
-"""A world that moves slowly: its truth at every time, how fast it forgets, and that nothing else wanders."""
+"""Tests of the slowly drifting simulator: its truth over time, its rate of forgetting, and its
+constant parts.
+"""
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
 
 
 def test_old_truth_loses_point_of_auc_in_day_and_more_older_it_is(drifting):
-    """What the default `moving_share` promises, over five days that begin anew."""
+    """The default `moving_share` documents this loss. Checked over five days, several times."""
     lost = {age: [] for age in (1.0, 5.0, 24.0)}
     for start in range(0, 120, 24):
         old = drifting.at(start)

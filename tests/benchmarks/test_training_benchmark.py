@@ -1,4 +1,4 @@
-"""What the training benchmark compares is comparable: the peer is our network, whatever its lists."""
+"""Checks that the training benchmark's peer is the same network for any lists."""
 
 from dataclasses import replace
 

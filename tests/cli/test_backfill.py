@@ -1,4 +1,6 @@
-"""Back-fills: the next version is whole or not there, what comes later is not lost, of two at once both are written."""
+"""Tests of back-fills: a version is complete or absent, later data is kept, and two at once are
+both written.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +42,7 @@ def table(raw_table):
 
 @pytest.fixture
 def store(tmp_path):
-    """A model store, as its flag takes it, into which Criteo's recommender was accepted."""
+    """URI of a model registry that has accepted Criteo's recommender."""
     accept_into(tmp_path / "store")
     return str(tmp_path / "store")
 
@@ -51,14 +53,14 @@ def lake(tmp_path, table, write_lake):
 
 
 def labelled(table, label: int):
-    """The rows of the first day, all with one label."""
+    """Return the rows of the first day, all with one label."""
     day = table.filter(pa.array([t.date() == DAY for t in table.column(raw_rows.EVENT_TIME).to_pylist()]))
     return day.set_column(0, raw_rows.LABEL, pa.array([label] * day.num_rows, pa.int32()))
 
 
 @pytest.fixture
 def corrected(tmp_path, table):
-    """A file of the first day's rows in no order, all clicked."""
+    """A file of the first day's rows in random order, all clicked."""
     day = labelled(table, 1)
     path = tmp_path / "corrected rows.parquet"
     pq.write_table(day.take(pa.array(list(range(day.num_rows))[::-1])), path)
@@ -230,7 +232,7 @@ def test_changed_file_of_version_is_told(lake, corrected):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
-def test_damaged_marker_is_told(lake, corrected, text):
+def test_corrupt_marker_is_told(lake, corrected, text):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
     with pytest.raises(ContractError, match="_SUCCESS is"):

@@ -1,4 +1,4 @@
-"""The `evergreen` command line: what it accepts is a promise, and misuse has an exit code and one clear line."""
+"""Tests of the `evergreen` command line: accepted arguments, exit codes and one-line errors."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
     [
         (["-p", "lake"], "parameter 'lake' has no '=', expected NAME=VALUE"),
         (["-p", "min_auc=0.7"], "parameter min_auc is unknown, expected some of champion, "),
-        (["-p", "store=/s"], "`evergreen compile` decides store, by the placement or a flag"),
+        (["-p", "store=/s"], "`evergreen compile` sets store, from the placement or a flag"),
         (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
         (["-p", "settings=training.seed=7", "--set", "training.passes=0"], "passes is 0, expected at least 1"),
         (["-p", "recommender=2"], "recommender is '2', expected current, the number of an accepted version"),
     ],
 )
-def test_wrong_parameter_or_setting_is_refused_by_name_before_anything_runs(words, expected, tmp_path, capsys):
+def test_wrong_parameter_or_setting_is_refused_before_anything_runs(words, expected, tmp_path, capsys):
     accept_into(tmp_path / "store")
     assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path), *words]) == 2
     assert expected in capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["models", "runs"])
-def test_folder_that_is_no_store_is_refused_and_empty_one_is_store_of_nothing(command, tmp_path, capsys):
+def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command, tmp_path, capsys):
     assert main([command, "--store", str(tmp_path)]) == 0
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([command, "--store", str(tmp_path)]) == 2
@@ -76,7 +76,7 @@ def test_folder_that_is_no_store_is_refused_and_empty_one_is_store_of_nothing(co
 
 
 @pytest.mark.parametrize("name", ["validation.json", "outcome.json"])
-def test_damaged_note_of_run_is_named(name, tmp_path, capsys):
+def test_corrupt_note_of_run_is_named(name, tmp_path, capsys):
     (path := tmp_path / "runs" / "r1" / name).parent.mkdir(parents=True)
     path.write_text('{"step": "val')
     assert main(["runs", "--store", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""`evergreen doctor` against the double of the KFP API and a kubectl that answers what a test says."""
+"""Tests of `evergreen doctor` with doubles of the KFP API and kubectl."""
 
 import copy
 import json
@@ -56,11 +56,14 @@ WHOLE = {
     "exec release-controller MODEL_REPOSITORY": "",
     "exec release-controller st_mode": "0",
 }
-"""What kubectl answers of an installation in which all is right."""
+"""kubectl's answers for a healthy installation."""
 
 
 class KubectlDouble:
-    """Answers by namespace and object; what is not there is absent, and an exception is an error of kubectl."""
+    """Answers by namespace and object.
+
+    A missing object is absent, and an exception is an error of kubectl.
+    """
 
     def __init__(self, answers: dict) -> None:
         self.answers, self.asked = answers, []
@@ -96,7 +99,7 @@ def server(tmp_path, monkeypatch):
 
 @pytest.fixture
 def look(server, tmp_path):
-    """`look(**changed)`: the findings by part, of an installation with these answers of kubectl changed."""
+    """`look(**changed)` returns the findings by part, with these answers of kubectl changed."""
     package = tmp_path / "retraining.yaml"
     compile_pipeline(package, Placement(registry="r.dev", tag="3f2a9c1"))
     kfp = KubeflowServer(server.url, timeout_seconds=(2.0, 2.0))
@@ -192,7 +195,7 @@ def test_server_that_does_not_answer_is_wrong_and_rest_is_looked_at(look, server
     assert ("share", RIGHT) in {(each.part, each.state) for each in findings}
 
 
-def test_failed_run_that_left_nothing_is_told_and_one_that_left_note_is_not(look, server, tmp_path):
+def test_failed_run_without_note_is_reported_and_one_with_note_is_not(look, server, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     server.experiments.append({"experiment_id": "e1", "display_name": EXPERIMENT})
@@ -213,10 +216,14 @@ def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
         (store / name).write_text("")
         os.chmod(store / name, mode)
     (found,) = [each for each in look(store=store) if each.part == "modes of files"]
-    assert (found.state, "may write 1 files" in found.text, str(store / "open") in found.text) == (WRONG, True, True)
+    assert (found.state, "1 files and folders of the share" in found.text, str(store / "open") in found.text) == (
+        WRONG,
+        True,
+        True,
+    )
 
 
-def test_command_prints_line_for_each_part_and_answers_1_where_one_is_wrong(server, tmp_path, monkeypatch, capsys):
+def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
     assert doctor.main(["--host", server.url]) == 1
     lines = capsys.readouterr().out.splitlines()

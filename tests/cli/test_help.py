@@ -1,4 +1,4 @@
-"""`--help` of every command: under the name that a person types, with defaults, and with an example that parses."""
+"""Tests of `--help` of every command: its name, its defaults, and an example that parses."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""A user's files become a lake and a replay file."""
+"""Tests of ingestion: a user's files become a lake and a replay file."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ RAW_SCHEMA = raw_schema(CRITEO)
 
 @pytest.fixture
 def run_ingest(tmp_path, capsys):
-    """Runs the tool; its exit code, summary (or None) and stderr."""
+    """Runs the tool and returns its exit code, summary (or None) and stderr."""
 
     def run(data: Path, **more: object) -> tuple[int, dict | None, str]:
         accept_into(tmp_path / "store")
@@ -44,7 +44,7 @@ def run_ingest(tmp_path, capsys):
 
 
 def lake_rows(lake: Path) -> list[dict]:
-    """All visible rows, checking that each lies in its day's folder."""
+    """Return all visible rows, and assert that each is in its day's folder."""
     rows = []
     for partition in sorted(lake.glob("day=*")):
         for path in sorted(partition.glob("*.parquet")):
@@ -92,7 +92,7 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
     assert {b - a for a, b in zip(times, times[1:])} == {timedelta(days=4) / 1000}
     assert times[-1].date() == date(2026, 3, 10)
     assert {r[raw_rows.ROW] for r in rows} == {0}
-    assert len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000  # nobody said which rows were shown together
+    assert len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000  # the file does not say which rows were shown together
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 
@@ -141,7 +141,7 @@ def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_tex
     assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
 
 
-def test_our_own_raw_schema_is_ingested_too_with_warning_that_its_times_are_replaced(
+def test_own_raw_schema_is_ingested_with_warning_that_times_are_replaced(
     tmp_path, raw_table, clicks, run_ingest, criteo_rows, write_text, caplog
 ):
     run_ingest(write_text(tmp_path / "day_0", criteo_rows(20)), lake=tmp_path / "other")
@@ -221,7 +221,7 @@ def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
         assert held() == {**expected, "day=2026-03-07/part-other.parquet": other}
 
 
-def test_killed_ingest_shows_whole_files_of_first_days_and_is_finished_by_next(
+def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage, monkeypatch
 ):
     path, calls, write = write_text(tmp_path / "day_0.gz", criteo_rows(400)), itertools.count(), BucketObjects.write

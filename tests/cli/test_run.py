@@ -1,4 +1,6 @@
-"""`evergreen run` as a process: stopped from outside it leaves a true note and nothing running; misuse is one line."""
+"""Tests of `evergreen run` as a process: a stopped one leaves a correct note and no child, and
+misuse is one line.
+"""
 
 import json
 import os
@@ -63,7 +65,7 @@ def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
 
 @pytest.fixture
 def run_line(tmp_path):
-    """Runs `evergreen run` with a package and further words; its exit code."""
+    """Runs `evergreen run` with a package and further arguments, and returns its exit code."""
 
     def run(package, *words):
         return main(["run", "--package", str(package), "--folder", str(tmp_path / "folder"), *words])
@@ -75,15 +77,15 @@ def run_line(tmp_path):
 def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
     (tmp_path / "package.yaml").write_text(text)
     assert run_line(tmp_path / "package.yaml") == 2
-    assert "package.yaml is no compiled pipeline" in capsys.readouterr().err
+    assert "package.yaml is not a compiled pipeline" in capsys.readouterr().err
 
 
 def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
-    """Its runs were given folders as parameters."""
+    """The runs of an older revision got folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
     (package := tmp_path / "old.yaml").write_text("root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n")
     assert run_line(package) == 2
-    assert "old.yaml names no model registry or lake, expected one of this revision's" in capsys.readouterr().err
+    assert "old.yaml names no model registry or lake, expected a file from this revision's" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["store"]
 
 

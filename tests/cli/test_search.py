@@ -1,7 +1,7 @@
-"""A search: what may be searched, which trials there are and who wins, and that Katib is given the same search.
+"""Tests of a search: allowed parameters, trials, the winner, and the equivalent Katib experiment.
 
-Trials are runs of a program that leaves in the store what a run does, with an AUC that is a known function of the
-settings; the slow test's are real.
+Trials are runs of a program that writes a run's results into the registry. Its AUC is a known
+function of the settings. The slow test uses real trials.
 """
 
 import json
@@ -45,7 +45,7 @@ built = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: mak
 
 
 def leave_run(store, run: str, auc: float) -> None:
-    """What the steps of a judged run leave."""
+    """Write the results of an evaluated run's steps."""
     model = keep_model(store, f"model-{run}")
     with noted(store, run, "training") as note:
         note.facts["model"] = model.model_id
@@ -72,7 +72,7 @@ leave_run(arguments.folder / "store", texts["trigger_id"], 0.9 - settings.get("t
 
 
 def call(folder, *words, runner=search.RUNNER):
-    """`evergreen search` over the space in the folder, its trials by `runner`."""
+    """Run `evergreen search` over the space in the folder. `runner` runs its trials."""
     program = f"import sys; from cli import search; search.RUNNER = {runner}; sys.exit(search.main())"
     line = [PYTHON, "-c", program, f"--package={GOLDEN}", f"--folder={folder}", f"--space={folder}/space.yaml", *words]
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -80,7 +80,7 @@ def call(folder, *words, runner=search.RUNNER):
 
 
 @built
-def test_search_begins_with_recommender_as_it_is_goes_on_where_it_ended_and_names_best(tmp_path):
+def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     accept_into(tmp_path / "store")
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "run.py").write_text(RUN)
@@ -99,7 +99,7 @@ def test_search_begins_with_recommender_as_it_is_goes_on_where_it_ended_and_name
 
 
 @built
-@pytest.mark.slow  # two rounds
+@pytest.mark.slow  # two rounds of search
 @pytest.mark.timeout(900)
 def test_two_real_trials_are_judged_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
@@ -139,7 +139,8 @@ def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(tmp_path, 
     assert search.main(line) == 0
     experiment = yaml.safe_load((tmp_path / "katib.yaml").read_text())
     validate_crd(experiment)
-    # As Katib does: every value in the template's JSON, and its words joined for a shell.
+    # Like Katib: every value is inserted into the template's JSON, and the arguments are joined for
+    # a shell.
     spec, values = experiment["spec"], {"trial": "search-x7"}
     for each in spec["parameters"]:
         values[each["name"]] = each["feasibleSpace"].get("list", [each["feasibleSpace"].get("min")])[0]

@@ -1,4 +1,4 @@
-"""A run that released nothing says what to do next, as a command where there is one."""
+"""Tests of the advice after a run without release, which is a command if there is one."""
 
 import shlex
 

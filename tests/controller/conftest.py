@@ -1,4 +1,4 @@
-"""Fixtures of this folder's tests."""
+"""Fixtures for the tests in this folder."""
 
 from tests.support.served_models import (  # noqa: F401  fixtures
     client,

@@ -19,7 +19,7 @@ from evergreen.registry.promotion_journal import (
     PROMOTE,
     RELEASE,
     ROLLBACK,
-    barred,
+    blocked_models,
     read_entries,
     write_findings,
 )
@@ -73,7 +73,7 @@ def test_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
     assert bakes(later=62).step({}).action == NONE, "it is baked"
 
 
-def test_what_monitor_found_takes_version_back_and_bars_its_model_until_person_overrides_it(world, bakes):
+def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bakes):
     store = world.settings.store
     world.release(1), world.release(2)
     say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
@@ -81,14 +81,14 @@ def test_what_monitor_found_takes_version_back_and_bars_its_model_until_person_o
     assert [bakes(later=9_999).step({}).action for _ in range(2)] == [TAKEN_BACK, NONE]
     world.check_all_is_well(1)
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
-    line = barred(store)["model-2"]
+    line = blocked_models(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
     with pytest.raises(Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"):
         world.release(2)
     world.release(3)
     world.check_all_is_well(3)
     promoted = release(*world.candidate(2), settings=world.settings, override="the clients were at fault")
-    assert (told(world.settings)[-1], barred(store)) == ((PROMOTE, promoted.version), {})
+    assert (told(world.settings)[-1], blocked_models(store)) == ((PROMOTE, promoted.version), {})
 
 
 def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bakes, monkeypatch):
@@ -148,7 +148,7 @@ def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, c
     assert failed[0]["detail"].startswith("40 of ")
 
 
-def test_counters_that_are_damaged_end_round_with_their_name_and_nothing_else(deploy, settings, controller):
+def test_corrupt_counters_end_run_with_their_name_and_nothing_else(deploy, settings, controller):
     deploy(1), deploy(2)
     controller.round()
     (settings.store / "baking" / COUNTERS_FILE).write_text("{")

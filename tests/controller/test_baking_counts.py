@@ -29,7 +29,7 @@ def told(version, requests, p99_ms):
     return "\n".join(lines) + "\n"
 
 
-def test_p99_is_none_where_server_keeps_none_or_has_had_no_request_for_minute():
+def test_p99_is_none_if_server_has_none_or_no_request_for_minute():
     arm = Arm(model_name=MODEL_NAME, version=2)
     found = [read_p99(told(2, 9, p99), arm) for p99 in (1.5, None, float("nan"))]
     assert (found, read_p99(told(1, 9, 1.5), arm)) == ([1500.0, None, None], None)
@@ -74,7 +74,7 @@ def rounds(world):
     return made
 
 
-def test_p99_of_all_requests_must_be_too_high_whatever_each_servers_share_is(rounds):
+def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds):
     rounds.pass_by(5, 90.0, 90.0)
     assert rounds.pass_by(40, 11.0, 50.0)[1].action != TAKEN_BACK, "all requests but a few may be the first server's"
     number, found = rounds.pass_by(40, 12.2, 12.2)
@@ -84,7 +84,7 @@ def test_p99_of_all_requests_must_be_too_high_whatever_each_servers_share_is(rou
     assert found.reason.endswith("failed: p99 ratio 3.05 (at most 3)")
 
 
-def test_slow_minute_after_release_takes_nothing_back_and_three_slow_ones_do(rounds):
+def test_slow_minute_after_release_rolls_nothing_back_and_three_do(rounds):
     assert rounds.pass_by(16, 90.0, 90.0)[1].action != TAKEN_BACK
     assert rounds.pass_by(4, 90.0, 90.0)[0] == 1, "a minute, and twelve readings ten seconds apart"
 
@@ -94,7 +94,7 @@ def test_p99_is_not_judged_while_server_does_not_answer(rounds):
 
 
 @pytest.mark.slow
-def test_of_thousand_equal_versions_counters_take_back_at_most_one_in_hundred():
+def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
     """An hour each: 20 requests a second of log-normal times, one of 500 stalled for 100 ms, one of 200 failed."""
     looks, requests, taken = 360, 200, 0
     for seed in range(1_000):

@@ -227,7 +227,7 @@ def test_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
     ],
     ids=["errors", "latency"],
 )
-def test_errors_and_latency_of_all_replicas_abort_it_also_where_outcomes_cannot_be_read(place, requests, name, value):
+def test_errors_and_latency_of_all_replicas_abort_without_outcomes(place, requests, name, value):
     place.start()
     place.requests(**requests)
     found = canary.step(place.settings(evidence=(None,)))
@@ -252,7 +252,7 @@ def test_what_servers_counted_before_stage_is_not_held_against_it(place):
 
 
 @pytest.mark.parametrize("change", ["new", "restarted"])
-def test_warm_up_of_server_that_appears_or_restarts_is_not_held_against_canary(place, change):
+def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(place, change):
     """70 slow requests are a small part of stable's and a large one of the canary's."""
     for server in place.servers.values():
         server.count(MODEL_NAME, 1, success=1000, infer_us=1_000_000)
@@ -297,7 +297,7 @@ def test_it_holds_while_server_cannot_be_read_or_none_is_named(place):
     assert place.step().action == "grown"
 
 
-def test_pairs_of_all_stages_count_and_what_servers_counted_only_at_its_own(place):
+def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(place):
     place.start(share=0.0)
     place.requests()
     place.pairs(700)
@@ -419,7 +419,7 @@ def test_person_may_try_what_is_undecided_and_nobody_what_failed(place):
     assert canary_at_work(place.store) is not None
 
 
-def test_one_odd_server_keeps_no_other_from_being_healed_and_canarys_reloads_are_its_own(place):
+def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     def check(server):
         if server.url == "a:1":
             raise PermanentError("no Triton")
@@ -462,7 +462,7 @@ def test_rollback_ends_canary_and_next_step_unloads_it(place, make_candidate):
     assert_clean(place)
 
 
-def test_canary_is_taken_back_while_server_is_down_and_unloaded_when_it_is_back(place):
+def test_canary_is_rolled_back_during_outage_and_unloaded_after_it(place):
     place.start()
     place.servers["b:1"].crash()
     assert canary.abort(place.settings(), "an incident").action == "aborted"
@@ -514,7 +514,7 @@ def test_abort_takes_back_what_killed_start_had_published(place):
 
 
 @pytest.mark.parametrize("fault", ["refused", "wrong"])
-def test_canary_that_restarted_server_refuses_or_answers_wrongly_is_aborted(place, fault):
+def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(place, fault):
     place.start()
     server = place.servers["a:1"]
     server.start()

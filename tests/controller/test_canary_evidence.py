@@ -57,7 +57,7 @@ def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
     assert found.groups.tolist() == [0, 0, 1]
 
 
-def test_rows_of_one_user_are_one_group_and_those_of_unknown_one_are_their_requests(tmp_path):
+def test_rows_of_one_user_are_one_group_and_unknown_ones_group_by_request(tmp_path):
     scored = (3, 0.5, 4, 0.25)
     rows = [("a", 0, 1, 1, *scored, 7), ("b", 0, 2, 0, *scored, 7), *(("c", i, 3, 0, *scored, None) for i in (0, 1))]
     write(tmp_path / "day=2026-01-01" / "a.parquet", [*rows, ("d", 0, 4, 1, *scored, 8)])
@@ -67,7 +67,7 @@ def test_rows_of_one_user_are_one_group_and_those_of_unknown_one_are_their_reque
     assert groups[2] < 0 > groups[5] != groups[2]
 
 
-def test_no_more_pairs_are_held_than_last_look_asks_for_and_they_are_oldest(tmp_path, monkeypatch):
+def test_pairs_are_limited_to_what_last_look_needs_and_are_oldest(tmp_path, monkeypatch):
     """A canary that holds for days must not outgrow its step's memory; archive and lake may both hold a row."""
     archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
     for part in reversed(range(50)):
@@ -100,13 +100,13 @@ def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path)
         ],
     )
     write(tmp_path / "day=2026-01-02" / "plain.parquet", [("p", 0, 60, 1, 3, 0.1, None, None)], shadow=False)
-    write(tmp_path / "day=2025-12-31" / "damaged.parquet", [("y", 0, 1, 1, 3, 0.1, 4, 0.2)])
-    (tmp_path / "day=2025-12-31" / "damaged.parquet").write_bytes(b"an earlier day is not even opened")
+    write(tmp_path / "day=2025-12-31" / "corrupt.parquet", [("y", 0, 1, 1, 3, 0.1, 4, 0.2)])
+    (tmp_path / "day=2025-12-31" / "corrupt.parquet").write_bytes(b"an earlier day is not even opened")
     (tmp_path / "day=2026-01-01" / ".part.parquet").write_bytes(b"unfinished")
     assert len(read(tmp_path)) == 1
 
 
-def test_damaged_file_is_named_and_no_evidence(tmp_path, caplog):
+def test_corrupt_file_is_named_and_no_evidence(tmp_path, caplog):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
     (tmp_path / "day=2026-01-01" / "torn.parquet").write_bytes(b"PAR1 and no more")
@@ -155,7 +155,7 @@ nv_inference_count{model="click_model",version="3"} 6400
 """
 
 
-def test_counters_are_read_per_model_and_version_and_failures_of_all_reasons(tmp_path):
+def test_counters_are_read_per_model_version_and_failures_of_all_reasons(tmp_path):
     found = counted(METRICS, {"stable": STABLE, "canary": CANARY})
     assert found == {"stable": one(100, 3, 1.5e6, 25), "canary": one(10)}
 
@@ -181,7 +181,7 @@ def test_replicas_are_added_before_anything_is_divided():
     assert found.mean_ms == pytest.approx(1.09), "the mean of the means would be 5.5"
 
 
-def test_server_that_restarted_or_is_new_counts_once_it_has_baseline_and_not_before():
+def test_restarted_or_new_server_counts_only_once_it_has_baseline():
     """What it has counted by then is its warm-up, which is slow and nobody's request."""
     before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
     after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}

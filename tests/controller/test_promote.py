@@ -1,4 +1,4 @@
-"""A model goes live on a person's word; the gate is overridden, the proof of parity is not."""
+"""Tests of manual promotion: the gate can be overridden, but the parity check cannot."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Going back: by one version, by several, to one that left the repository; under load; and what is refused."""
+"""Tests of rollbacks: by one or several versions, to one gone from the repository, under load,
+refused ones.
+"""
 
 import dataclasses
 import shutil
@@ -30,7 +32,7 @@ def test_rollback_makes_previous_version_live_and_next_release_counts_on(world):
 
 
 @pytest.mark.parametrize("num_kept", [1, 2])
-def test_copied_store_goes_back_by_its_own_files_whatever_became_of_original(world, tmp_path, num_kept):
+def test_copied_registry_rolls_back_by_its_own_files_without_original(world, tmp_path, num_kept):
     world.settings = dataclasses.replace(world.settings, num_kept=num_kept)
     world.release(1), world.release(2)
     original, copy = world.settings.store, tmp_path / "a copy"
@@ -44,7 +46,7 @@ def test_copied_store_goes_back_by_its_own_files_whatever_became_of_original(wor
     world.check_all_is_well(1)
 
 
-def test_rollback_to_version_that_left_repository_brings_it_back_under_load(
+def test_rollback_to_version_gone_from_repository_restores_it_under_load(
     make_candidate, settings, client, triton, raw_rows, repository
 ):
     for seed in (1, 2, 3):
@@ -97,7 +99,7 @@ def test_rollback_to_version_without_copy_is_refused(world):
     world.check_all_is_well(3)
 
 
-def test_rollback_to_damaged_graph_that_left_repository_is_refused(world):
+def test_rollback_to_corrupt_graph_that_left_repository_is_refused(world):
     for seed in (1, 2, 3):
         world.release(seed)
     graph = graph_folder(world.settings.store, 1) / "model.onnx"

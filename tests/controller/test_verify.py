@@ -1,4 +1,7 @@
-"""Verification: what a version answered, held against float64 NumPy; whatever was tampered with is named."""
+"""Tests of verification: a version's logged scores against float64 NumPy.
+
+Anything changed is named.
+"""
 
 import dataclasses
 import json
@@ -36,7 +39,7 @@ def store(unserved):
 
 @pytest.fixture
 def released(unserved, make_candidate):
-    """Publishes the model of `seed`; the release."""
+    """Publishes the model of `seed` and returns the release."""
     return lambda seed=1: release(*make_candidate(unserved.store, seed), settings=unserved)
 
 
@@ -57,7 +60,7 @@ def truth(make_parts, store):
 
 
 def logged(table, version, scores):
-    """The table as the monitor archives it: who scored each row, and how."""
+    """Return the table as the monitor archives it, with the version and score of each row."""
     for name, values in ((raw_rows.MODEL_VERSION, np.asarray(version, np.int32)), (raw_rows.SCORE, scores)):
         at = table.schema.get_field_index(name)
         column = pa.array(np.broadcast_to(values, table.num_rows)).cast(table.schema.field(name).type)
@@ -67,7 +70,7 @@ def logged(table, version, scores):
 
 @pytest.fixture
 def lake(tmp_path, raw_table, truth):
-    """Two days of rows: each file's scores are the second opinion's, `change(scores)` alters the second file's."""
+    """Two days of rows with reference scores. `change(scores)` changes those of the second file."""
 
     def make(done, change=lambda scores: scores):
         folder = tmp_path / "a lake"
@@ -78,7 +81,7 @@ def lake(tmp_path, raw_table, truth):
             part.mkdir(parents=True)
             table = logged(table, done.version, change(scores) if day == 2 else scores)
             pq.write_table(table, part / "part-a.parquet", row_group_size=64)
-            # Rows of versions that were never right, of nobody, and of a writer that is not done.
+            # Rows of versions that were never right, of no version, and of an unfinished writer.
             other = logged(raw_table(80, seed=seed + 100), done.version + 7, np.float32(0.5))
             pq.write_table(other, part / "part-b.parquet")
             pq.write_table(raw_table(40, seed=seed + 200), part / "simulated.parquet")
@@ -292,7 +295,7 @@ def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message)
     assert len(said.err.splitlines()) == 1
 
 
-def test_lake_without_its_rows_or_with_damaged_file_proves_nothing(released, lake, store, tmp_path, capsys):
+def test_lake_without_its_rows_or_with_corrupt_file_proves_nothing(released, lake, store, tmp_path, capsys):
     done = released()
     (tmp_path / "empty").mkdir()
     code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")

@@ -1,4 +1,6 @@
-"""The watchdog against the real tritonserver: what it finds, what it heals, and when it keeps its hands off."""
+"""Tests of the watchdog with the real tritonserver: what it finds, what it heals, and when it
+waits.
+"""
 
 import dataclasses
 import json
@@ -45,7 +47,7 @@ def watchdog(settings):
 
 
 def findings(watchdog):
-    """One for the one server's live model."""
+    """Return the findings about the live model on the one server."""
     return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
 
 
@@ -67,7 +69,10 @@ def test_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, cli
 
 
 class OutOfTurn(Triton):
-    """A real connection to two instances; the dead one is passed over once, then met at every second request."""
+    """A real connection to two instances.
+
+    The dead one is skipped once, then gets every second request.
+    """
 
     turns = []
 
@@ -104,7 +109,7 @@ def test_during_release_nothing_is_reloaded_and_after_it_model_is_healed(
 
 
 class Counted(Triton):
-    """A real connection that writes down which models it was told to load."""
+    """A real connection that records which models it was told to load."""
 
     loads = []
 
@@ -113,11 +118,9 @@ class Counted(Triton):
         super().load(name)
 
 
-def test_wrong_scores_are_believed_at_second_time_and_model_that_stays_wrong_is_reloaded_ever_less_often(
-    deploy, client, triton, settings
-):
+def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(deploy, client, triton, settings):
     deploy(1), deploy(2)
-    # With its record: a graph that is not the recorded one is not loaded at all.
+    # Its record changes too, because a graph that differs from its record is never loaded.
     other, live = (triton.repository / MODEL_NAME / version for version in "12")
     right = {name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")}
     for name in right:
@@ -137,7 +140,9 @@ def test_wrong_scores_are_believed_at_second_time_and_model_that_stays_wrong_is_
 
 
 class Overloaded(Counted):
-    """Refuses as the real server does beyond its queue; tests/e2e/test_serving_faults.py holds that it does."""
+    """Refuses requests like the real server with a full queue, which
+    tests/e2e/test_serving_faults.py checks.
+    """
 
     def infer(self, *_, **__):
         raise TemporaryError(f"triton {self.url}: inference failed: [request id: 1] Exceeds maximum queue size")
@@ -151,9 +156,7 @@ def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     assert Counted.loads == []
 
 
-def test_server_that_came_back_with_another_version_is_led_to_live_one_without_failed_request(
-    deploy, client, watchdog, triton, raw_rows
-):
+def test_server_with_another_version_gets_live_one_without_failures(deploy, client, watchdog, triton, raw_rows):
     deploy(1), deploy(2)
     config = triton.repository / MODEL_NAME / "config.pbtxt"
     published = config.read_text()
@@ -209,7 +212,7 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
 
 
 def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
-    """The reason for shuffled rows: the cache goes on answering what it was asked before."""
+    """The cache continues to answer earlier requests. Shuffled rows avoid that."""
     with TritonServer(
         tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=0.2, cache_bytes=1 << 20)
     ) as server:

@@ -1,7 +1,9 @@
-"""The real chain on a tiny lake: each step by its own command line, in its own environment, two rounds.
+"""The real chain on a tiny lake: each step by its own command line, in its own environment, two
+runs.
 
-Made once for all crossings. Round 1 starts from nothing; round 2 sees later days of a drifted world and continues
-from round 1's released model. `golden/criteo.json` holds what comes out, which no setting here may change.
+The chain runs once for all crossings. Run 1 starts from scratch. Run 2 gets later days with drift
+and continues from run 1's released model. `golden/criteo.json` holds the result, which no setting
+here may change.
 """
 
 import os
@@ -45,7 +47,7 @@ SETTINGS = {
     "preprocessing": {"frequency_threshold": 2},
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
-    # The gate's own judgement is no crossing's subject: so few rows can decide nothing.
+    # The gate's decision does not matter in crossings, because so few rows decide nothing.
     "gate": {"min_auc": 0.0, "max_auc_loss": 1.0, "max_slice_loss": 9.0, "max_calibration_factor": 9.0},
     "release": {"rollout": "full"},
 }
@@ -53,12 +55,12 @@ SETTINGS = {
 
 @dataclass
 class Round:
-    """The manifests of one run, by step, as their readers read them."""
+    """The manifests of one run by step, as their readers parse them."""
 
     run: str
     manifests: dict = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
-    """Of the manifests; `valid` is that of the rows that validation handed on."""
+    """Paths of the manifests. `valid` is that of the rows that validation passed on."""
 
     def __getattr__(self, step: str):
         try:
@@ -69,18 +71,20 @@ class Round:
 
 @dataclass
 class Chain:
-    """A folder with a lake, a store and a repository, and the rounds run over them."""
+    """A folder with a lake, a registry and a repository, and the runs over them."""
 
     root: Path
     rounds: list[Round] = field(default_factory=list)
     settings: dict[str, dict] = field(default_factory=lambda: dict(SETTINGS))
-    """What the next runs change of the recommender, by section."""
+    """Changes of the recommender's settings for the next runs, by section."""
     warm: WarmSteps | None = None
-    """Forks the steps; None = each is a plain command."""
+    """Forks the steps. None means that each is a plain command."""
     recommender: Recommender = CRITEO_RECOMMENDER
 
     def copied_to(self, root: Path, **changed: object) -> "Chain":
-        """A chain of its own in `root`, that goes on from copies of this one's lake, store and repository."""
+        """Return a separate chain in `root` that continues from copies of the lake, registry and
+        repository.
+        """
         for name in ("lake", "store", "repository"):
             shutil.copytree(self.root / name, root / name)
         documents = [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]
@@ -92,7 +96,7 @@ class Chain:
         return (self.root / name).as_uri()
 
     def step(self, step: str, run: str, flags: dict[str, object], *, name: str | None = None):
-        """Runs one step and returns its manifest, read back, and the manifest's path."""
+        """Run one step and return its parsed manifest, and the manifest's path."""
         output = self.root / "manifests" / run / f"{name or step}.json"
         if step == "extraction":
             accept_into(self.root / "store", self.recommender)
@@ -107,8 +111,8 @@ class Chain:
         return MANIFESTS[step].read(output), output
 
     def _run(self, step: str, arguments: list[str]) -> tuple[int, str]:
-        """Exit code of the step's command, and all that it said."""
-        # The repository, and nothing of pytest's own environment, is what the step sees.
+        """Return the exit code of the step's command, and its output."""
+        # The step sees the repository, but nothing of pytest's environment.
         threads = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), **threads}
         if self.warm is not None:
@@ -129,7 +133,7 @@ class Chain:
         this.manifests[name], this.paths[name] = self.step(name, this.run, dashed)
 
     def go_back(self, version: int) -> None:
-        """Makes an earlier version live again."""
+        """Make an earlier version live again."""
         command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "controller.rollback"]
         command += ["--store", self.uri("store"), "--repository", self.uri("repository"), f"--to={version}"]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -138,7 +142,10 @@ class Chain:
     def turn_to_training(
         self, run: str, *, validation_report: Path | None = None, parent: str = "current", **asked: object
     ) -> Round:
-        """Runs the steps up to training and returns their manifests; with a report, all of them but validation."""
+        """Run the steps up to training and return their manifests.
+
+        With a report, skip validation.
+        """
         this = Round(run)
         self._step_of(this, "extraction", lake=self.uri("lake"), parent=parent, **asked)
         this.paths["valid"] = this.paths["extraction"].with_name("valid.json")
@@ -152,7 +159,7 @@ class Chain:
         return this
 
     def turn(self, run: str, *, validation_report: Path | None = None) -> Round:
-        """Runs all six steps and returns their manifests; with a report, all of them but validation."""
+        """Run all six steps and return their manifests. With a report, skip validation."""
         this = self.turn_to_training(run, validation_report=validation_report)
         self._step_of(this, "evaluation", champion="current", model=this.paths["training"])
         release = {"repository": self.uri("repository"), "triton_urls": "", "server": "python"}
@@ -164,14 +171,14 @@ class Chain:
 
 @pytest.fixture(scope="session")
 def warm():
-    """Forks steps."""
+    """Forks the steps."""
     with WarmSteps() as warm:
         yield warm
 
 
 @pytest.fixture
 def chain_of(tmp_path, warm):
-    """Makes an empty chain with other sections of settings, and perhaps another recommender."""
+    """Makes an empty chain with changed settings by section, and optionally another recommender."""
 
     def make(recommender=CRITEO_RECOMMENDER, **sections):
         return Chain(tmp_path, warm=warm, settings={**SETTINGS, **sections}, recommender=recommender)
@@ -181,13 +188,14 @@ def chain_of(tmp_path, warm):
 
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory, warm):
-    """Both rounds, run once; the first by plain commands."""
+    """Both rounds, run once. The first uses plain commands."""
     chain = Chain(tmp_path_factory.mktemp("the chain"))
     world = World.create(seed=3)
     write_lake(world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
     chain.turn("round-1")
     chain.warm = warm
-    # As if the rows had been extracted when the first model was live already: it is compared with itself.
+    # As if the rows had been extracted when the first model was already live. It is compared with
+    # itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(replace(first.extraction, champion_model_id=first.training.model_id), folder / "live first.json")
@@ -204,7 +212,7 @@ def chain(tmp_path_factory, warm):
 
 @pytest.fixture(scope="session")
 def held_out_rows():
-    """Reads the held-out raw rows as served tensors and labels, by pyarrow alone."""
+    """Reads the raw holdout rows as served tensors and labels, by pyarrow alone."""
 
     def read(raw: RawDataset):
         table = table_in(raw.holdout_uri)
@@ -221,7 +229,7 @@ def _matrix(table, names, missing, dtype):
 
 @pytest.fixture
 def services(tmp_path):
-    """The demo's programs, none of which is started."""
+    """The demo's programs, not started."""
     settings = DemoSettings(folder=tmp_path / "a demo")
     folders = LocalFolders(root=settings.folder)
     return Services(

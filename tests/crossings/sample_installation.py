@@ -1,8 +1,10 @@
-"""The sample of an installation that later versions must read, made by `python -m tests.crossings.sample_installation`.
+"""A sample installation for later versions, made by `python -m
+tests.crossings.sample_installation`.
 
-One round of a tiny recommender by the real steps, released; a monitor that archived rows which the version scored. The
-result, `golden/installation-<n>.zip`, is committed and never made again: a change of a format adds the next one. The
-monitor's memory lies in it as SQL, which is smaller than pages.
+It holds one run of a tiny recommender by the real steps, released, and a monitor that archived rows
+scored by this version. The result, `golden/installation-<n>.zip`, is committed and never made
+again. A change of a format adds the next one. The monitor's state is stored as SQL, which is
+smaller than database pages.
 """
 
 import sqlite3
@@ -43,7 +45,7 @@ ROOT = "file:///installation"
 
 
 def write_day(root: Path, day: str, num_rows: int = 300) -> None:
-    """Adds a day to the installation's lake."""
+    """Add a day to the installation's lake."""
     at, random = np.arange(num_rows), np.random.default_rng(int(day[-2:]))
     item, begin = random.integers(0, 5, num_rows), round(moment_of(day).timestamp() * 1e6)
     columns = {
@@ -61,7 +63,7 @@ def write_day(root: Path, day: str, num_rows: int = 300) -> None:
 
 
 def make(root: Path) -> None:
-    """The installation in `root`."""
+    """Create the installation in `root`."""
     for day in ("2026-01-01", "2026-01-02"):
         write_day(root, day)
     Chain(root, recommender=RECOMMENDER, settings=OWN).turn("round-1")
@@ -84,7 +86,7 @@ def make(root: Path) -> None:
 
 
 def pack(root: Path, sample: Path) -> None:
-    """Writes what later versions must read; pages and locks are left out."""
+    """Write the files that later versions must read, without pages and locks."""
     with ZipFile(sample, "w", ZIP_DEFLATED) as packed, closing(sqlite3.connect(root / MEMORY)) as memory:
         for path in sorted(path for name in KEPT for path in (root / name).rglob("*")):
             if path.is_file() and path.suffix not in (".html", ".lock", ".db"):
@@ -95,7 +97,7 @@ def pack(root: Path, sample: Path) -> None:
 
 
 def unpack(sample: Path, root: Path) -> None:
-    """Makes the folder `root` the installation in the sample."""
+    """Unpack the installation in the sample into the folder `root`."""
     with ZipFile(sample) as packed:
         packed.extractall(root)
     replace_in_documents([*root.rglob("*.json"), *root.rglob("*.jsonl")], ROOT, root.as_uri())

@@ -1,4 +1,4 @@
-"""Backup and restore: what they bring back after a lost disk, and what they do not."""
+"""Tests of backup and restore: what is restored after a lost disk, and what is not."""
 
 import hashlib
 import io
@@ -48,7 +48,7 @@ def names(rows):
 
 @contextmanager
 def at_work(bench):
-    """Records come and the monitor takes them, in a thread of its own."""
+    """Publish records while the monitor reads them in its own thread."""
     begun, ends = threading.Event(), threading.Event()
 
     def work():
@@ -152,7 +152,7 @@ def test_release_under_copys_hands_leaves_no_backup(installation, tmp_path, monk
 
 @pytest.fixture
 def lost(installation, tmp_path):
-    """A backup whose installation is lost, and what was in it."""
+    """A backup whose installation is lost, and the lost content."""
     for number in range(5):
         (installation / "lake" / "day=2026-01-01").mkdir(exist_ok=True)
         path = installation / "lake" / "day=2026-01-01" / f"part-{number}.parquet"
@@ -167,7 +167,10 @@ def lost(installation, tmp_path):
 
 
 def everything(root):
-    """Each path below `root` with its kind, content and time; of databases and folders what they are."""
+    """Return each path below `root` with its kind, content and time.
+
+    Databases and folders are described.
+    """
     found = {}
     for path in root.rglob("*"):
         is_plain = path.is_file() and path.suffix != ".db"
@@ -191,7 +194,7 @@ def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_
         left[0] = number
         with pytest.raises(Killed):
             restore(backup, within=installation_root.parent, confirm=no)
-        # What a power cut leaves beside them.
+        # Leftovers of a power cut next to them.
         (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
     left[0] = 10**6
     restore(backup, within=installation_root.parent, confirm=no)
@@ -209,7 +212,7 @@ def no(places):
     return False
 
 
-def test_damaged_file_of_backup_is_named_and_not_restored(lost, installation_root, capsys):
+def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_root, capsys):
     backup, _ = lost
     path = backup / "lake" / "day=2026-01-01" / "part-3.parquet"
     right = path.read_bytes()

@@ -1,4 +1,6 @@
-"""Six steps, six processes, four environments: what one writes is what the next one means."""
+"""Tests of six steps in six processes and four environments: each reads what the previous one
+wrote.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""Each component's body makes a command line that its own step's parser reads back to the same values."""
+"""Tests that each component's body makes a command line that the step's parser reads back to the
+same values.
+"""
 
 import importlib
 import inspect
@@ -18,19 +20,21 @@ FLAG_OF_OUTPUT = {
     "evaluation": {"verdict": "output", "metrics": "metrics", "roc": "roc", "report": "html"},
     "deployment": {"release": "output", "card": "html"},
 }
-"""Output artifact -> the flag that is given its path."""
+"""Maps an output artifact to the flag for its path."""
 
 SPECIAL = {"server": "onnxruntime", "device": "gpu", "triton_urls": "a:8001,b:8001"}
 TEXTS = ["plain", "a folder with spaces/and = signs", "--looks-like-a-flag", "", "quoted \"'$HOME"]
 
 
 class Captured(Exception):
-    """The command line that the component made."""
+    """Raised with the command line that the component made."""
 
 
 @pytest.fixture
 def command_line(monkeypatch):
-    """What `step`'s component passes to the step's `main`, and the parser that the step reads it with."""
+    """Returns the arguments that `step`'s component passes to the step's `main`, and the step's
+    parser.
+    """
 
     def capture(step, **values):
         module = importlib.import_module(f"components.{step}.__main__")
@@ -48,7 +52,7 @@ def command_line(monkeypatch):
 
 
 def _arguments(step, text):
-    """A value for every parameter and artifact of the component, all different."""
+    """Return different values for all parameters and artifacts of the component."""
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
     values = {}
     for number, parameter in enumerate(inspect.signature(component.python_func).parameters.values(), start=1):
@@ -83,7 +87,8 @@ def test_step_reads_what_component_was_given(command_line, step, text):
 GATES = ("validation", "evaluation", "deployment")
 CODES = (1, 2, 3, ExitCode.PREEMPTED)
 ERROR_CODES = [(step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)]
-"""A gate's 1 is its answer, not an error; deployment's says that it refused, which no retry would change."""
+"""Exit codes that mean an error. 1 of the gate is a decision. 1 of deployment is a refusal, which
+no retry changes."""
 
 
 @pytest.mark.parametrize(("step", "code"), ERROR_CODES)

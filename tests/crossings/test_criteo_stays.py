@@ -1,9 +1,10 @@
-"""Criteo's rows give byte for byte the encoded rows, weights, served graph and scores that were recorded.
+"""Tests that Criteo's rows give exactly the recorded rows, weights, graph and scores.
 
-`golden/criteo.json` has SHA-256 digests of both rounds of the chain, taken from the code of revision a983fef, before
-features became a recommender's own: a change that is to leave results alone leaves this file alone. What was found last
-is in `build/tests/criteo.json`. Entries of metadata do not count. Rows and vocabularies are the same everywhere; the
-arithmetic on weights differs from one processor to the next and between versions of the libraries.
+`golden/criteo.json` has SHA-256 digests of both runs of the chain, from the code of revision
+a983fef, which had fixed features. A change that must not alter results must not alter this file.
+The latest digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and
+vocabularies are equal everywhere. The arithmetic on weights differs between processors and between
+library versions.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ open(sys.argv[1], "w").write(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(chain, held_out_rows, tmp_path_factory):
-    """The same document as the golden one, of this code on this machine."""
+    """The document of the golden file, computed by this code on this machine."""
     turns = [(f"round {number}", turn) for number, turn in enumerate(chain.rounds, 1)]
     document = {
         "everywhere": {name: _rows(turn) for name, turn in turns},

@@ -1,4 +1,6 @@
-"""Lists that a client explores, through its log, the monitor, the lake and every step up to the verdict."""
+"""Tests of explored lists through the client's log, the monitor, the lake and every step up to the
+verdict.
+"""
 
 import asyncio
 import random
@@ -22,14 +24,17 @@ LISTS, PLACES, SHARE = 700, 4, 0.4
 
 
 class LiveModel:
-    """Orders by one number of the row, which says little of its clicks."""
+    """Ranks by one number of the row, which says little about its clicks."""
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
         return Scored((0.5 / (1 + np.nan_to_num(dense[:, 0]))).astype(np.float32), 1)
 
 
 def _talk(url, rows, clock):
-    """Each list ranks four rows; users see a place with falling odds and click what they see by the row's label."""
+    """Rank four rows per list.
+
+    Users see positions with falling odds and click by the row's label.
+    """
     chance, asked = random.Random(5), []
 
     async def talk():
@@ -51,7 +56,7 @@ def _talk(url, rows, clock):
 
 @pytest.fixture
 def told(tmp_path, raw_table, chain_of):
-    """What the client showed and was told, the held-out rows, and the verdict."""
+    """The client's lists and clicks, the holdout rows, and the verdict."""
     bench = Bench(tmp_path, attribution_window_seconds=10.0, archive_roll_rows=500)
     asked = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
     bench.start()
@@ -73,11 +78,11 @@ def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
     lists = [(r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
-    # The same sums list by list, from what the client showed and was told.
+    # The same sums list by list, from the client's lists and clicks.
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:
-        order = np.lexsort((ranking.candidates, -ranking.scores))  # equal scores keep the order given
+        order = np.lexsort((ranking.candidates, -ranking.scores))  # equal scores keep the given order
         seen_before, expected_before = seen, expected
         for upper, lower in zip(order, order[1:]):
             on_pair = float((upper in clicks) + (lower in clicks))

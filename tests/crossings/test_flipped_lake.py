@@ -1,4 +1,6 @@
-"""Flipped bits in Parquet files of a lake, by each program that writes them: none is read as other rows."""
+"""Tests of flipped bits in a lake's Parquet files by each writing program: none is read as other
+rows.
+"""
 
 import random
 
@@ -66,7 +68,7 @@ def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips)
     def read():
         with reading_parquet(path), parquet_file(path) as file:
             table = file.read(columns=columns)
-        # As all readers of ours: by name, and with the types of the raw schema.
+        # Like all readers of the project: by name, with the types of the raw schema.
         if {field.name: field.type for field in table.schema} != types:
             raise ContractError(f"{path} has other columns")
         return table

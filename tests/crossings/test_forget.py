@@ -1,4 +1,6 @@
-"""`evergreen forget` over what the rooms' own writers leave: an independent scan finds the user nowhere afterwards."""
+"""Tests of `evergreen forget` on the files of all writers: an independent scan must not find the
+user.
+"""
 
 import os
 import shlex
@@ -38,7 +40,7 @@ from evergreen.storage.folder import FolderObjects
 from monitoring.backtest.incident import record, replay
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
 from tests.support.crashes import Killed
 from tests.support.lakes import URI, open_storage, put
@@ -64,7 +66,7 @@ JUDGING = {"window_rows": 50, "min_clicks": 1, "decide_seconds": 5.0, "policies"
 
 
 def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = USER) -> pa.Table:
-    """120 rows of one day, in the lake's words; some of them list the friend."""
+    """Return 120 rows of one day in the lake's form. Some of them list the friend."""
     at = np.arange(120)
     times = pa.array(((START + 86_400 * day + 60 * at) * 1e6).astype(np.int64))
     columns = {
@@ -81,9 +83,10 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
 
 
 def fill_lake(lake: Path, files: Path) -> None:
-    """Four days: in the first the user is somebody's friend, the next two have rows of the user, the last has none.
+    """Write four days: the user is a friend in the first, has rows in the next two, and is absent
+    in the last.
 
-    The third day was back-filled, a file of the second has dictionaries.
+    The third day was back-filled. A file of the second has dictionaries.
     """
     files.mkdir()
     pq.write_table(rows_of(-1, OTHERS), files / "-1.parquet")
@@ -106,12 +109,14 @@ def fill_lake(lake: Path, files: Path) -> None:
 
 
 def users_of_row(row: int) -> list[int]:
-    """The user and two friends of a served row."""
+    """Return the user and two friends of a served row."""
     return [CATEGORY, 7, MISSING_CATEGORY] if row % 2 else [7, CATEGORY if row % 4 else 9, CATEGORY]
 
 
 def run_monitor(folder: Path) -> None:
-    """Requests of two users: some in the lake by now, some in the archive, the last one in the monitor's memory."""
+    """Run a monitor on requests of two users: some in the lake, some archived, the last one in its
+    state.
+    """
     bench = Bench(folder, archive_roll_rows=40, **JUDGING)
     bench.clock.now = START + 3 * 86_400
     bench.start(SHOP)
@@ -130,7 +135,7 @@ def run_monitor(folder: Path) -> None:
             Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
             bench.start(SHOP)
     bench.monitor.stop()
-    write_judging(bench.settings.state, bench.settings.judging)
+    write_rules(bench.settings.state, bench.settings.judging)
     bench.kill()
     bench.log.close()
     for name in ("archive", "state"):
@@ -138,7 +143,7 @@ def run_monitor(folder: Path) -> None:
 
 
 def keep_learnt(store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more) -> None:
-    """A stored model whose vocabulary of users is one user."""
+    """Store a model whose vocabulary of users has one user."""
     vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
     nothing, folder = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW
     workflow_of(vocabularies, FEATURES).save(folder)
@@ -152,7 +157,7 @@ def keep_learnt(store: Path, model_id: str, known: str, *, rare: tuple[str, ...]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Everything that holds rows of a shop, by the shipped writers."""
+    """All data that holds a shop's rows, by the shipped writers."""
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
     accept_into(store, SHOP)
@@ -194,14 +199,15 @@ def forget(world: Path, *more: str, user: str = USER) -> int:
 
 
 def holders(world: Path) -> set[str]:
-    """The places in which a row, or the bytes, of any file whatever its name tell of the user."""
+    """Return the paths at which a row or the bytes of any file name the user."""
     found = set()
     for path in (path for each in SCANNED for path in (world / each).rglob("*") if path.is_file()):
         content, marks = path.read_bytes(), (USER.encode(), CATEGORY.to_bytes(8, "little"), str(CATEGORY).encode())
         table = pq.ParquetFile(path).read() if content[:4] == b"PAR1" else pa.table({})
         users = table["user"].to_pylist() if "user" in table.column_names else []
         if "event" in table.column_names:
-            # Outcomes name no user, who has the odd rows of served requests; the last of these is not archived yet.
+            # Outcomes do not name users. The user has the odd rows of served requests. The last
+            # request is not archived yet.
             users = [CATEGORY for row in table.to_pylist() if row["row"] % 2 and row["request_id"] != "served-23"]
         for friends in table["friends"].to_pylist() if "friends" in table.column_names else []:
             users += friends or []
@@ -211,7 +217,7 @@ def holders(world: Path) -> set[str]:
 
 
 def rows_of_windows(world: Path) -> int:
-    """Rows of the user among those that the monitor keeps for its windows."""
+    """Return the user's rows among those that the monitor stores for its windows."""
     with closing(sqlite3.connect(world / "state" / "monitor.db")) as connection:
         held = connection.execute("SELECT requests FROM matured").fetchall()
         users = [unpack(MaturedRequests, packed).users for (packed,) in held]
@@ -219,9 +225,9 @@ def rows_of_windows(world: Path) -> int:
 
 
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
-    """What a round reads of the lake, and what archive, quarantine and late outcomes hold, of others than the user.
+    """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
-    The user is left out of the others' friends; nobody else is.
+    The user is removed from others' friends, and nobody else is.
     """
 
     def without_user(row: dict) -> dict:
@@ -240,7 +246,7 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_nothing_tells_of_user_afterwards_and_all_others_rows_are_as_before(world, kind, cloud_storage, capsys):
+def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(world, kind, cloud_storage, capsys):
     before, flags = others_rows(world), []
     assert [len(rows) > 50 for rows in before] == [True, True]
     assert forget(world) == 0
@@ -260,29 +266,29 @@ def test_nothing_tells_of_user_afterwards_and_all_others_rows_are_as_before(worl
     assert "no row, outcome, incident or run holds the user" in capsys.readouterr().out
 
 
-def test_models_that_learnt_are_named_with_run_that_replaces_them_and_what_cannot_be_removed(world, capsys):
+def test_models_that_learned_user_are_named_with_run_to_replace_them(world, capsys):
     forget(world)
     told = capsys.readouterr().out
     assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
-        "m1": "the user is in its vocabulary; it learnt from 2026-03-01, where rows hold the user",
-        "m2 (live)": "it continues m1, which did",
-        "m3": "the user is in its list of rare categories",
-        "m4": "it learnt from 2026-03-02, where rows hold the user",
-        "m6": "it learnt from 2026-02-28, where rows hold the user",
+        "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the user",
+        "m2 (live)": "it continues m1",
+        "m3": "its list of rare categories holds the user",
+        "m4": "it was trained on 2026-03-02, whose rows hold the user",
+        "m6": "it was trained on 2026-02-28, whose rows hold the user",
     }
     assert told.count("golden rows of version 1, model m2: ") == 2
     assert "version 1 still contains the user, until a run from scratch is released:" in told
     assert f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
-    assert "1 requests that hold the user wait in the monitor's memory" in told
-    assert "out of reach: the log's records and dead letters" in told
+    assert "1 requests that hold the user are not archived yet" in told
+    assert "not searched either: the event log's records and dead letters" in told
     keep_learnt(world / "store", "m7", "bob")
     make_live(world / "store", release(world / "store", 2, "m7"))
     forget(world)
-    assert "version 2, which is live, did not learn from the user" in capsys.readouterr().out
+    assert "the live version 2 was not trained on the user's rows" in capsys.readouterr().out
 
 
-def test_live_version_is_said_to_contain_removed_user_until_one_from_scratch_is_live(world, capsys):
-    """Rows alone show that model m4 learnt from the user, and they are gone after the first command."""
+def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
+    """Only rows show that model m4 learned from the user, and the first command deletes them."""
     store = world / "store"
     make_live(store, release(store, 2, "m4"))
     assert forget(world, "--yes") == 0
@@ -317,7 +323,7 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(world, m
 
 
 def killing(call, left):
-    """The call, which kills once nothing is left."""
+    """Return the call, which raises `Killed` when `left` is used up."""
 
     def change(*arguments, **more):
         if next(left, None) is None:
@@ -340,7 +346,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeyp
         kills += 1
         assert others_rows(world)[0] == before[0]
         if (incident := world / "incidents" / "one").exists():
-            replay(incident)  # refuses where a file is absent
+            replay(incident)  # fails if a file is absent
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
     assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == ["r2"]

@@ -1,7 +1,8 @@
-"""A click that comes after its row was archived: monitor, uploader, lake, extraction; the label is the stream's truth.
+"""Tests of clicks that arrive after their row was archived, from the monitor to extraction.
 
-The stream is simulated with its own truth beside it: which rows are clicked within the attribution window, however late
-and however often the log tells it. A click after the window is none, in the monitor and in training alike.
+The simulated stream has its own truth: which rows are clicked within the attribution window,
+however late and often the log delivers it. A click after the window does not count, in the monitor
+and in training.
 """
 
 import random
@@ -18,7 +19,7 @@ from monitoring.uploader import Uploader
 from tests.support import monitors
 from tests.support.lakes import extract_by_command, rows_in
 
-BEGIN = 1_767_225_400.0  # a midnight passes while rows come in, and another clicks do
+BEGIN = 1_767_225_400.0  # one midnight passes while rows arrive, and another while clicks arrive
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
 OTHERS = ["at the end", "both", "just late", "clicked late", "days late", "converted"]
 
@@ -28,7 +29,7 @@ def prediction(number: int) -> PredictionBatch:
 
 
 class Stream:
-    """Messages with the time at which each is published, and the clicked rows."""
+    """Messages with their publishing times, and the clicked rows."""
 
     def __init__(self, seed: int) -> None:
         source = random.Random(seed)
@@ -74,9 +75,11 @@ class Place(monitors.Bench):
         self.start()
 
     def run(self, messages, until: float) -> None:
-        """Publishes the messages of each `STEP` seconds at its end, with a turn of the monitor; ends at `until`."""
+        """Publish the messages of each `STEP` seconds at its end, with a turn of the monitor, up to
+        `until`.
+        """
         for number, group in groupby(messages, key=lambda message: int((message[0] - BEGIN) // STEP)):
-            # An hour at a time where nothing is published for long.
+            # An hour at a time while nothing is published.
             while self.clock.now + 100 * STEP < BEGIN + number * STEP:
                 self.clock.now += 3600 if BEGIN + number * STEP - self.clock.now > 3700 else 10 * STEP
                 self.monitor.tick()
@@ -104,7 +107,7 @@ def extracted(folder, lake, *, run: str) -> tuple[RawDataset, dict]:
 
 
 def download_all_of(lake: str, folder) -> None:
-    """The bucket's objects as the files that a mounted bucket shows."""
+    """Download the bucket's objects as the files that a mounted bucket shows."""
     objects = open_objects(lake)
     for each in objects.list():
         download(objects, each.name, folder / each.name)

@@ -1,4 +1,6 @@
-"""Categories that leave, through the real steps: their ids are reused, learnt afresh and served, beside replay."""
+"""Tests of evicted categories through the real steps: their ids are reused, learned again and
+served.
+"""
 
 from datetime import date
 
@@ -20,7 +22,10 @@ NEVER_SEEN = 2**32 - 1
 
 @pytest.fixture(scope="module")
 def leaving(chain, tmp_path_factory):
-    """The chain's rounds and two more of a day each, with a life of 36 hours: what only round 1 held leaves first."""
+    """The chain's rounds and two more of a day each.
+
+    Categories live 36 hours, so those only in round 1 leave first.
+    """
     later = chain.copied_to(
         tmp_path_factory.mktemp("leaving"),
         settings={**chain.settings, "preprocessing": {"frequency_threshold": 2, "category_ttl_days": 1.5}},
@@ -42,7 +47,7 @@ def weights_of(this):
 
 
 def rows_of(ids, this):
-    """Rows of the fused table, of each column's ids."""
+    """Return the rows of the fused table for the ids of each column."""
     offsets = np.cumsum([0, *this.training.slot_sizes[:-1]])
     return np.concatenate([offset + column for offset, column in zip(offsets, ids)])
 

@@ -1,4 +1,4 @@
-"""From the client through the log and the monitor into the lake and out by extraction: nothing changes on the way."""
+"""Tests of rows from the client through log, monitor and lake to extraction: nothing changes."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ from tests.support.log_benches import open_log
 from tests.support.monitors import Bench
 from tests.support.monitors import clicks as clicked
 
-BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight: the rows fall into two day partitions
+BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight, so that the rows are in two day partitions
 WINDOW = 30.0
 ROWS = 8
 ODD_VALUES = (0.1, 1e-45, 3.4e38, -0.0, 16_777_217.0, -3.0)
@@ -51,7 +51,7 @@ def predictions():
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, predictions):
-    """The RawDataset that extraction makes of what the monitor archived of what the client published."""
+    """The RawDataset that extraction makes from the monitor's archive of the client's records."""
     folder = tmp_path_factory.mktemp("log to lake")
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
     bench.clock.now = BEGIN
@@ -62,7 +62,7 @@ def extracted(tmp_path_factory, predictions):
     for _ in range(50):
         asyncio.run(publisher.flush())
         bench.turn(1, 3.0)
-    # What the log delivers again, and an event that labels nothing, change nothing.
+    # Redelivered messages and events that label nothing have no effect.
     bench.tick(predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION))
     bench.monitor.stop()
     Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
@@ -88,7 +88,7 @@ def test_every_row_arrives_once_in_its_day_with_its_click(extracted, rows, predi
     assert days == {"day=2025-12-31", "day=2026-01-01"}
 
 
-def test_values_scores_versions_and_times_are_predictions_own_and_missing_values_null(rows, predictions):
+def test_logged_values_scores_versions_and_times_are_those_of_prediction(rows, predictions):
     for prediction in predictions:
         for row in range(ROWS):
             read, sent = rows[prediction.request_id, row], prediction.dense[row]
@@ -104,7 +104,7 @@ def test_values_scores_versions_and_times_are_predictions_own_and_missing_values
 
 
 @pytest.mark.parametrize("name", ["a demo", "100%25 true", "what? #1"])
-def test_demos_log_is_one_file_to_client_and_monitor_whatever_its_folder_is_called(tmp_path, name):
+def test_demos_log_is_one_file_to_client_and_monitor_for_any_folder_name(tmp_path, name):
     settings = DemoSettings(folder=tmp_path / name)
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)

@@ -1,4 +1,4 @@
-"""A model's card tells what the manifests, the scores and the journal of two real rounds tell."""
+"""Tests that a model's card agrees with the manifests, scores and journal of two real runs."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def card_of(tmp_path, capsys):
-    """The card of a version by the command line, read back, and its page."""
+    """The parsed card of a version by the command line, and its page."""
 
     def show(chain, reference):
         store = str(chain.root / "store")
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
     assert_needs_nothing(page)
 
 
-def test_first_model_has_no_champion_and_its_pages_end_with_gate_and_with_release(chain):
+def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
     store = chain.root / "store"
     judged, released = (report_path(store, "round-1", step).read_text() for step in ("evaluation", "deployment"))
     for page, state in ((judged, "It has not answered a request"), (released, "release of version 1 by round-1")):

@@ -1,4 +1,6 @@
-"""Every network but the default through all six steps and a real server: lake, train, gate, graph, serve."""
+"""Tests of every other network through all six steps and a real server: lake, train, gate, graph,
+serve.
+"""
 
 import shutil
 from datetime import date

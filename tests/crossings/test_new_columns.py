@@ -1,8 +1,10 @@
-"""A file that gets columns between two rounds: the second round goes on from the first, and learns from them.
+"""Tests of a file that gets columns between two runs.
 
-They are of all kinds, and the graph that the second round released scores them as evaluation did: a number with an
-indicator and one in buckets, a category that is served as one value, lists with a table of their own and with another
-column's, and vectors of several widths.
+The second run continues and learns from them.
+
+The new columns are of all kinds: a number with an indicator and one in buckets, a category that is
+served as one value, lists with their own table and with another column's, and vectors of several
+widths. The released graph scores them like evaluation.
 """
 
 import random
@@ -43,7 +45,7 @@ MODEL = {"training": {"learning_rate": 0.02, "batch_size": 64, "seed": 7}}
 
 
 def clicks(day, n):
-    """Rows whose clicks depend on the item, and from the second day on on the columns that are new then."""
+    """Return rows whose clicks depend on the item, and from the second day also on the new columns."""
     source = random.Random(day)
     for i in range(n):
         time = datetime(2026, 5, day, tzinfo=timezone.utc) + timedelta(seconds=i)
@@ -57,13 +59,13 @@ def clicks(day, n):
 
 
 def words(source, num_categories, most):
-    """A list in a text file: up to so many categories."""
+    """Return a list in a text file with at most `most` categories."""
     return "|".join(str(source.randrange(num_categories)) for _ in range(source.randrange(most)))
 
 
 @pytest.fixture
 def rounds(chain_of):
-    """Both rounds, and the second one's rows by request."""
+    """Both runs, and the second one's rows by request."""
     chain = chain_of(**MODEL)
     for day, n, columns in ((1, 2000, FIRST), (2, 4000, SECOND)):
         text = FILE
@@ -80,13 +82,13 @@ def rounds(chain_of):
 
 
 def places_of(row):
-    """The categories of a row as it is served, where the place is 7 for everybody."""
+    """Return the categories of a row as served, where the place is 7 for everybody."""
     tags, last = ([int(word) for word in row[name].split("|") if word] for name in ("tags", "last"))
     found = [row["city"], row["item"], row["place"]]
     return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]
 
 
-def test_round_goes_on_with_new_columns_and_each_model_is_judged_by_its_own(rounds):
+def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
     (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
     before, now = (FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri)) for turn in (first, second))

@@ -1,6 +1,7 @@
-"""Every page for people in a real browser: at the widths of a phone, a pane, a laptop and a desk, in light and in dark.
+"""Tests of every page in a real browser: on a phone, a pane, a laptop and a desktop, light and
+dark.
 
-The demo's report is seen by `tests/loop`.
+`tests/loop` checks the demo's report.
 """
 
 import copy
@@ -48,7 +49,7 @@ def comparison(chain, spoil=lambda value: value):
 
 
 WIDTHS = (390, 480, 1280, 1920)
-"""A phone's, that of Kubeflow's pane, a laptop's and a desk's."""
+"""Widths of a phone, Kubeflow's pane, a laptop and a desktop."""
 LONG = "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
 
 
@@ -57,7 +58,7 @@ def card(chain, **changes):
 
 
 def card_of_many(chain):
-    """Forty slices of long names, and a verdict with long warnings and advice."""
+    """Return a card with forty slices of long names, and long warnings and advice."""
     made = read_card(chain.root / "store", "2")
     slices = [replace(made.slices[0], name=f"{number} {LONG}") for number in range(40)]
     verdict = replace(made.verdict, warnings=[LONG * 3], advice=[LONG * 3] * 3, column_aucs={LONG: 0.9})
@@ -91,7 +92,7 @@ def test_findings_are_found(tmp_path):
 
 
 class SpoiltKeys(dict):
-    """A dict that is read by its keys, and shows them with `MARKUP` to who asks for all."""
+    """A dict that is read by its keys, but iterates over keys with `MARKUP`."""
 
     def __iter__(self):
         return (f"{key}{MARKUP}" if isinstance(key, str) else key for key in super().__iter__())
@@ -110,11 +111,11 @@ class SpoiltKeys(dict):
 
 
 KINDS = ("number", "category", "label")
-"""Of columns in a validation report, which decide what is drawn of them."""
+"""Kinds of columns in a validation report, which select how they are drawn."""
 
 
 def spoilt(value):
-    """The same with `MARKUP` at the end of each text but times and kinds, also of those that are names in it."""
+    """Append `MARKUP` to each text except times and kinds, also to texts used as names."""
     if isinstance(value, str) and not isinstance(value, Enum):
         return value if value in KINDS or re.match(r"\d{4}-\d\d-\d\d", value) else value + MARKUP
     if isinstance(value, dict):

@@ -1,4 +1,6 @@
-"""A run with a quarantine rule: every later step works on the rest, and a round from the parent learns all of them."""
+"""Tests of a quarantine rule: later steps use the remaining rows, and a run from the parent learns
+all.
+"""
 
 import json
 import os
@@ -19,10 +21,10 @@ from tests.support.paths import REPOSITORY
 
 
 def learn(chain, run, *, turn=Chain.turn, **rules):
-    """One round as the pipeline joins its steps.
+    """Run one round as the pipeline joins its steps.
 
     Returns:
-        The rows that came in, those that validation handed on, training set and model.
+        The rows that came in, those that validation passed on, training set and model.
     """
     chain.settings = {**chain.settings, "extraction": {"holdout_fraction": 0.25}, "validation": rules}
     this = turn(chain, run)
@@ -34,7 +36,7 @@ def column(uri, name):
 
 
 def evergreen(*words):
-    """The `evergreen` command, as it is typed."""
+    """Run the `evergreen` command."""
     return subprocess.run(
         [sys.executable, "-m", "cli", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -45,7 +47,7 @@ def evergreen(*words):
     )
 
 
-def test_later_steps_learn_from_rest_and_round_from_same_parent_without_rule_from_all(chain, tmp_path):
+def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
     own = chain.copied_to(tmp_path / "own")
     world = World.create(seed=3)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 6), seed=11)

@@ -1,4 +1,4 @@
-"""Two real rounds in the registries: in a real MLflow, and in a Model Registry that holds to its published API."""
+"""Tests of two real runs in a real MLflow and in a Model Registry that enforces its published API."""
 
 import json
 import os
@@ -29,14 +29,14 @@ PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__',
 
 
 def ask(mlflow, path, body=None):
-    """A real server's REST API, without its client."""
+    """Call a real server's REST API without its client."""
     content = None if body is None else json.dumps(body).encode()
     url, head = f"{mlflow}/api/2.0/mlflow/{path}", {"Content-Type": "application/json"}
     return json.load(DIRECT.open(urllib.request.Request(url, content, head), timeout=30))
 
 
 def state_of(mlflow):
-    """Runs, MLflow's versions by the store's number, and aliases by name to the store's number."""
+    """Return runs, MLflow's versions by the registry's number, and aliases."""
     versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")["model_versions"]
     numbers = {each["version"]: int(by_key(each["tags"])["evergreen.version"]) for each in versions}
     aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get("aliases", [])
@@ -53,7 +53,7 @@ def by_key(pairs):
 
 @pytest.fixture(scope="module")
 def story(chain, tmp_path_factory):
-    """One store exported again and again, with what both registries held after each; every call named both."""
+    """One registry exported repeatedly, and the content of both registries after each export."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"
@@ -73,7 +73,7 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # As an export leaves them that is killed between two of its calls.
+        # As left by an export that is killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]
@@ -142,7 +142,7 @@ def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
                 assert spec["shape"] == [-1 if each.dim_param else each.dim_value for each in tensor.shape.dim]
 
 
-def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(story):
+def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
     stages = [story.first, story.canary, story.back]
     assert [stage.code for stage in stages] == [0, 0, 0], [stage.said for stage in stages]
     aliases = [{"champion": 2}, {"champion": 2, "candidate": 1}, {"champion": 1}]
@@ -155,7 +155,7 @@ def test_aliases_follow_release_canary_and_rollback_and_nothing_else_changes(sto
         assert len(stage.mlflow.versions) == len(stage.kubeflow["model_versions"]) == 2
 
 
-def test_model_registry_has_each_versions_graph_and_numbers_and_its_api_is_kept_to(story):
+def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
     assert story.kubeflow.faults == []
     held = story.back.kubeflow
     uris = {each["id"]: each["uri"] for each in held["artifacts"]}

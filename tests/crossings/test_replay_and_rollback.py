@@ -1,4 +1,4 @@
-"""Old rows from the lake to the verdict; and a rollback, after which a round starts from exactly what was before."""
+"""Tests of rehearsal rows from lake to verdict, and of a run after a rollback."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,9 @@ def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
 
 @pytest.fixture(scope="module")
 def again(chain, tmp_path_factory):
-    """In a copy of lake, store and repository: version 1 live again after version 2, and the second round once more."""
+    """A copy of the chain in which version 1 is live again after version 2, and the second round is
+    repeated.
+    """
     back = chain.copied_to(tmp_path_factory.mktemp("gone back"))
     folders = [back.root / "store" / "models" / this.training.model_id for this in chain.rounds]
     before = [sha256_tree(folder) for folder in folders]
@@ -66,10 +68,13 @@ def test_round_after_rollback_continues_model_that_is_live_again(chain, again):
 
 
 def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
-    """Weights, optimizer state and vocabulary were all exactly the first model's: any other start ends elsewhere."""
+    """Weights, optimizer state and vocabulary equal the first model's.
+
+    Any other start gives another model.
+    """
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest
-    # Vocabularies, moments, and what is remembered of categories for the next round; NVTabular's own copy lies below.
+    # Vocabularies, moments and category counts for the next run. NVTabular's own copy is below.
     workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
     files = [{path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} for folder in workflows]
     assert files[0] == files[1]

@@ -1,4 +1,6 @@
-"""`evergreen reproduce`: the same bytes where nothing changed; else the first step that differs, and by how much."""
+"""Tests of `evergreen reproduce`: the same bytes if nothing changed, otherwise the first differing
+step.
+"""
 
 import os
 import shutil
@@ -25,7 +27,7 @@ EDITED = Path("lake", "day=2026-01-04", "part-00000.parquet")
 
 @pytest.fixture
 def copy(chain, tmp_path):
-    """The chain, to be changed."""
+    """A copy of the chain that tests may change."""
     return chain.copied_to(tmp_path / "a copy")
 
 
@@ -73,7 +75,7 @@ def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     assert any(
         line.startswith("days 2026-01-04 digest is " if keeps_time else "days 2026-01-04 is None") for line in found
     )
-    is_named = found[-1].startswith("not read, because written after ") and found[-1].endswith(str(EDITED)[5:])
+    is_named = found[-1].startswith("skipped, because written after ") and found[-1].endswith(str(EDITED)[5:])
     assert is_named is not keeps_time
 
 
@@ -98,7 +100,7 @@ def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_p
     ],
 )
 def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch, step, line):
-    """The other steps hand over what the round itself made."""
+    """The other steps pass on what the original run made."""
     this = copy.rounds[1]
     own_work = local_path(this.extraction.train_uri).parents[1]
 

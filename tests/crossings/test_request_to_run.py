@@ -1,4 +1,6 @@
-"""From the monitor's decision to the run: its request fills inputs that the compiled pipeline has, by both triggers."""
+"""Tests that the monitor's request fills existing inputs of the compiled pipeline, for both
+triggers.
+"""
 
 import json
 import shlex
@@ -19,7 +21,7 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.errors import ContractError, PermanentError
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.restraint import OBSERVED_NUMBERS
+from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from monitoring.retraining.retraining import Retraining
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
 from monitoring.state.store import Store
@@ -43,7 +45,7 @@ class Archived:
 
 
 class SilentJournal:
-    """A journal that only listens."""
+    """A journal that ignores everything."""
 
     def emit(self, kind, text, **details):
         json.dumps(details, allow_nan=False)
@@ -65,7 +67,9 @@ def inputs(package):
 
 @pytest.fixture
 def monitor_asks(tmp_path):
-    """Lets the monitor's own code decide, write and submit a request through `trigger`; returns the request."""
+    """Lets the monitor's own code decide, write and submit a request through `trigger`, and returns
+    the request.
+    """
 
     def ask(trigger) -> RetrainRequest:
         store = Store(tmp_path / "state" / "monitor.db")
@@ -95,7 +99,7 @@ def _fits(arguments, inputs):
     unknown = arguments.keys() - inputs.keys()
     assert not unknown, f"the pipeline has no inputs {sorted(unknown)}"
     for name, value in arguments.items():
-        # An integer is a number too.
+        # An integer is also a number.
         assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (name, value)
 
 
@@ -104,11 +108,11 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
     rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
     window = resolve_window(start=request.window_start, end=request.window_end, parent=rivals.parent)
     assert window.start is None
-    assert window.end == round(NOW * 1e6) + 1  # the row at that very time belongs to the run
+    assert window.end == round(NOW * 1e6) + 1  # the row at exactly that time belongs to the run
 
 
 def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, services, package, inputs, tmp_path):
-    # What the demo gives its monitor, with a harmless program in the interpreter's place.
+    # The demo's settings of the monitor, with a harmless program instead of the interpreter.
     command = ["true", *services.run_command()[1:]]
     trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
     request = monitor_asks(trigger)
@@ -162,7 +166,7 @@ def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(monitor_asks, k
     assert run["display_name"] == "drift 2026-01-01 00:00:00.500000 v3"
 
 
-def test_what_users_own_file_names_is_not_overwritten_and_each_column_that_drifts_must_be_one(services):
+def test_users_own_file_is_not_overwritten_and_drifting_column_must_exist(services):
     own = services.plan.base.with_settings({"gate.min_auc": 0.7, "training.seed": 1})
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings

@@ -1,6 +1,7 @@
-"""Three rounds through the real steps: what each one learned and was judged by, counted where training reads it.
+"""Tests of three rounds through the real steps: training and evaluation rows, counted where
+training reads them.
 
-Rows that came late are validated, encoded and learnt before the window's, and noted as seen.
+Late rows are validated, encoded and learned before the window's, and recorded as seen.
 """
 
 from collections import Counter
@@ -27,7 +28,10 @@ NUM_LATE = 400
 
 @pytest.fixture(scope="module")
 def three(chain, tmp_path_factory):
-    """The chain's two rounds; a third, before which the second one's days got files beside theirs, one of them torn."""
+    """The chain's two rounds and a third.
+
+    Before it, the second round's days get more files, one of them truncated.
+    """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
@@ -44,7 +48,10 @@ def three(chain, tmp_path_factory):
 
 
 def _learned(this, cache):
-    """The identities of the rows that training reads of a round, which must be as many as it reads."""
+    """Return the identities of the rows that training reads of a round.
+
+    Their number must match the manifest.
+    """
     encoded = this.preprocessing
     features = encoded.recommender.features
     folder = RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features)
@@ -94,7 +101,7 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
-    # Those that are newer than what the second round learned are among the window's.
+    # Rows newer than what the second round learned are among the window's.
     assert NUM_LATE / 2 < num_late < NUM_LATE
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE

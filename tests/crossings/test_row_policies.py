@@ -1,4 +1,6 @@
-"""Thinned rows, left-out columns and rows not yet mature, from the lake to the served graph, over two rounds."""
+"""Tests of downsampled rows, excluded columns and immature rows, from lake to served graph, over
+two runs.
+"""
 
 from datetime import date
 
@@ -18,7 +20,7 @@ from tests.crossings.conftest import Chain
 pytestmark = pytest.mark.timeout(900)
 
 ROWS = 16_000
-"""Of each of the two parts of the lake."""
+"""Rows of each of the two parts of the lake."""
 RATES = (0.2, 0.3)
 EXCLUDED = ("I4", "C2", "C20")
 KEPT = [name for name in criteo.FEATURES if name not in EXCLUDED]
@@ -27,7 +29,10 @@ HOURS = 6
 
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory, chain, warm):
-    """Two rounds, each with a rate of its own, over a lake that grew in between; what validation says is another's."""
+    """Two runs, each with its own downsampling rate, over a growing lake.
+
+    The validation report is a stub.
+    """
     report = chain.rounds[0].paths["validation"]
     chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm)
     window = {"holdout_fraction": 0.25, "columns": KEPT, "attribution_hours": HOURS, "replay_share": 0.2}
@@ -46,15 +51,19 @@ def read(folder):
 
 
 def held_out(this):
-    """Labels of the held-out rows and the candidate's scores of them, which are the stored weights'."""
+    """Return labels of the holdout rows and the candidate's scores, which are those of the stored
+    weights.
+    """
     labels = read(local_path(this.extraction.holdout_uri))[raw_rows.LABEL].to_numpy()
     with np.load(local_path(this.evaluation.scores_uri), allow_pickle=False) as arrays:
         return labels, arrays["candidate"].astype(np.float64)
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_scores_of_unthinned_held_out_rows_are_calibrated_and_would_not_be_without_correction(rounds, turn):
-    """Bound: four standard errors of clicks counted, in the held-out rows and among as many that were learnt."""
+def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn):
+    """The bound is four standard errors of the counted clicks, in the holdout rows and as many
+    training rows.
+    """
     this, rate = rounds.rounds[turn], RATES[turn]
     labels, scores = held_out(this)
     assert len(labels) == this.extraction.num_holdout_rows
@@ -86,7 +95,7 @@ def test_counts_of_thinning_and_left_out_columns_reach_model(rounds, turn):
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_served_graph_scores_rows_with_values_in_left_out_columns_as_training_did_without(rounds, turn):
+def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, turn):
     import onnxruntime
 
     this = rounds.rounds[turn]
@@ -111,7 +120,7 @@ def test_served_graph_scores_rows_with_values_in_left_out_columns_as_training_di
     served = session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
     _, scores = held_out(this)
     np.testing.assert_allclose(served, scores, atol=1e-5, rtol=0)
-    # Other values there change nothing; elsewhere they do.
+    # Other values there change nothing, but elsewhere they do.
     dense[:, 3], categorical[:, [1, 19]] = 7.0, 12_345
     np.testing.assert_array_equal(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel(), served)
     categorical[:, 0] = 12_345

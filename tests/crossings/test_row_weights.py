@@ -1,7 +1,8 @@
-"""A file whose rows have weights, from ingestion to the served graph, in two rounds: clicks are predicted as they are.
+"""Tests of weighted rows from ingestion to the served graph, in two runs: click predictions stay
+calibrated.
 
-Of the first day's rows without a click one in ten is in the file, with a weight of 10; the second day's rows come from
-an archive, which has no weights.
+The first day's file has one in ten rows without a click, with a weight of 10. The second day's rows
+come from an archive, which has no weights.
 """
 
 import numpy as np
@@ -32,7 +33,7 @@ ROWS, LATER_ROWS = 60_000, 3_000
 
 
 def drawn(n, seed):
-    """Prices, items, probabilities and clicks."""
+    """Draw prices, items, probabilities and clicks."""
     source = np.random.default_rng(seed)
     price, item = source.integers(0, 9, n), source.integers(0, 20, n)
     probability = 1 / (1 + np.exp(-ITEMS[item] - 0.1 * (price - 4)))
@@ -40,7 +41,7 @@ def drawn(n, seed):
 
 
 def rows_on(day, drawn, *, prefix):
-    """The rows of requests of one row each, evenly over the day, as a lake holds them."""
+    """Return rows of single-row requests, spread evenly over the day, in the lake's form."""
     price, item, _, click = drawn
     seconds = np.arange(len(click)) * 80_000 // len(click) + 86_400 * day
     columns = {"label": click, "price": price.astype(np.float32), "item": item}
@@ -63,16 +64,16 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     write_csv(file, chain.root / "clicks.csv")
     store, lake = str(chain.root / "store"), chain.root / "lake"
     assert ingest(["--store", store, "--data", str(chain.root / "clicks.csv"), "--lake", str(lake)]) == 0
-    chain.settings["preprocessing"] = {"negative_rate": 0.5}  # of those that are left, weights as they are
+    chain.settings["preprocessing"] = {"negative_rate": 0.5}  # of the remaining rows, with unchanged weights
     first = chain.turn("sampled")
     labels, weights = (each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns)
     assert weights.tolist() == (10 - 9 * labels).tolist()
     unsampled = drawn(20_000, 3)
     check_click_rate(first, unsampled, num_clicks=int(click.sum()), num_others=int((kept & (click == 0)).sum()) / 2)
-    assert first.evaluation.decision == "pass"  # the gate counts the rows of its log loss and clicks by weight, too
+    assert first.evaluation.decision == "pass"  # the gate also weights the rows of its log loss and its clicks
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
-    assert first.training.progressive["log_loss"] < 0.35  # of thinned rows
+    assert first.training.progressive["log_loss"] < 0.35  # of downsampled rows
 
     rows = drawn(LATER_ROWS, 4)
     (lake / "day=2024-10-05").mkdir()
@@ -90,7 +91,10 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
 
 
 def check_click_rate(turn, unsampled, *, num_clicks, num_others):
-    """The mean prediction is within four standard errors of the rate, of which half the rows told the model."""
+    """Assert that the mean prediction is within four standard errors of the click rate.
+
+    Half of the rows determine the model's mean.
+    """
     price, item, probability, _ = unsampled
     session = onnxruntime.InferenceSession(str(local_path(turn.deployment.graph_uri)))
     inputs = {"dense": price[:, None].astype(np.float32), "categorical": item[:, None].astype(np.int64)}

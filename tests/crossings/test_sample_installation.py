@@ -1,4 +1,4 @@
-"""What docs/upgrade.md promises: an installation of an earlier version is read by this one."""
+"""Tests of the promise in docs/upgrade.md: this version reads an installation of an earlier one."""
 
 import json
 from pathlib import Path

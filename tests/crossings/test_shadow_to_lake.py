@@ -1,7 +1,8 @@
-"""Shadow scores from the client's record through the monitor's store and archive to the lake, where they are evidence.
+"""Tests of shadow scores from the client's record through the monitor to the lake, where they are
+evidence.
 
-And past everything that wants no shadow scores: the rows that extraction makes of the lake are those that it makes of
-the same records without them.
+They do not affect readers that need no shadow scores. Extraction makes the same rows from the same
+records without them.
 """
 
 import dataclasses
@@ -25,7 +26,10 @@ WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
 
 
 def _record(number: int) -> PredictionBatch:
-    """Every third request is answered by the canary, 4; of four requests three are scored by the other arm too."""
+    """Return a record.
+
+    The canary, version 4, answers every third one, and three of four have shadow scores.
+    """
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
     served = prediction(f"request {number:02}", ROWS, time=BEGIN + number, version=4 if by_canary else 3)
     shadow = np.random.default_rng(number).random(ROWS).astype(np.float32)
@@ -42,7 +46,9 @@ PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=
 
 
 def _archived(folder, records):
-    """Runs the monitor over the log of `records` and a click on row 1 of each; its folder."""
+    """Run the monitor over the log of `records` and a click on row 1 of each, and return its
+    folder.
+    """
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
     bench.clock.now = BEGIN
     bench.start()
@@ -55,7 +61,7 @@ def _archived(folder, records):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Records with shadow scores, half-way uploaded, and the same without."""
+    """Records with shadow scores, partly uploaded, and the same records without."""
     with_shadow, without = tmp_path_factory.mktemp("with shadow"), tmp_path_factory.mktemp("without")
     return [_archived(folder, records) for folder, records in ((with_shadow, RECORDS), (without, PLAIN))]
 

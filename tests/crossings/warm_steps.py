@@ -1,6 +1,6 @@
-"""The pipeline's steps, forked in their environments from processes that have their libraries (`support/warm.py`).
+"""Pipeline steps forked from processes with their environment's libraries (`support/warm.py`).
 
-That a step also starts from nothing is shown by the chain's first round, which is run by plain commands.
+The chain's first round uses plain commands, which shows that a step also starts from nothing.
 """
 
 from contextlib import ExitStack
@@ -16,12 +16,14 @@ IMPORTS = {
     "training": "import components.evaluation.evaluate, components.training.pytorch.engine, components.training.step",
     "validation": "import components.validation.validate",
 }
-"""What the steps of an environment import once their arguments are read."""
+"""Modules that an environment's steps import after parsing their arguments."""
 STEP = "import runpy; runpy.run_module('components.{}', run_name='__main__', alter_sys=True)"
 
 
 class WarmSteps:
-    """One waiting process per environment, started when first asked for; a context, at whose end they are killed."""
+    """A context with one waiting process per environment, started on first use and killed at the
+    end.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -34,11 +36,13 @@ class WarmSteps:
         self._stack.close()
 
     def run(self, step: str, arguments: list[str], *, variables: dict[str, str], folder: Path) -> tuple[int, str]:
-        """Exit code of the step's command with these arguments, and all that it said."""
+        """Return the exit code of the step's command with these arguments, and its output."""
         return self.of(step, variables).run(STEP.format(step), arguments, variables=variables, folder=folder)
 
     def of(self, step: str, variables: dict[str, str]) -> Warm:
-        """The process that waits in the step's environment; started with `variables`, if it is not there yet."""
+        """Return the waiting process of the step's environment, started with `variables` if
+        necessary.
+        """
         name = ENVIRONMENT_OF_STEP[step]
         if name not in self._known:
             self._known[name] = self._stack.enter_context(Warm(python_of(name), IMPORTS[name], variables))

@@ -1,4 +1,4 @@
-"""Which folder and which data the demo takes: one demo a folder, nothing of anybody else's, both labels."""
+"""Tests of the demo's folder and data: one demo per folder, no foreign files, both labels."""
 
 import gzip
 import subprocess
@@ -104,7 +104,7 @@ def test_criteos_rows_are_known_and_not_drafted(tmp_path, name, content, said, i
         ("empty.csv", ""),
     ],
 )
-def test_what_no_draft_can_be_made_of_has_drafts_own_sentence_and_is_never_criteos(tmp_path, name, text):
+def test_undraftable_input_gets_drafts_own_message_and_never_criteos(tmp_path, name, text):
     data = tmp_path / name
     data.write_text(text)
     with pytest.raises(ContractError) as own:
@@ -177,7 +177,10 @@ def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_pa
 
 @pytest.fixture
 def begun(tmp_path):
-    """A demo whose first run ends at once with a code, and left an outcome and a verdict unless that says nothing."""
+    """A demo whose first run ends at once with a code.
+
+    It leaves an outcome and a verdict, unless disabled.
+    """
     folders = LocalFolders(root=tmp_path)
     folders.logs.mkdir()
 
@@ -200,7 +203,7 @@ def ended(state, step):
     )
 
 
-def test_first_model_that_gate_refuses_ends_demo_with_what_would_release_one(begun, tmp_path, capsys):
+def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun, tmp_path, capsys):
     advice = ["about 600 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.52')}"]
     verdict = passing_verdict("m1", tmp_path / "s", num_rows=9, accepted=False, advice=advice, warnings=["price leaks"])
     demo = begun(1, ended("refused", "evaluation"), verdict)
@@ -224,7 +227,10 @@ def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun,
 
 
 class Told:
-    """A stack's part that the loop's stages use: it keeps what processes were told, and waits for nothing."""
+    """A double of the stack for the loop's stages.
+
+    It records the calls of processes and waits for nothing.
+    """
 
     def __init__(self, *, has_ended: bool) -> None:
         self.lines: list[str] = []
@@ -242,10 +248,10 @@ class Told:
 @pytest.mark.parametrize(
     ("decided", "ran_out", "has_ended", "title", "told"),
     [
-        (False, False, False, "the world changes", ["drift"]),
-        (True, False, False, "the monitor asks for a run before anything was changed", []),
-        (False, True, False, "the rows ran out before anything was changed", []),
-        (False, False, True, "the rows ran out before anything was changed", []),
+        (False, False, False, "drift begins", ["drift"]),
+        (True, False, False, "the monitor requests a run before the drift began", []),
+        (False, True, False, "the rows ran out before the drift began", []),
+        (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
 def test_world_is_said_to_change_only_where_it_does(capsys, decided, ran_out, has_ended, title, told):
@@ -274,4 +280,4 @@ def test_bad_release_is_begun_only_where_rows_are_left(capsys, tmp_path, ran_out
         watch=lambda: None,
     )
     assert _wait_until_baked(demo) != ran_out
-    assert ("the rows ran out before a bad release could be shown" in capsys.readouterr().out) == ran_out
+    assert ("the rows ran out before a bad release could be planted" in capsys.readouterr().out) == ran_out

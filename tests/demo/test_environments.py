@@ -1,4 +1,6 @@
-"""`make environments` builds an environment when, and only when, a lock changed or a build did not end."""
+"""Tests that `make environments` builds an environment only if a lock changed or a build did not
+finish.
+"""
 
 import os
 import re
@@ -17,7 +19,9 @@ LOCKS = environments.REPOSITORY / "requirements"
 
 @pytest.fixture(scope="module")
 def quick_python(tmp_path_factory):
-    """A Python whose `-m venv` copies an environment that was made once: each takes pip's installation seconds."""
+    """A Python whose `-m venv` copies a prepared environment, because each installation of pip
+    takes seconds.
+    """
     root = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", root / "made"], check=True, timeout=240)
     (root / "python").write_text(
@@ -29,7 +33,7 @@ def quick_python(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path, quick_python):
-    """A repository of nothing but the Makefile and the locks of one empty environment."""
+    """A repository with only the Makefile and the locks of one empty environment."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / "python").symlink_to(quick_python)
     (tmp_path / "requirements").mkdir()
@@ -48,14 +52,14 @@ def make_serving(folder):
 
 @needs_make
 @pytest.mark.slow
-def test_environment_is_built_once_and_again_when_content_of_lock_changed_or_its_interpreter_is_gone(folder):
+def test_environment_is_rebuilt_if_lock_changed_or_interpreter_is_gone(folder):
     building = "building environment serving (log: .venvs/serving.log)\n"
     assert make_serving(folder).stdout == building
     assert environments.python_of("serving", folder).exists()
     assert make_serving(folder).stdout == ""
     lock = folder / "requirements" / "serving.test.lock"
     os.utime(lock, (lock.stat().st_mtime + 60,) * 2)
-    assert make_serving(folder).stdout == ""  # as in a fresh clone over linked environments
+    assert make_serving(folder).stdout == ""  # like in a fresh clone with linked environments
     lock.write_text("# nothing else\n")
     os.utime(lock, (1, 1))
     assert make_serving(folder).stdout == building
@@ -76,7 +80,7 @@ def test_failed_build_shows_reason_names_its_log_and_stays_unfinished(folder):
         assert "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
 
 
-def test_every_environment_has_its_locks_and_every_pin_is_exact_and_has_its_hash():
+def test_every_environment_has_locks_and_every_pin_is_exact_with_hash():
     listed = re.search(r"^ENVIRONMENTS \?= (.*)$", MAKEFILE.read_text(), re.M)[1].split()
     locks = {lock.name: lock for lock in LOCKS.glob("*.lock")}
     assert locks.keys() >= {f"{name}{kind}.lock" for name in listed for kind in ("", ".test")}

@@ -1,4 +1,4 @@
-"""The demo's log: found early, started as a process of the stack, its variables given to whom they concern alone."""
+"""Tests of the demo's log: its discovery, its process, and which processes get its variables."""
 
 import os
 import time
@@ -48,7 +48,7 @@ def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
 
 
 def exchange(place, monkeypatch):
-    """Publishes and reads one message as the demo's processes would, and returns what was read."""
+    """Publish and read one message like the demo's processes, and return what was read."""
     for name, value in place.variables.items():
         monkeypatch.setenv(name, value)
     log = open_log(place.url)
@@ -61,7 +61,7 @@ def exchange(place, monkeypatch):
         log.close()
 
 
-def test_reader_of_demos_kafka_knows_what_it_has_read_before_anything_is_written(tmp_path):
+def test_reader_of_demos_kafka_knows_its_offsets_before_first_write(tmp_path):
     """The demo's traffic waits for this."""
     with (
         Stack(logs=tmp_path / "logs", variables={}) as stack,

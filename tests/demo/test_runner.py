@@ -1,4 +1,6 @@
-"""The local runner: KFP still calls our handler, gates decide, failures reach the exit handler and the caller."""
+"""Tests of the local runner: KFP's handler call, gates, and failures that reach exit handler and
+caller.
+"""
 
 import os
 import subprocess
@@ -11,7 +13,7 @@ from demo.runner import STEP_NICENESS, PipelineFailed, yielding
 from evergreen.runtime.exit_codes import ExitCode
 
 
-def test_tasks_run_in_environment_of_their_image_and_leave_no_temporary_files(run_tiny, capfd, monkeypatch):
+def test_tasks_run_in_environment_of_their_image_and_clean_up_files(run_tiny, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     folder = run_tiny(passes=True)
     assert "word from first, threads None" in (folder / "logs" / "extraction.log").read_text()
@@ -22,7 +24,7 @@ def test_tasks_run_in_environment_of_their_image_and_leave_no_temporary_files(ru
     assert not Path(temporary).exists()
 
 
-def test_steps_give_way_to_server_beside_them_and_get_their_arguments_whole():
+def test_steps_yield_cpu_to_server_and_get_their_arguments_unchanged():
     look = "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = pathlib.Path('/proc/self/autogroup')\n"
     look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
     done = subprocess.run(
@@ -59,6 +61,6 @@ def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
 
 def test_step_that_refuses_its_input_is_not_tried_again_and_nobody_waits(run_tiny):
     with pytest.raises(PipelineFailed):
-        run_tiny(passes=True, refuses=True)  # the pipeline's wait between tries is an hour
+        run_tiny(passes=True, refuses=True)  # the pipeline waits an hour between retries
     assert (run_tiny.folder / "second").read_text() == "ran\n"
     assert (run_tiny.folder / "last").read_text() == "FAILED"

@@ -1,4 +1,6 @@
-"""The demo's processes: none is left behind, and a death is told with its last word."""
+"""Tests of the demo's processes: none is left behind, and a failed one is reported with its last
+line.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""The demo's numbers: read from files and lines, absent where they do not exist, and held against the promises."""
+"""Tests of the demo's numbers: parsed from files and lines, absent if unknown, and compared with
+limits.
+"""
 
 import json
 from dataclasses import replace
@@ -25,7 +27,7 @@ from tests.support.releases import passing_verdict
 
 
 def changed(path, value, summary=GOOD):
-    """The summary with one field, such as `auc.threshold` or `verified.0.num_rows`, set to a value."""
+    """Return the summary with one field changed, such as `auc.threshold` or `verified.0.num_rows`."""
     name, _, rest = path.partition(".")
     if isinstance(summary, dict):
         return {**summary, name: value}
@@ -42,7 +44,7 @@ def test_good_run_fails_no_promise_and_what_was_not_shown_promised_nothing():
 
 
 @pytest.mark.parametrize("late", [{"late_requests": 1}, {"late_rows": 64}])
-def test_decisions_that_did_not_know_late_record_may_differ_and_report_says_so(late):
+def test_decisions_without_late_record_may_differ_and_report_says_so(late):
     summary = replace(GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late))
     assert numbers.failed_promises(summary, simulated=True) == []
     (sentence,) = [each for each in numbers.decision_sentences(summary) if "replayed" in each]
@@ -62,10 +64,10 @@ def test_decisions_that_did_not_know_late_record_may_differ_and_report_says_so(l
         ("auc.regained_share", None, "regained None"),
         ("decisions.equal", False, "decision"),
         ("release.during.requests_failed", 3, "3 requests failed during the release, expected 0"),
-        ("bad_release.during.requests_failed", 3, "3 requests failed while a bad release came and went"),
-        ("bad_release.taken_back.seconds", 60.5, "taken back after 60.5 s, expected less than 60"),
+        ("bad_release.during.requests_failed", 3, "3 requests failed during a bad release and its rollback"),
+        ("bad_release.taken_back.seconds", 60.5, "rolled back after 60.5 s, expected less than 60"),
         ("verified.0.num_rows", 319, "639 logged scores were recomputed, expected the 640"),
-        ("verified.1.same", False, "version 2 is not what was released: 0 of 320 logged scores, and no hash differ"),
+        ("verified.1.same", False, "version 2 differs from its release: 0 of 320 logged scores, and no hash differ"),
         ("records.published", 641, "640 records archived, expected the 641 published"),
     ],
 )
@@ -81,7 +83,7 @@ def test_own_data_may_end_without_run_but_not_with_two():
     failed = [RUNS[0], replace(RUNS[1], state="failed", reason="training: out of memory")]
     for runs, words in (
         (failed, "run drift-1 failed: training: out of memory"),
-        (RUNS[:1], "1 runs were triggered, but only 0 recorded how they ended"),
+        (RUNS[:1], "1 runs were triggered, but only 0 recorded their outcome"),
     ):
         assert numbers.failed_promises(changed("runs", runs), simulated=False) == [words]
     three = [*RUNS, replace(RUNS[1], trigger_id="drift-2")]
@@ -110,15 +112,18 @@ def doubts(summary=GOOD, timeline=CLEAR):
 @pytest.mark.parametrize(
     ("path", "value", "timeline", "words"),
     [
-        ("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]], "auc 0.780 (95 % 0.770..0.790) rests on 7999 rows"),
+        (
+            *("created_at", "", [window(1, 0.78, rows=7999), CLEAR[1]]),
+            "auc 0.780 (95 % 0.770..0.790) is based on 7999 rows",
+        ),
         ("created_at", "", [CLEAR[0], window(2, 0.77, width=0.1)], "the recovered auc 0.770 (95 % 0.720..0.820)"),
-        ("trigger.reason", None, CLEAR, "the rows ran out before anything was changed"),
+        ("trigger.reason", None, CLEAR, "the rows ran out before the drift began"),
         ("auc.recovered", None, CLEAR, "the rows ran out before version 2 could be measured"),
-        ("auc.threshold", 0.41, CLEAR, "held to an auc of 0.410, worse than chance"),
-        ("auc.threshold", None, CLEAR, "the gate could not tell the auc of version 1, so no policy can hold it to one"),
+        ("auc.threshold", 0.41, CLEAR, "threshold for version 1 is an auc of 0.410, worse than chance"),
+        ("auc.threshold", None, CLEAR, "the gate has no auc of version 1, so no policy has a threshold for it"),
         (
             "versions", [replace(VERSIONS[0], gate="inconclusive", reason="inconclusive: 3 clicks")], CLEAR,
-            "the gate of version 1 is inconclusive: 3 clicks",
+            "the verdict on version 1 is inconclusive: 3 clicks",
         ),
     ],
 )  # fmt: skip
@@ -153,7 +158,7 @@ DECISIONS = [
 NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "data_drift at 104.5"}
 
 
-def test_each_policy_is_sure_when_it_says_so_first_and_never_where_nothing_changed():
+def test_each_policys_first_sure_decision_counts_and_none_before_change():
     never = {"threshold": None, "sequential": None, "data_drift": None}
     assert numbers.first_sure(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
     assert numbers.first_sure(DECISIONS, None) == numbers.first_sure(DECISIONS[:1], DRIFT_TIME) == never
@@ -167,7 +172,7 @@ def drift_event(bucket_end, version=1, **distances):
     }  # fmt: skip
 
 
-def test_features_that_moved_have_their_largest_distance_and_worst_comes_first():
+def test_features_that_moved_show_largest_distance_with_worst_first():
     events = [drift_event(98.0, C2=0.03), drift_event(102.0, C2=0.03), drift_event(104.0, C2=0.1, C14=0.2)]
     found = numbers.feature_drift([*events, drift_event(120.0, version=2, I1=0.9)], DRIFT_TIME)
     assert found.seconds == 2.0
@@ -180,7 +185,10 @@ def iso(offset):
 
 @pytest.fixture
 def store(tmp_path):
-    """A journal with two releases, the second by a run whose deployment step worked from 100 s to 103 s."""
+    """A journal with two releases.
+
+    The second is by a run whose deployment step took from 100 s to 103 s.
+    """
     for version, intent, live in ((1, 0, 1), (2, 101, 102.5)):
         for action, at in ((promotion_journal.INTENT, intent), (promotion_journal.RELEASE, live)):
             append_promotion(
@@ -215,13 +223,14 @@ def test_release_is_described_by_seconds_that_it_overlaps(store):
     )  # fmt: skip
 
 
-def test_bad_release_counts_requests_from_its_start_to_answer_of_version_before():
+def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic = [traffic_line(200, 2, failed=9), traffic_line(201, {"2": 1000, "1": 984})]
     traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.taken_back) == tuple(PLANTED)
-    # The last line begins at 206, the moment of the answer: it is counted, as the window is closed.
+    # The last line starts at 206, the moment of the answer. It counts, because the window is
+    # closed.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 
@@ -230,20 +239,22 @@ def test_sentences_state_each_number_and_none_where_there_is_none():
     release, bad, first, second = numbers.serving_sentences(GOOD)
     assert "version 2 under traffic: 0.5 s, 0 requests failed" in release
     assert release.endswith("4, 6, none ms")
-    assert bad.startswith("bad release of version 3 taken back to version 2 by itself after 3.1 s, 0 requests failed: ")
+    assert bad.startswith(
+        "bad release of version 3 automatically rolled back to version 2 after 3.1 s, 0 requests failed: "
+    )
     assert first == "version 1: 320 logged scores recomputed offline, 0 differ, largest difference 1e-07"
     assert second.startswith("version 2")
     still, replayed = numbers.decision_sentences(GOOD)
-    assert still == "no feature was seen to move"
-    assert replayed == "20 decisions replayed from the lake, all equal"
+    assert still == "no feature drifted"
+    assert replayed == "20 decisions were replayed from the lake, all of them equal"
 
 
 def test_run_that_was_not_asked_for_is_no_doubt_of_policy_that_was_sure():
     unasked = changed("trigger.reason", None, replace(GOOD, policies={"sequential": None, "data_drift": 4.5}))
     sentence = headline_sentence(unasked)
-    assert "nothing that it could be sure of" not in sentence
-    assert "data_drift was sure" in sentence
-    assert "asked for no run" in sentence
+    assert "no significant change" not in sentence
+    assert "data_drift found drifting features" in sentence
+    assert "requested no run" in sentence
 
 
 CHANGED = replace(GOOD, drift={"kind": "permutation", "columns": ["price", "shop"], "seed": 7})
@@ -255,19 +266,19 @@ def test_alarm_before_change_is_never_called_drift():
         replace(CHANGED, seconds={"drift_to_detection": -3.25}, policies={"sequential": -3.25, "data_drift": 2.0}),
     ):
         sentence = headline_sentence(early)
-        assert sentence.startswith("The monitor asked for a run before anything was changed (low)")
-        assert "Drift took" not in sentence
+        assert sentence.startswith("The monitor requested a run before the drift began (low)")
+        assert "Drift reduced" not in sentence
         assert "an AUC of 0.77" in sentence
     told = list(numbers.decision_sentences(early))
-    assert "sure before the change, so not by it: sequential 3.2 s" in told
-    assert "from the change to the rows by which a policy was sure: data_drift 2.0 s" in told
+    assert "false alarms before the drift: sequential 3.2 s" in told
+    assert "from the drift to the alarm of each policy: data_drift 2.0 s" in told
     late = replace(CHANGED, seconds={"drift_to_detection": 3.25}, auc=replace(GOOD.auc, trough=0.6))
-    assert headline_sentence(late).startswith("Drift took the live AUC from 0.78 to 0.6")
+    assert headline_sentence(late).startswith("Drift reduced the live AUC from 0.78 to 0.6")
 
 
 def test_auc_that_was_not_measured_is_in_no_sentence():
     unmeasured = replace(CHANGED, seconds={"drift_to_detection": 3.2}, auc=AucNumbers(recovered=0.77))
-    assert "Drift took" not in headline_sentence(unmeasured)
+    assert "Drift reduced" not in headline_sentence(unmeasured)
     assert "AUC of 0.77" in headline_sentence(unmeasured)
 
 
@@ -297,8 +308,8 @@ def test_loop_that_turned_needs_nothing():
     assert ways(CHANGED) == []
 
 
-def test_rows_that_would_make_monitor_sure_grow_with_logarithm_of_its_evidence(tmp_path):
-    """500 rows since the change made evidence 10; 100 is twice its logarithm, so twice the rows."""
+def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
+    """500 rows since the drift gave evidence 10. 100 is twice its logarithm, so twice the rows."""
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [
         judged_line(90.0, evidence=3.0),
@@ -307,13 +318,13 @@ def test_rows_that_would_make_monitor_sure_grow_with_logarithm_of_its_evidence(t
         judged_line(205.0, version=2, evidence=50.0),
     ]
     (way,) = ways(UNASKED, decisions=decisions, verdicts=[known])
-    assert "500 rows after the change made evidence 10 of 100; at that rate about 1,000 would do, 2.0 times" in way
+    assert "500 rows after the drift gave evidence 10 of 100, so that about 1,000 rows would suffice, 2.0 times" in way
 
 
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        (judged_line(200.0, evidence=0.4), ("a larger change", "values of price, shop", "0.4 of 100", "below 0.640")),
+        (judged_line(200.0, evidence=0.4), ("a larger drift", "values of price, shop", "0.4 of 100", "below 0.640")),
         (
             judged_line(200.0, evidence=140.0, rows_since_breach=90),
             ("the alarm was raised", "6,400 rows after it", "90"),
@@ -333,7 +344,7 @@ def test_rows_that_ran_out_before_change_are_counted(tmp_path):
     assert "8,000 labelled rows fill the window before the change, and all 1,050 rows were sent by then" in way
 
 
-def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_settings_from(tmp_path):
+def test_gate_without_auc_gives_its_own_advice_and_source_of_settings(tmp_path):
     advice = ["about 600 held-out rows are needed", f"good enough? {run_again('--set gate.min_auc=0.52')}"]
     unknown = verdict(tmp_path, decision="inconclusive", advice=advice)
     first, second = ways(UNASKED, verdicts=[unknown])
@@ -343,7 +354,7 @@ def test_gate_that_knew_no_auc_gives_its_own_advice_and_where_demo_takes_setting
     assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
 
 
-def test_verdicts_come_in_order_of_their_models_whatever_their_runs_are_called(tmp_path):
+def test_verdicts_come_in_order_of_models_whatever_their_runs_are_called(tmp_path):
     folders = LocalFolders(root=tmp_path)
     for run, model in (("first", "20261129T110607Z-73762cc8"), ("drift-v1", "20261129T110711Z-789af7f6")):
         folder = folders.artifacts / run / "evaluation"
@@ -370,13 +381,13 @@ def test_version_that_was_not_measured_says_how_many_rows_came():
     [
         (
             ModelQuality(auc=0.71, auc_low=0.7, auc_high=0.72),
-            "its auc is 0.7100 at the gate; the monitor holds it to that",
+            "its auc at the gate is 0.7100, which sets the monitor's threshold",
         ),
         (
             ModelQuality(auc=0.71),
-            "its auc is 0.7100 without an interval at the gate, so the monitor cannot hold it to any",
+            "its auc at the gate is 0.7100 without an interval, so the monitor has no threshold for it",
         ),
-        (ModelQuality(), "its auc is unknown at the gate, so the monitor cannot hold it to any"),
+        (ModelQuality(), "its auc at the gate is unknown, so the monitor has no threshold for it"),
     ],
 )
 def test_monitor_is_said_to_hold_version_only_to_auc_that_gate_knows(tmp_path, quality, said):
@@ -395,14 +406,14 @@ def test_ingested_rows_are_told_by_what_was_read(tmp_path):
         "passed_over": ["a.md"],
     }
     told = list(numbers.ingested_sentences(made, tmp_path / "replay.parquet", most=1000, has_times=True))
-    assert "those before 2026-03-04 05:06:07 UTC train" in told[1]
+    assert "rows before 2026-03-04 05:06:07 UTC train" in told[1]
     assert "to 2026-03-04 05:06:09 are replayed" in told[1]
     assert told[2:] == [
-        "1,000 rows are read, the first of the data; --rows reads more",
+        "only the first 1,000 rows are read, --rows reads more",
         "3 rows replaced by later copies of them",
-        "passed over, as no click logs: a.md",
+        "files skipped because they are not click logs: a.md",
     ]
     told = list(
         numbers.ingested_sentences({**made, "replaced": 0, "passed_over": []}, tmp_path, most=2000, has_times=False)
     )
-    assert told[1:] == ["the rows have no times: they are taken in the file's order and spread over the last four days"]
+    assert told[1:] == ["the rows have no times: they are spread over the last four days in file order"]

@@ -1,4 +1,4 @@
-"""Releases onto a real server; a test module brings `triton`."""
+"""Releases onto a real server. A test module provides `triton`."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def settings(triton, tmp_path):
 
 @pytest.fixture
 def deploy(settings, make_candidate):  # noqa: F811  a fixture
-    """Releases the model made with a seed, by settings that may be changed."""
+    """Releases the model made with a seed. Settings may be changed."""
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
@@ -29,7 +29,7 @@ def deploy(settings, make_candidate):  # noqa: F811  a fixture
 
 @pytest.fixture
 def expected(make_parts):  # noqa: F811  a fixture
-    """The second opinion on `rows` of the model made with `seed`."""
+    """The reference scores on `rows` of the model made with `seed`."""
 
     def scores(seed, rows):
         workflow, toy = make_parts(seed)

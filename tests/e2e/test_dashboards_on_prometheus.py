@@ -1,8 +1,8 @@
-"""No panel of a dashboard is empty: each query is answered by a real Prometheus with numbers.
+"""Checks that no panel of a dashboard is empty: a real Prometheus answers each query with numbers.
 
-It scrapes a real tritonserver under traffic and the monitor's own server with a snapshot in which every number is
-present. No cluster and no GPU are here: what kube-state-metrics, the DCGM exporter and a Triton with a GPU would show
-is in not_here.prom, in their names and labels.
+It scrapes a real tritonserver under traffic and the monitor's own server, with a snapshot in which
+every number is present. The metrics of a cluster and a GPU (kube-state-metrics, the DCGM exporter,
+Triton with a GPU) are in not_here.prom, with their names and labels.
 """
 
 import math
@@ -28,19 +28,20 @@ from tests.support.triton import write_model
 
 NOT_HERE = (Path(__file__).parent / "not_here.prom").read_text()
 MODELS = {"click_model": True, "click_model_canary": False}
-"""And whether its answers may come from the cache: a model of which they may has no quantiles."""
+"""Model names, and whether their answers may be cached. Models with cached answers have no
+quantiles."""
 
 
 class Asking(Prometheus):
-    """Also with whole answers."""
+    """Sends requests also for whole answers."""
 
     def numbers(self, query: str) -> list[float]:
-        """Every sample's value."""
+        """Return every sample's value."""
         return [float(sample["value"][1]) for sample in self._get("query", query=query)["result"]]
 
 
 def monitor(stack: ExitStack, snapshot) -> str:
-    """URL of the monitor's metrics page with that snapshot."""
+    """Return the URL of the monitor's metrics page with that snapshot."""
     exposition = Exposition()
     exposition.show(snapshot)
     server = MonitorServer(exposition, HttpSettings(http_host=LOOPBACK, http_port=0))
@@ -49,7 +50,7 @@ def monitor(stack: ExitStack, snapshot) -> str:
 
 
 def triton(stack: ExitStack, folder):
-    """A server of both models, and a call that sends each the same row twice."""
+    """Start a server of both models, and return a call that sends each model the same row twice."""
     for name, cached in MODELS.items():
         write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
@@ -68,7 +69,7 @@ def triton(stack: ExitStack, folder):
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """Once it holds several scrapes of every target, with traffic between them."""
+    """A Prometheus that has scraped every target several times, with traffic in between."""
     folder = tmp_path_factory.mktemp("dashboards")
     with ExitStack() as stack:
         server, send = triton(stack, folder)
@@ -130,7 +131,7 @@ def test_number_is_one_that_was_put_in(prometheus, dashboard, title, letter, num
 
 
 def test_half_of_cached_models_requests_are_hits(prometheus):
-    """Each row was sent twice; a scrape may lie between the two."""
+    """Each row was sent twice. A scrape may fall between the two."""
     assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
 
 

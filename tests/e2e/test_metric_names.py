@@ -1,4 +1,4 @@
-"""The names that alerts and dashboards ask Triton for are those that the real server exports."""
+"""Tests that Triton exports the metric names of alerts and dashboards."""
 
 import re
 import urllib.request
@@ -13,7 +13,7 @@ from tests.support.triton import write_model
 
 
 def test_recorded_names_and_labels_are_servers(tmp_path):
-    # Two, since the summary of whole requests is not there for a model whose answers may come from the cache.
+    # Two models, because a model with cached answers has no summary of whole requests.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():
         write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))
@@ -26,7 +26,7 @@ def test_recorded_names_and_labels_are_servers(tmp_path):
         text = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
     found: dict[str, frozenset[str]] = {}
     values: dict[str, set[str]] = {"reason": set(), "quantile": set()}
-    # By hand: the Python client's parser gives counters a `_total` that Triton's do not have.
+    # Parsed by hand, because the Python client's parser appends `_total` to counters.
     for line in filter(lambda line: line and not line.startswith("#"), text.splitlines()):
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
         name = re.split(r"[{ ]", line)[0]

@@ -1,8 +1,9 @@
-"""The metric that scales Triton, from a real server under load through a real Prometheus, against the server's word.
+"""Tests of the metric that scales Triton, from a real server through Prometheus, against other
+counts.
 
-The truth is not read where Prometheus reads: the statistics extension of the server counts nanoseconds of its own, the
-clients count answers. Both servers begin at zero before the first scrape and all load lies in the query's window, so
-what the query covers is all that they counted.
+The reference values are independent of Prometheus' source: the server's statistics extension counts
+nanoseconds, and the clients count answers. Both servers start at zero before the first scrape, and
+all load is in the query's window, so the query covers all that they counted.
 """
 
 import pytest
@@ -33,14 +34,18 @@ def prometheus(servers, tmp_path_factory):
 
 
 def statistics(client: Client):
-    """Microseconds in the queue and successful requests, all models together, as the server's statistics count."""
+    """Return queue microseconds and successful requests over all models, from the server's
+    statistics.
+    """
     models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
     queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)
     return queue_ns / 1000, sum(int(each["inference_stats"]["success"].get("count", 0)) for each in models)
 
 
 def send(client: Client):
-    """246 answered requests, in two models whose traffic and queues differ much: a mean of means would be far off."""
+    """Send 246 requests to two models with different traffic and queues, so that a mean of means
+    would be wrong.
+    """
     threads = client.ask_at_once(240) + client.ask_at_once(6, CANARY_NAME)
     for thread in threads:
         thread.join(60)
@@ -54,21 +59,22 @@ def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers
     wait_for(lambda: prometheus.ask(scrapes).keys() == set(PODS) and min(prometheus.ask(scrapes).values()) >= 3)
     assert prometheus.ask(queries[QUEUE]) == prometheus.ask(queries[PENDING]) == {"": 0.0}
 
-    # Once is enough where a scrape falls into the load.
+    # Once is enough if a scrape falls into the load.
     wait_for(lambda: send(client) or prometheus.ask(queries[PENDING])[""] > 0)
     # The server counts a request after it has answered it.
     wait_for(lambda: statistics(client)[1] >= client.answered)
     microseconds, requests = statistics(client)
     assert requests == client.answered >= 246
-    # Everything is scraped, twice: in a scrape under way one counter may be older than the other.
+    # Everything is scraped twice, because during a scrape one counter may be older than another.
     counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
     wait_for(lambda: prometheus.ask(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
 
-    # The metrics hold whole microseconds, rounded down for each request: up to 1 lower than the statistics. Prometheus
-    # extrapolates all counters over the same stretch, as all begin at zero: the ratio is exact but for float.
+    # The metrics hold whole microseconds, rounded down for each request, so they are up to 1 lower
+    # than the statistics. Prometheus extrapolates all counters over the same interval, because all
+    # start at zero. The ratio is exact except for float rounding.
     truth = microseconds / requests
     assert truth > 1000, "the requests queued"
-    # The idle pod has no requests, so the mean of all is the busy pod's.
+    # The idle pod has no requests, so the overall mean is the busy pod's.
     for query in (queries[QUEUE], of_pods(queries[QUEUE], BUSY)):
         assert truth - 1 <= prometheus.ask(query)[""] * (1 + 1e-6)
         assert prometheus.ask(query)[""] <= truth * (1 + 1e-6)

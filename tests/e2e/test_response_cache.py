@@ -1,4 +1,4 @@
-"""The response cache of the real server: never an answer of another version."""
+"""Tests of the real server's response cache: it never returns an answer of another version."""
 
 import dataclasses
 
@@ -35,7 +35,9 @@ def client(triton):
 
 
 def hits(server, version):
-    """How often the cache answered for `version`, as the server itself counts and a canary's step reads."""
+    """Return the number of cache hits of `version`, from the server's counter, which a canary's
+    step reads too.
+    """
     address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def seen():
@@ -44,7 +46,7 @@ def hits(server, version):
     def agree(counts):
         return counts["cache_hits"] <= counts["success"]
 
-    # What the cache answered is among the successful requests; the server counts these after it has answered.
+    # Cached answers count as successful requests. The server counts them after it has answered.
     wait_for(lambda: agree(seen()))
     return seen()["cache_hits"]
 
@@ -58,7 +60,7 @@ def test_no_answer_of_previous_version_after_release_or_rollback(deploy, client,
             scores, answered = client.infer(MODEL_NAME, *rows)
             assert answered == version
             np.testing.assert_allclose(scores, expected(seed, rows), atol=1e-5)
-        # The second answer was the cache's, and carried the right version too.
+        # The second answer came from the cache, also with the right version.
         wait_for(lambda: hits(triton, version) > before)
 
     deploy(1)

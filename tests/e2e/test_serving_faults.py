@@ -1,4 +1,6 @@
-"""What is answered while servers die, files are damaged and requests are wrong: always by a version of the journal."""
+"""Tests of answers while servers die, files are corrupt and requests are wrong: they come from a
+known version.
+"""
 
 import dataclasses
 import os
@@ -28,14 +30,16 @@ from tests.support.triton import write_model
 
 @pytest.fixture
 def triton(tmp_path):
-    # After a stub was killed, this Triton uses up whatever time it is given to stop.
+    # After a stub was killed, this Triton always takes the full time that it is given to stop.
     settings = TritonSettings(stop_seconds=0.2)
     with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
         yield server
 
 
 def check_answers(answers, scores_of_version, settings):
-    """Every answer is what the version that it names says, and the journal knows that version and its hash."""
+    """Assert that every answer has the scores of its version, and that the journal knows this
+    version and its hash.
+    """
     repository = ModelRepository(open_objects(settings.repository), NAMES)
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
@@ -86,9 +90,7 @@ def test_kill_9_in_middle_of_release_brings_back_what_journal_says(deploy, trito
     check_answers(traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings)
 
 
-def test_damaged_live_graph_ends_start_with_reason_and_rollback_without_servers_brings_it_up(
-    deploy, triton, settings, raw_rows, expected
-):
+def test_corrupt_live_graph_fails_start_and_offline_rollback_restores_it(deploy, triton, settings, raw_rows, expected):
     deploy(1), deploy(2)
     triton.stop()
     graph = triton.repository / MODEL_NAME / "2" / "model.onnx"
@@ -96,7 +98,7 @@ def test_damaged_live_graph_ends_start_with_reason_and_rollback_without_servers_
     with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
         triton.start()
     assert not triton.alive()
-    rollback(dataclasses.replace(settings, triton_urls=()), reason="damaged file")
+    rollback(dataclasses.replace(settings, triton_urls=()), reason="corrupt file")
     triton.start()
     client, rows = Triton(triton.grpc_url), raw_rows(5)
     scores, version = client.infer(MODEL_NAME, *rows)
@@ -105,7 +107,7 @@ def test_damaged_live_graph_ends_start_with_reason_and_rollback_without_servers_
     np.testing.assert_allclose(scores, expected(1, rows), atol=1e-5)
 
 
-def test_damaged_graph_that_running_server_is_told_to_load_leaves_old_version_answering(deploy, triton, raw_rows):
+def test_corrupt_graph_on_running_server_leaves_old_version_answering(deploy, triton, raw_rows):
     deploy(1)
     model = triton.repository / MODEL_NAME
     (model / "2").mkdir()
@@ -123,7 +125,7 @@ def test_damaged_graph_that_running_server_is_told_to_load_leaves_old_version_an
 
 @pytest.fixture(scope="module")
 def answering(tmp_path_factory):
-    """A server whose model answers at once, whatever it is asked."""
+    """A server whose model answers at once."""
     root = tmp_path_factory.mktemp("answering")
     write_model(root / "repository")
     with TritonServer(root / "repository", log=root / "triton.log") as server:
@@ -162,7 +164,7 @@ def test_request_of_another_form_is_refused_and_next_one_answered(answering, ten
 
 
 def write_gated_model(root, options):
-    """A model that answers nothing until the file `open` is there, and writes down how many requests it is given."""
+    """Write a model that waits for the file `open` before it answers, and records its batch sizes."""
     work = f"""with open({str(root / "executions")!r}, "a") as file:
     file.write(f"{{len(requests)}} ")
 while not Path({str(root / "open")!r}).exists():
@@ -170,8 +172,8 @@ while not Path({str(root / "open")!r}).exists():
     write_model(root / "repository", work=work, options=options)
 
 
-def test_overload_is_refused_before_any_accepted_request_is_done_and_all_accepted_are_answered(tmp_path):
-    """Quick without a clock: the gate is opened only after the last refusal has arrived."""
+def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_path):
+    """Fast without timing: the gate is opened only after the last refusal has arrived."""
     instances, queue, askers = 2, 4, 20
     write_gated_model(tmp_path, ServingOptions(instances=instances, max_queued_requests=queue))
     answers, refusals, others = [], [], []
@@ -191,7 +193,8 @@ def test_overload_is_refused_before_any_accepted_request_is_done_and_all_accepte
             thread.start()
             if number < instances:
                 wait_for(lambda executing=number + 1: len(batches_in(tmp_path)) == executing)
-        # Every instance is at work. The queue holds what comes, and a request may be on its way to an instance.
+        # Every instance is busy. The queue holds new requests, and one may be on its way to an
+        # instance.
         wait_for(lambda: len(refusals) >= askers - instances - queue - 1)
         wait_for(lambda: sum(thread.is_alive() for thread in threads) == askers - len(refusals))
         assert answers == others == [], "nobody was answered while the gate was closed"
@@ -207,5 +210,5 @@ def test_overload_is_refused_before_any_accepted_request_is_done_and_all_accepte
 
 
 def batches_in(root):
-    """How many requests each execution of the gated model was given."""
+    """Return the number of requests in each execution of the gated model."""
     return [int(size) for size in (root / "executions").read_text().split()] if (root / "executions").exists() else []

@@ -1,4 +1,4 @@
-"""The local tritonserver: it starts, says why it cannot, and leaves nothing behind."""
+"""Tests of the local tritonserver: it starts, reports why it cannot, and leaves nothing behind."""
 
 import os
 import shutil
@@ -22,7 +22,10 @@ from tests.support.triton import write_model
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository whose one model answers with its first input; no ONNX needed to test the server's life."""
+    """A repository whose one model returns its first input.
+
+    Tests of the server's life need no ONNX.
+    """
     write_model(tmp_path / "model repository", options=ServingOptions())
     return tmp_path / "model repository"
 
@@ -147,7 +150,7 @@ def test_killed_server_is_noticed_and_found_on_same_ports_after_restart(reposito
         assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
 
 
-def test_what_killed_owner_left_in_shared_memory_is_swept_at_next_start_and_nothing_else(tmp_path):
+def test_shared_memory_of_killed_owner_alone_is_swept_at_next_start(tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     left = Path(f"/dev/shm/{module._NAME}{ended.stdout.strip()}_18001_region")
     others = [Path(f"/dev/shm/{module._NAME}{os.getpid()}_1_region"), Path("/dev/shm/not_evergreen_1_1")]

@@ -1,4 +1,6 @@
-"""The example service on a real gRPC server's double and a real log; and the simulated shop's log."""
+"""Tests of the example service with a gRPC server double and a real log, and of the simulated
+shop's log.
+"""
 
 import dataclasses
 import zlib

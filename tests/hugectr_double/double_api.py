@@ -1,8 +1,10 @@
-"""HugeCTR's Python surface, made from `hugectr_api.json`: names, arguments, types, defaults, enums, and nothing else.
+"""HugeCTR's Python interface, generated from `hugectr_api.json`: names, arguments, types, defaults,
+enums.
 
-The document was extracted from HugeCTR's pybind wrappers (25.03, whose training API is that of 24.06). What it does not
-hold is not here; an argument that is missing, unknown or of another type is a TypeError, as pybind's. Stricter than
-pybind in one way: a bool is no number and a NumPy number is no Python number.
+The document was extracted from HugeCTR's pybind wrappers (25.03, whose training API equals that of
+24.06). Anything outside it is absent here. A missing, unknown or wrongly typed argument is a
+TypeError, as in pybind. The double is stricter in one way: a bool is no number, and a NumPy number
+is no Python number.
 """
 
 import enum
@@ -26,11 +28,11 @@ _UNTYPED = {
     ("hugectr.Core23DataReader64.set_source", "file_name"): "std::string",
     ("hugectr.Core23DataReader32.set_source", "file_name"): "std::string",
 }
-"""Types that the extraction did not see, from the sources."""
+"""Types that the extraction missed, taken from the sources."""
 
 
 class Value:
-    """An object of one of HugeCTR's parameter classes: its arguments as attributes."""
+    """An object of one of HugeCTR's parameter classes, with its arguments as attributes."""
 
     _type = ""
 
@@ -39,13 +41,13 @@ class Value:
 
 
 def overloads(name: str) -> list[list[dict[str, Any]]]:
-    """The argument lists that the callable `name` has."""
+    """Return the argument lists of the callable `name`."""
     found = DOCUMENT["overloads"].get(name)
     return found if found else [DOCUMENT["callables"][name]]
 
 
 def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the first overload that takes them, defaults filled in."""
+    """Return the arguments of the first matching overload, with defaults filled in."""
     reasons = []
     for arguments in overloads(name):
         try:
@@ -116,7 +118,7 @@ def _is_a(kind: str, value: Any) -> bool:
 
 
 def value_class(name: str, checked: Any = None) -> type:
-    """The parameter class `hugectr.<name>`; `checked` looks at the bound arguments."""
+    """Return the parameter class `hugectr.<name>`. `checked` inspects the bound arguments."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         values = bind(f"hugectr.{name}", args, kwargs)
@@ -128,7 +130,7 @@ def value_class(name: str, checked: Any = None) -> type:
 
 
 def _absent_methods(name: str) -> dict[str, Any]:
-    """The methods of a parameter class, none of which the double does."""
+    """Return the methods of a parameter class, all of which raise NotImplementedError."""
     prefix = f"hugectr.{name}."
 
     def method(full: str) -> Any:
@@ -141,7 +143,7 @@ def _absent_methods(name: str) -> dict[str, Any]:
 
 
 def method_class(name: str, implementation: type, *, constructible: bool = True) -> type:
-    """The class `hugectr.<name>`: its methods are the document's, each answered by `implementation`."""
+    """Return the class `hugectr.<name>`, with the document's methods, each run by `implementation`."""
     prefix = f"hugectr.{name}."
 
     def method(full: str) -> Any:
@@ -165,7 +167,7 @@ def method_class(name: str, implementation: type, *, constructible: bool = True)
 
 
 def wrapped(cls: type, inner: Any) -> Any:
-    """An object of a class without a constructor."""
+    """Return an object of a class without a constructor."""
     made = cls.__new__(cls)
     made._inner = inner
     return made

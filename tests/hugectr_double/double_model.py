@@ -1,7 +1,9 @@
-"""`hugectr.Model`: what may follow what, the training step, and the files; errors in files are logged and swallowed.
+"""`hugectr.Model`: the order of calls, the training step, and the files.
 
-Adam's step count is the model's own and starts at 0, whatever is loaded. Dense files are read into buffers without a
-look at their size.
+File errors are logged and ignored.
+
+Adam's step count belongs to the model and starts at 0, whatever is loaded. Dense files are read
+into buffers without a check of their size.
 """
 
 import logging
@@ -18,11 +20,11 @@ from double_table import Table
 logger = logging.getLogger("hugectr")
 ERROR = double_api.ENUMS["Error_t"]
 READER_CLASS: dict[str, type] = {}
-"""Filled by `hugectr`, whose class the readers are given as."""
+"""Class of the readers, set by `hugectr`."""
 
 
 class Model:
-    """One model on the CPU, as many GPUs as `vvgpu` names."""
+    """One model on the CPU, with as many GPUs as `vvgpu` names."""
 
     def __init__(self, solver: Any, reader_params: Any, opt_params: Any) -> None:
         self._solver, self._reader_params, self._optimizer = solver, reader_params, opt_params
@@ -100,7 +102,7 @@ class Model:
             raise NotImplementedError(f"the double has no {kind}")
         self._taken(value.bottom_names)
         self._layers.append(value)
-        # Shapes come with compile.
+        # Shapes are known after compile.
         self._tensors |= dict.fromkeys(value.top_names, ())
 
     def _taken(self, names: list[str]) -> list[tuple[int, ...]]:
@@ -119,7 +121,7 @@ class Model:
             raise RuntimeError("IllegalCall: The model should include input and at least two layers")
         self._network = Network(self._layers, self._tensors, self._solver.seed)
         count = sum(p.numel() for p in self._network.flat_parameters)
-        # v begins at the next multiple of 256 bytes.
+        # v starts at the next multiple of 256 bytes.
         self._gap = -4 * count % 256
         self._m, self._v = torch.zeros(count), torch.zeros(count)
         self._tables = [
@@ -164,7 +166,10 @@ class Model:
         return True
 
     def _pooled(self, embedding: Any, vectors: torch.Tensor, keys: np.ndarray) -> torch.Tensor:
-        """A vector of each slot, of those of its keys; zero without a key. A mean counts the keys that are there."""
+        """Return a pooled vector for each slot, zero without keys.
+
+        A mean is over the keys that exist.
+        """
         slots, most_keys = [], self._keys[embedding.bottom_name][1]
         is_there = torch.from_numpy(keys >= 0)
         for of_slot, there in zip(vectors.split(most_keys, dim=1), is_there.split(most_keys, dim=1)):
@@ -252,7 +257,8 @@ class Model:
         (paths,) = files.values()
         if len(paths) != len(self._tables):
             raise RuntimeError("WrongInput: there must be as many files as embeddings")
-        # A mapping's keys: HugeCTR opens the embedding's name where it was given names for optimizer states.
+        # The keys of a mapping, because HugeCTR opens a file with the embedding's name for
+        # optimizer states too.
         is_state_map = isinstance(paths, dict) and "states" in what
         if isinstance(paths, dict) and not is_state_map:
             paths = [paths[each.sparse_embedding_name] for each in self._embeddings]

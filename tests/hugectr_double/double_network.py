@@ -1,6 +1,7 @@
-"""The dense part: the layers that were added, one after another, by the formulas of HugeCTR's kernels, in PyTorch.
+"""The dense part: the layers in the order of their addition, by the formulas of HugeCTR's kernels,
+in PyTorch.
 
-It runs the graph it is given and not the network it should be, so a graph with a wrong order, width or tensor shows.
+It runs the graph that it is given, so a wrong order, width or tensor becomes visible.
 """
 
 import torch
@@ -9,14 +10,17 @@ from torch import Tensor
 USED = {"ReLU": set(), "Concat": {"axis"}, "Slice": {"ranges"}, "Reshape": {"leading_dim"}, "Dropout": {"dropout_rate"},
         "InnerProduct": {"num_output"}, "MultiCross": {"num_layers", "projection_dim"},
         "BinaryCrossEntropyLoss": set()}  # fmt: skip
-"""Arguments that the double computes with, per layer; NVIDIA's layers read a few more."""
+"""Arguments that the double uses, per layer. NVIDIA's layers read a few more."""
 
 
 class Network:
     """Layers, their parameters in the order of the dense file, and Adam over them."""
 
     def __init__(self, layers, widths: dict[str, tuple[int, ...]], seed: int) -> None:
-        """Makes parameters as HugeCTR initialises them; `widths` holds each tensor's shape without the batch."""
+        """Create parameters as HugeCTR initialises them.
+
+        `widths` holds each tensor's shape without the batch.
+        """
         self._layers, self._widths = [(layer.layer_type.name, layer) for layer in layers], dict(widths)
         self._random = torch.Generator().manual_seed(seed)
         self._dropout = torch.Generator().manual_seed(0)
@@ -58,11 +62,11 @@ class Network:
 
     @property
     def flat_parameters(self) -> list[Tensor]:
-        """All parameters, in file order."""
+        """All parameters in file order."""
         return [parameter for parameters in self.parameters for parameter in parameters]
 
     def run(self, tensors: dict[str, Tensor], *, train: bool) -> tuple[Tensor, Tensor]:
-        """Loss and logits [n] of the input `tensors`."""
+        """Return loss and logits [n] of the input `tensors`."""
         tensors = dict(tensors)
         for (kind, layer), parameters in zip(self._layers, self.parameters):
             inputs = [tensors[name] for name in layer.bottom_names]

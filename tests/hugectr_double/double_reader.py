@@ -1,9 +1,9 @@
-"""HugeCTR's Parquet reader, with its trust in what it reads.
+"""HugeCTR's Parquet reader, which trusts its input like the original.
 
-Columns are taken by sorted index, never by name; a label or dense column of another 4-byte type is read bit for bit as
-a float; keys are moved by their slot's offset and not checked against its size; a slot of lists has as many
-keys as a row's list. Files absent from the disk are passed
-over, row counts must be those of `_metadata.json`, and each worker cuts batches out of its own files.
+Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
+is reinterpreted as float. Keys are shifted by their slot's offset and not checked against its size.
+A slot of lists has as many keys as a row's list. Absent files are skipped. Row counts must match
+`_metadata.json`. Each worker forms batches from its own files.
 """
 
 import json
@@ -19,7 +19,10 @@ class Reader:
 
     def __init__(self, *, source: str, most_keys: list[int], is_fixed: list[bool], label_dim: int, dense_dim: int,
                  batch_size: int, slot_sizes, num_workers: int, num_gpus: int, i64: bool) -> None:  # fmt: skip
-        """`most_keys` of each slot, and whether it always has as many."""
+        """Open the source.
+
+        `most_keys` is per slot, and `is_fixed` says whether it always has as many.
+        """
         self.source, self.batch_size, self._most_keys, self._is_fixed = source, batch_size, most_keys, is_fixed
         num_slots = len(most_keys)
         self._label_dim, self._dense_dim = label_dim, dense_dim
@@ -31,7 +34,7 @@ class Reader:
         self._key_type = np.int64 if i64 else np.int32
         self._batches: Iterator | None = None
         self._ended = False
-        # Buffers are made for the largest row group of the first source.
+        # Buffers are sized for the largest row group of the first source.
         self._room = max((_largest_group(path) for path, _, _ in _listed(source)), default=0)
 
     def set_source(self, file_name: str) -> None:
@@ -41,9 +44,10 @@ class Reader:
         self._batches, self._ended = self._read(), False
 
     def next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Labels, dense values and keys of a batch, perhaps an incomplete one; None once, at the end.
+        """Return labels, dense values and keys of a batch, which may be incomplete, or None once at
+        the end.
 
-        Keys are [n, sum of `most_keys`], -1 where a slot has fewer.
+        Keys are [n, sum of `most_keys`], with -1 for absent ones.
         """
         if self._batches is None:
             raise RuntimeError("Start the data reader first before calling Model::train() or Model::eval()")
@@ -55,7 +59,7 @@ class Reader:
 
     def _read(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         files = _listed(self.source)
-        # As many as fitted the first source; those without a file are at their end at once.
+        # As many workers as the first source needed. Those without a file end at once.
         workers = [self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)]
         while workers:
             for worker in list(workers):
@@ -98,7 +102,7 @@ class Reader:
         return [matrix[:, : self._label_dim], matrix[:, self._label_dim :], shifted]
 
     def _padded(self, column, slot: int, path: Path) -> np.ndarray:
-        """The keys of a slot [n, most keys], moved by its offset; -1 after the last of a row."""
+        """Return the keys of a slot [n, most keys], shifted by its offset and padded with -1."""
         is_list = str(column.type).startswith("list")
         keys = column.flatten() if is_list else column
         if keys.null_count:
@@ -128,7 +132,7 @@ def _bits_as_float(column: np.ndarray, path: Path) -> np.ndarray:
 
 
 def _listed(file_list: str) -> list[tuple[Path, dict, int]]:
-    """Path, metadata and number of rows of each listed file that is there."""
+    """Return path, metadata and number of rows of each listed file that exists."""
     try:
         count, *names = Path(file_list).read_text().split("\n")
     except OSError as error:

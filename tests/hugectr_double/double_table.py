@@ -1,8 +1,8 @@
-"""The embedding: one hash table per GPU, Adam over the rows of a batch, and its files as HugeCTR 24.06 writes them.
+"""The embedding: one hash table per GPU, Adam over the rows of a batch, and HugeCTR 24.06's files.
 
-A key lies on GPU `key % n`, in the row that was free when it came: its value index. Loading gives keys their rows in
-the order of the file. Saving writes the keys of each GPU by their value indices (the dump sorts them), and optimizer
-states in the same order, for the whole workspace.
+A key is on GPU `key % n`, in the row that was free when it was inserted: its value index. Loading
+assigns rows to keys in the order of the file. Saving writes the keys of each GPU by their value
+indices (the dump sorts them), and optimizer states in the same order, for the whole workspace.
 """
 
 import logging
@@ -29,7 +29,7 @@ class Table:
         self.states = [torch.zeros(shape) for _ in range(2)]
 
     def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
-        """Flat row of each key; -1 for none (-1), and for an unknown one unless it may be inserted."""
+        """Return the flat row of each key, or -1 for padding and for unknown keys without `insert`."""
         found = self._found(keys)
         if insert and (unknown := np.unique(keys[(found < 0) & (keys >= 0)])).size:
             new = np.array([self._inserted(int(key)) for key in unknown], dtype=np.int64)
@@ -40,7 +40,10 @@ class Table:
         return found
 
     def _found(self, keys: np.ndarray) -> np.ndarray:
-        """Flat row of each key that has one, else -1: one search in all keys, since a step asks for thousands."""
+        """Return the flat row of each known key, otherwise -1.
+
+        One search for all keys, because a step has thousands.
+        """
         known, places = self._known
         if not len(known):
             return np.full(keys.shape, -1, np.int64)
@@ -48,7 +51,7 @@ class Table:
         return np.where(known[at] == keys, places[at], -1)
 
     def _inserted(self, key: int) -> int:
-        """Flat row of a key that had none."""
+        """Insert a key and return its flat row."""
         gpu = key % self.num_gpus
         rows = self._rows[gpu]
         if len(rows) >= self.capacity:
@@ -59,14 +62,14 @@ class Table:
         return gpu * self.capacity + rows[key]
 
     def lookup(self, keys: np.ndarray, *, insert: bool) -> Tensor:
-        """Vectors [n, keys, dim]; zero for none, and for an unknown key that may not be inserted."""
+        """Return vectors [n, keys, dim]: zero for padding and for unknown keys without `insert`."""
         places = torch.from_numpy(self.places(keys, insert=insert))
         return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
 
     def update(
         self, keys: np.ndarray, gradients: Tensor, rate: float, beta1: float, beta2: float, epsilon: float
     ) -> None:
-        """Adam over the rows of `keys`; `rate` is bias-corrected."""
+        """Run Adam over the rows of `keys`. `rate` is bias-corrected."""
         rows = torch.from_numpy(self.places(keys, insert=False)).flatten()
         places, inverse = torch.unique(rows[rows >= 0], return_inverse=True)
         gradients = gradients.reshape(-1, self.dim)[rows >= 0]
@@ -101,7 +104,7 @@ class Table:
         keys = np.concatenate([np.array(list(rows), dtype=np.int64) for rows in self._rows])
         vectors = self.vectors[torch.from_numpy(self.places(keys, insert=False))].numpy()
         for name, content in (("key", keys.astype("<i8").tobytes()), ("emb_vector", vectors.tobytes())):
-            # Written over an older file without cutting it off, as MPI's writers do.
+            # Writes over an older file without truncation, like MPI's writers.
             with open(path / name, "r+b" if (path / name).exists() else "wb") as file:
                 file.write(content)
 

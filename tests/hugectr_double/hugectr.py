@@ -1,7 +1,9 @@
-"""A strict double of NVIDIA's `hugectr` for tests: its surface from `hugectr_api.json`, its behaviour on the CPU.
+"""A strict double of NVIDIA's `hugectr` for tests, with the interface of `hugectr_api.json`, on the
+CPU.
 
-Found as `hugectr` by whoever puts this folder on `sys.path`. It refuses what HugeCTR refuses, swallows what HugeCTR
-swallows, and trains the graph it is given. What it cannot do it refuses too (NotImplementedError).
+It is imported as `hugectr` if this folder is on `sys.path`. It refuses what HugeCTR refuses,
+ignores what HugeCTR ignores, and trains the graph that it is given. Anything it does not support
+raises NotImplementedError.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""TLS and tokens against real gRPC servers, and what is said where one is wrong."""
+"""Tests of TLS and tokens against real gRPC servers, and of the errors for wrong ones."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ def authority():
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes each content to a file of its name, and gives the paths."""
+    """Writes each content to a file of its name, and returns the paths."""
 
     def write(**contents):
         paths = {name: tmp_path / name for name in contents}

@@ -1,4 +1,6 @@
-"""Publishing to a real SQLite log and to logs that fail: order, delays, outages, bounds and counts."""
+"""Tests of publishing to a real SQLite log and to failing logs: order, delays, outages, bounds and
+counts.
+"""
 
 import asyncio
 import itertools
@@ -52,7 +54,10 @@ def prediction(make_rows):
 
 
 class MemoryLog:
-    """Keeps what is published; fails as long as `outage` says; `meanwhile` happens while it stores."""
+    """Stores published messages.
+
+    It fails during an `outage`, and calls `meanwhile` while it stores.
+    """
 
     def __init__(self, outage=lambda: None, meanwhile=lambda: None) -> None:
         self.outage, self.meanwhile, self.messages, self.sizes = outage, meanwhile, [], []
@@ -138,7 +143,10 @@ OUTAGES = [(TemporaryError, 600.0, 0.0), (PermanentError, 2.0, 0.0), (RuntimeErr
 
 @pytest.mark.parametrize(("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"])
 def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction, caplog, kind, seconds, slow_seconds):
-    """A log that comes back slowly takes 20 s for each flush, during which requests are scored and logged."""
+    """A log that recovers slowly takes 20 s for each flush.
+
+    Meanwhile requests are scored and logged.
+    """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
 
     def store_slowly():
@@ -201,7 +209,7 @@ def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, predic
 
 
 def test_each_change_of_state_is_one_line(time, prediction, caplog):
-    """Away, refusing, away, full, back, with room again."""
+    """The states are away, refusing, away, full, back, with room again."""
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
     failures = [
         TemporaryError("gone"),
@@ -252,7 +260,7 @@ def test_prometheus_reads_every_count_and_whether_log_is_there(time, prediction)
     assert {family.type for family in families.values()} == {"counter", "gauge"}
 
 
-def test_long_outage_keeps_what_was_first_within_its_bounds_and_counts_what_it_drops(time, prediction, caplog):
+def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, prediction, caplog):
     is_out = True
     log = MemoryLog(lambda: TemporaryError("gone") if is_out else None)
     publisher = publisher_of(log, time, max_queued=12)
@@ -302,7 +310,7 @@ def test_closing_sends_at_once_what_is_due_long_after(time):
     assert 1010.0 <= time.now < 1012.0
 
 
-def test_of_log_in_partitions_one_has_everything_of_request_and_none_waits_for_another(time, prediction):
+def test_one_partition_has_everything_of_request_and_none_waits_for_other(time, prediction):
     down = [True]
     logs = [MemoryLog(), MemoryLog(lambda: TemporaryError("gone") if down[0] else None)]
     publisher = PartitionedPublisher([publisher_of(log, time) for log in logs])
@@ -338,7 +346,8 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     logs = [MemoryLog(), MemoryLog(lambda: PermanentError("no such topic"))]
     share = PublisherSettings(max_queued=8).share(2)
     publisher = PartitionedPublisher([publisher_of(log, time, max_queued=share.max_queued) for log in logs])
-    # Of crc32's last bits: three requests of the second partition, of which one has room in its half of the queue.
+    # By crc32's last bits: three requests of the second partition. Its half of the queue has room
+    # for one.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
@@ -373,7 +382,9 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
 
 
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
-    """13 numbers of 4 bytes and 26 of 8, score, position, propensity and a shadow's score are 280 bytes a row."""
+    """13 numbers of 4 bytes and 26 of 8, score, position, propensity and a shadow score are 280
+    bytes a row.
+    """
     monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
     log = MemoryLog()
     publisher = publisher_of(log, time)
@@ -525,7 +536,7 @@ def test_time_of_outcome_is_same_moment_in_every_form(time, when):
 
 
 class SmallLog(MemoryLog):
-    """Takes messages of at most so many bytes, as a broker whose limit somebody lowered."""
+    """Accepts messages of limited size, like a broker whose limit was lowered."""
 
     def __init__(self, most: int, **how) -> None:
         super().__init__(**how)

@@ -1,4 +1,6 @@
-"""The client against the real tritonserver that runs on a laptop (2.51, which cancelled calls can crash)."""
+"""Tests of the client with the real tritonserver for laptops (2.51, which cancelled calls can
+crash).
+"""
 
 import asyncio
 
@@ -63,8 +65,8 @@ def converse(server, conversation, **settings):
     return asyncio.run(run())
 
 
-def test_expired_and_cancelled_callers_leave_server_alive_and_its_calls_running(triton):
-    """The short deadlines that killed this server when they were on the wire (triton's fixes 7840 to 8708)."""
+def test_expired_and_cancelled_callers_leave_server_and_its_calls_running(triton):
+    """Short deadlines on the wire killed this server (triton's fixes 7840 to 8708)."""
     pid = triton.pid
 
     async def talk(client):

@@ -1,4 +1,4 @@
-"""The call that a site makes: rows by name in, scores and lists out, and all of it in the log."""
+"""Tests of the client's call: rows by name in, scores and lists out, all of it logged."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorica
 
 
 def by_name(dense, categorical):
-    """The rows as a site has them: lists by column name, None = missing."""
+    """Return the rows as an application has them: lists by column name, None for a missing value."""
     columns = {name: [None if np.isnan(v) else v for v in dense[:, i].tolist()] for i, name in enumerate(DENSE)}
     return columns | {
         name: [None if v < 0 else v for v in categorical[:, i].tolist()] for i, name in enumerate(CATEGORICAL)
@@ -41,7 +41,7 @@ def as_dicts(columns):
 
 
 class OwnScorer:
-    """Scores by a known function; its shadows are done when a test says so."""
+    """Scores by a known function. The test decides when its shadows are done."""
 
     def __init__(self, score_rows, shadow=None):
         self.score_rows, self.shadow, self.asked = score_rows, shadow, []
@@ -58,7 +58,7 @@ class OwnScorer:
 
 
 class LostLog:
-    """Takes nothing; `began` says when a publish was tried."""
+    """Accepts nothing. `began` is set when a publish was attempted."""
 
     def __init__(self):
         self.began = threading.Event()
@@ -117,9 +117,7 @@ def test_rows_by_name_are_scored_and_logged_as_model_takes_them(server, log, mak
         np.testing.assert_array_equal(getattr(record, name), expected)
 
 
-def test_request_that_got_no_probability_for_some_rows_fails_and_is_logged_so_that_monitor_learns_of_it(
-    server, log, make_rows, score_rows, read_log
-):
+def test_request_with_missing_probabilities_fails_and_is_logged(server, log, make_rows, score_rows, read_log):
     server.scoring.reply_scores = lambda scores: np.where(np.arange(5)[:, None] % 2, scores, np.float32([[np.nan]]))
     dense, categorical = make_rows(5)
 
@@ -278,7 +276,7 @@ def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
 
 
 def test_client_works_by_recommender_that_store_serves_or_file_describes(server, log, tmp_path, read_log):
-    """The columns, the model that is asked and what the record says are the recommender's."""
+    """The recommender determines the columns, the requested model and the record."""
     with pytest.raises(ContractError, match="nowhere does not exist, expected a model store"):
         RecommenderClient(server.url, recommender=tmp_path / "nowhere", log=None)
     with pytest.raises(ContractError, match="holds no recommender, expected one that was accepted"):
@@ -346,7 +344,10 @@ def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
 
 
 def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
-    """The log hangs in its own thread; requests are answered meanwhile, and closing publishes them all."""
+    """The log hangs in its own thread.
+
+    Requests are answered meanwhile, and closing publishes them all.
+    """
     hangs = threading.Event()
     stored = []
 
@@ -544,7 +545,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
 
     async def talk():
         async with connect(scorer, log=f"sqlite:///{log}") as client:
-            await client.score(rows[0], request_id="session 7", log=False)  # in no log, so it names nothing
+            await client.score(rows[0], request_id="session 7", log=False)  # absent from the log, so it names nothing
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
                 with pytest.raises(ContractError, match="request_id 'session 7' was used by an earlier request"):
@@ -611,7 +612,7 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
 
 
 def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
-    """A record that is too large for the log would be tried for ever, and no later one would be published."""
+    """A record too large for the log would be retried forever, and no later one would be published."""
     names = tuple(f"column {i}" for i in range(300))
     wide = Recommender(name="wide", features=Features(numeric=(), categorical=names))
     rows = FeatureRows(dense=np.zeros((500, 0), np.float32), categorical=np.full((500, 300), 2**40))
@@ -640,7 +641,7 @@ def test_without_log_scores_come_and_outcomes_are_refused(server, make_rows):
     assert asyncio.run(talk()).logged is False
 
 
-def test_synchronous_client_scores_from_many_threads_and_publishes_between_calls(server, log, make_rows, read_log):
+def test_synchronous_client_scores_from_threads_and_publishes_meanwhile(server, log, make_rows, read_log):
     rows = by_name(*make_rows(2))
     publishing = PublisherSettings(interval_seconds=0.01)
     with connect_sync(server.url, log=f"sqlite:///{log}", publishing=publishing) as client:

@@ -1,4 +1,6 @@
-"""Following a traffic plan, and shadows at nobody's expense: a real server with two models, a real folder."""
+"""Tests of following a traffic plan, and of shadows that cost no caller: a real server, two models,
+a folder.
+"""
 
 import asyncio
 import logging
@@ -48,7 +50,7 @@ def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(serve
     follow(served, objects, talk, interval=0.01)
 
 
-def test_damaged_plan_leaves_last_good_one_in_force_and_is_said_once(
+def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
     served, objects, publish, make_rows, caplog, monkeypatch
 ):
     publish(make_plan(share=1.0))
@@ -62,7 +64,7 @@ def test_damaged_plan_leaves_last_good_one_in_force_and_is_said_once(
             await until(lambda: len(reads) >= 3)
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
-        # What is no error of a storage but a defect leaves the plan in force too.
+        # A bug instead of a storage error also leaves the plan in force.
         storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))
@@ -157,7 +159,7 @@ def test_what_canary_cannot_do_stable_arm_does(served, objects, publish, make_ro
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The stable arm is the canary's shadow: having served, it has nothing to add.
+    # The stable arm is the canary's shadow. It has served already, so it adds nothing.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
 
@@ -206,7 +208,7 @@ def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(served, o
         assert await shadow_of(answers[0], 0.01) is None
         assert await shadow_of(answers[9], 0.01) is None
         served.release(served.scoring.canary_wait)
-        # Who has not waited may still look later.
+        # A caller that has not waited may still check later.
         assert (await shadow_of(answers[0], 20)).model_version == 4
 
     follow(served, objects, talk, max_shadows=2)
@@ -238,12 +240,12 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
         return client.shadow_counts
 
     shadow = follow(served, objects, talk, max_in_flight=1, max_shadows=100)
-    # The last one has nobody behind it.
+    # The last one has no successor.
     assert shadow["dropped"] >= 6
     assert shadow["dropped"] + shadow["answered"] == 8
 
 
-def test_ranked_list_is_one_arms_and_its_record_holds_shadows_scores_of_what_was_shown(
+def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
     served, objects, publish, make_rows, score_rows, read_log, tmp_path
 ):
     publish(make_plan(share=1.0, shadow=1.0))

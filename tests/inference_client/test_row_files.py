@@ -1,4 +1,4 @@
-"""Rows of Parquet files, against the table that they were written from."""
+"""Tests of rows from Parquet files, against the table that they were written from."""
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ def raw(table):
 
 
 def texts_in_another_order(table):
-    """Categories as texts, and no label."""
+    """Return categories as texts, in another order and without label."""
     texts = {name: [None if v is None else str(v) for v in table[name].to_pylist()] for name in CATEGORICAL}
     return pa.table(texts | {n: table[n] for n in DENSE})
 
@@ -51,7 +51,7 @@ def test_every_form_gives_rows_that_were_written(tmp_path, raw_table, form):
 
 
 @pytest.mark.parametrize("label", ["clicked", LABEL])
-def test_users_own_columns_are_read_by_their_names_and_label_by_its_own_or_raw_one(tmp_path, label):
+def test_own_columns_are_read_by_name_and_label_by_own_or_raw_name(tmp_path, label):
     features = Features(numeric=("price",), categorical=("Item", "item"))
     shop = Recommender(name="shop", features=features, data=ColumnNames(label="clicked"))
     table = pa.table({"item": [5, None], label: [True, False], "seen": ["a", "b"], "Item": [7, 8], "price": [None, 2]})
@@ -61,7 +61,7 @@ def test_users_own_columns_are_read_by_their_names_and_label_by_its_own_or_raw_o
 
 
 @pytest.mark.parametrize("held", [{}, {"place": [3, 4]}])
-def test_column_that_is_served_as_one_value_may_be_absent_but_is_read_where_it_is_there(tmp_path, held):
+def test_column_served_as_one_value_may_be_absent_but_is_read_if_present(tmp_path, held):
     place = {"place": CategoricalOptions(served_as=1)}
     shop = Recommender(
         name="shop", features=Features(numeric=(), categorical=("place", "item"), categorical_options=place)
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named_by_file_row_and_column(tmp_path, raw_table, chan
         read(write(tmp_path / "rows.parquet", change(raw_table(5000))))
 
 
-def test_damaged_file_and_empty_folder_are_named(tmp_path):
+def test_corrupt_file_and_empty_folder_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ContractError, match="rows.parquet cannot be read"):
         read(tmp_path / "rows.parquet")
@@ -114,7 +114,7 @@ def test_text_that_resembles_number_is_no_category(text):
 
 
 @pytest.mark.parametrize("form", ["list", "objects", "arrow", "dictionary"])
-def test_words_and_any_whole_number_are_categories_that_files_of_them_become(form):
+def test_strings_and_integers_become_same_categories_as_in_files(form):
     words = ["red shoe", "7", "07", None, "-5", "red shoe"]
     numbers = [0, 2**52 - 1, 2**52, None, -(2**63), -1]
     for values, holds_words in ((words, True), (numbers, False)):

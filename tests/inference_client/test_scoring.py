@@ -1,4 +1,4 @@
-"""The client against a real gRPC server."""
+"""Tests of the client with a real gRPC server."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at rea
 
 def score(url, rows, sleep=asyncio.sleep, **settings):
     async def ask():
-        # float takes the chance out of the waits.
+        # float removes the randomness from the waits.
         async with ScoringClient(
             url, MODEL_NAME, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)
         ) as client:
@@ -32,7 +32,7 @@ def score(url, rows, sleep=asyncio.sleep, **settings):
 
 @pytest.fixture
 def refusing_url():
-    """An address at which nothing listens, held so that nobody else takes it."""
+    """An address at which nothing listens, reserved for this test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -45,7 +45,7 @@ def test_more_rows_than_batch_are_split_and_put_together_in_order(server, make_r
     assert sorted(server.scoring.requests) == [5, MAX_BATCH_ROWS, MAX_BATCH_ROWS]
 
 
-def test_one_connection_serves_many_requests_and_no_more_than_bound_are_in_flight(server, make_rows):
+def test_one_connection_serves_many_requests_within_in_flight_bound(server, make_rows):
     async def ask():
         async with ScoringClient(server.url, MODEL_NAME, ClientSettings(max_in_flight=3)) as client:
             return await asyncio.gather(*(client.score(*make_rows(2, seed)) for seed in range(40)))
@@ -110,7 +110,7 @@ def test_proxy_in_environment_is_not_asked(server, make_rows, score_rows, refusi
 
 
 def test_restarted_server_is_found_again(server, make_rows, score_rows):
-    """The channel's own waits between connections must not outlast the client's retries."""
+    """The channel's own waits between connections must be shorter than the client's retries."""
     rows = make_rows(2)
 
     async def ask():
@@ -178,7 +178,7 @@ def test_versions_that_never_settle_are_error(server, make_rows):
 def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
     numeric, categorical = CRITEO.numeric, CRITEO.categorical
     server.scoring.columns = {
-        # As many as the client has, so that only the names tell.
+        # As many as the client has, so that only the names differ.
         2: {"numeric": ["other", *numeric[1:]], "categorical": [*categorical[1:], "C1"]},
         3: {"numeric": list(numeric[4:]), "categorical": ["new", *categorical, "newer"]},
     }

@@ -1,4 +1,4 @@
-"""Deadlines, cancelled callers, back-pressure and replicas, against real gRPC servers."""
+"""Tests of deadlines, cancelled callers, back-pressure and replicas, with real gRPC servers."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' i
 
 @pytest.fixture
 def stuck(server):
-    """The server, holding every answer back; the test releases it."""
+    """A server that holds every answer back until the test releases it."""
     server.scoring.wait = server.make_event()
     yield server
     server.release(server.scoring.wait)
@@ -137,7 +137,7 @@ def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
 
     with pytest.raises(ServerUnavailable, match="maximum queue size"):
         asyncio.run(run())
-    # 0.8 more would pass the deadline.
+    # 0.8 more would exceed the deadline.
     assert waits == [0.05, 0.1, 0.2, 0.4]
 
 
@@ -174,12 +174,12 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_no_request(replicas, make_rows, score_rows):
+def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(replicas, make_rows, score_rows):
     first, second = replicas
     rows = make_rows(2)
 
     async def talk(client):
-        # Both must be connected before turns are even.
+        # Both must be connected before requests alternate evenly.
         while not (first.scoring.requests and second.scoring.requests):
             await client.score(*rows)
         before = [len(each.scoring.requests) for each in replicas]
@@ -190,7 +190,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_no_request(repl
         answers = [await client.score(*rows) for _ in range(20)]
         for answer in answers:
             np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-        # The one that comes back gets its share again.
+        # The returning one gets its share again.
         await asyncio.to_thread(second.start_again)
         seen = len(second.scoring.requests)
         end = time.monotonic() + 120
@@ -202,9 +202,11 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_no_request(repl
 
 
 class Unreliable:
-    """A TCP port before a server: `frozen` connections stay open and lead nowhere, as after a lost route.
+    """A TCP port before a server.
 
-    Before no server it accepts connections and says nothing.
+    Its `frozen` connections stay open but lead nowhere, as after a lost route.
+
+    Without a server it accepts connections and sends nothing.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -235,7 +237,7 @@ class Unreliable:
                     sink.sendall(content)
 
     def freeze(self) -> None:
-        """Lets what is open lead nowhere from now on; new connections are whole."""
+        """Stop forwarding open connections. New connections work."""
         self._frozen.set()
         self._frozen = threading.Event()
 
@@ -262,14 +264,14 @@ def unreliable():
 
 @pytest.fixture
 def quick_stalls(monkeypatch):
-    """Stalls are seen within a fraction of a second."""
+    """Stalls are detected within a fraction of a second."""
     monkeypatch.setattr(replicas_module, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(replicas_module, "MAX_STALL_SECONDS", 0.4)
     monkeypatch.setattr(replicas_module, "DOWN_SECONDS", 0.1)
 
 
 async def ask_all(client, rows, *, callers, requests):
-    """The answers of so many callers, each of whom asks so often, one after another."""
+    """Return the answers of `callers` callers with `requests` successive requests each."""
 
     async def caller():
         return [await client.score(*rows) for _ in range(requests)]
@@ -300,7 +302,7 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # At first its share, then a copy now and then.
+    # At first its share, then an occasional copy.
     assert len(ill.scoring.requests) < 60
 
 
@@ -352,7 +354,7 @@ def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(stuck, 
 
     async def talk(client):
         callers = [asyncio.create_task(client.score(*rows)) for _ in range(8)]
-        await until(lambda: stuck.scoring.in_flight == 16)  # each once more, by a new connection
+        await until(lambda: stuck.scoring.in_flight == 16)  # each once more, over a new connection
         stuck.release(stuck.scoring.wait)
         return await asyncio.gather(*callers)
 

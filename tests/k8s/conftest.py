@@ -1,4 +1,4 @@
-"""Each overlay's manifests, rendered once a session and kept in `build/manifests/`."""
+"""Each overlay's manifests, rendered once a session and stored in `build/manifests/`."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.yaml_texts import documents
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory):
-    """`rendered(overlay or variant)`: its objects, rendered once a session."""
+    """`rendered(overlay or variant)` returns its objects, rendered once a session."""
     known: dict[str, list[Manifest]] = {}
     scratch = tmp_path_factory.mktemp("kustomizations")
 
@@ -37,5 +37,5 @@ def manifests(rendered, overlay) -> list[Manifest]:
 
 @pytest.fixture(params=VARIANTS)
 def variant(request, rendered) -> list[Manifest]:
-    """The objects of each overlay, and of overlays with further components, in turn."""
+    """The objects of each overlay, and of overlays with optional components, in turn."""
     return rendered(request.param)

@@ -1,7 +1,9 @@
-"""Custom resources judged by compact schemas, one JSON file per kind in `crd_schemas/`, which state their source.
+"""Checks custom resources by compact schemas in `crd_schemas/`, one JSON file per kind, with their
+source.
 
-A schema holds the fields that this project uses or may soon use and refuses every other, so that a misspelt field
-fails here and not silently in a cluster. What Kubernetes itself defines is left to `kubernetes-validate`.
+A schema lists the fields that this project uses or may soon use and refuses all others. A misspelt
+field therefore fails here and not silently in a cluster. `kubernetes-validate` checks Kubernetes'
+own kinds.
 """
 
 import json
@@ -13,12 +15,14 @@ from tests.support.rendering import Manifest
 
 FOLDER = Path(__file__).resolve().parent / "crd_schemas"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
-"""By kind."""
+"""Schemas by kind."""
 CRD_KINDS = tuple(SCHEMAS)
 
 
 def validate_crd(manifest: Manifest) -> None:
-    """Raises AssertionError with every fault and where it is, also for a kind or an API version without a schema."""
+    """Raise AssertionError with every fault and its path, also for a kind or API version without a
+    schema.
+    """
     kind = manifest.get("kind")
     name = f"{kind} {manifest.get('metadata', {}).get('name')}"
     assert kind in SCHEMAS, f"{name}: no schema of this kind in {FOLDER.name}/; known are {', '.join(CRD_KINDS)}"

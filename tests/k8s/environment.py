@@ -1,6 +1,6 @@
-"""What a rendered pod gives its processes: environment, command, and which folders they may write.
+"""The environment, command and writable folders that a rendered pod gives its processes.
 
-For tests that hold manifests against code. Nothing here knows Evergreen's settings.
+Tests compare manifests with code through it. It knows none of Evergreen's settings.
 """
 
 import json
@@ -12,14 +12,16 @@ from tests.support.rendering import Manifest, find
 
 
 def container(workload: Manifest, name: str) -> Manifest:
-    """The container of that name, those that only initialise included."""
+    """Return the container or init container of that name."""
     spec = workload["spec"]["template"]["spec"]
     (found,) = [c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name]
     return found
 
 
 def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> dict[str, str]:
-    """Variables of a container: whole ConfigMaps first, then those that it states itself, as Kubernetes orders them."""
+    """Return a container's variables: those of ConfigMaps, overridden by its own, in Kubernetes'
+    order.
+    """
     found: dict[str, str] = {}
     ours = container(workload, name)
     for source in ours.get("envFrom", ()):
@@ -31,7 +33,7 @@ def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> 
 
 
 def command(workload: Manifest, name: str, dockerfile: str) -> list[str]:
-    """What the container runs: its own command, else its image's."""
+    """Return what the container runs: its own command, otherwise its image's."""
     ours = container(workload, name)
     if "command" in ours:
         return [*ours["command"], *ours.get("args", ())]
@@ -40,10 +42,10 @@ def command(workload: Manifest, name: str, dockerfile: str) -> list[str]:
 
 
 def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]:
-    """The volume under which `path` lies in a container, and whether it may be written.
+    """Return the volume that contains `path` in a container, and whether it is writable.
 
     Raises:
-        LookupError: it lies on the image's own file system.
+        LookupError: the path is on the image's own file system.
     """
     mounts = sorted(container(workload, name)["volumeMounts"], key=lambda m: -len(m["mountPath"]))
     for mount in mounts:
@@ -55,6 +57,8 @@ def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]
 
 
 def mounted(workload: Manifest, name: str, text: str, root: Path) -> str:
-    """`text` with every path below a mount of the container moved below `root`, where a test has made them."""
+    """Replace every path below a mount of the container in `text` by the test's folder below
+    `root`.
+    """
     paths = sorted((m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True)
     return re.sub(rf"(?<![\w/.])({'|'.join(map(re.escape, paths))})(?=/|$)", rf"{root}\1", text)

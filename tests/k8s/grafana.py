@@ -1,4 +1,4 @@
-"""The dashboards that ship, and their queries as Prometheus gets them once Grafana has filled in its variables."""
+"""The shipped dashboards, and their queries with Grafana's variables filled in."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from tests.support.rendering import K8S
 
 FOLDER = K8S / "components" / "observability" / "dashboards"
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
-"""By the name of the file."""
+"""Dashboards by file name."""
 CHOSEN = {"namespace": "evergreen", "recommender": "shop", "version": ".+", "model": ".+"}
 CHOSEN |= {"__rate_interval": "1m", "__range": "1h"}
 """What stands for a variable: a namespace, all versions and models, and Grafana's own. Its least rate interval is four
@@ -17,31 +17,31 @@ scrapes."""
 
 
 class Asked(NamedTuple):
-    """A query, and where it stands."""
+    """A query and its position."""
 
     dashboard: str
     title: str
     letter: str
-    """Name of the query within its panel; `mark` for an annotation."""
+    """Name of the query within its panel, or `mark` for an annotation."""
     expr: str
-    """With no variable left in it."""
+    """Expression without variables."""
 
     def __str__(self) -> str:
         return f"{self.dashboard} / {self.title} / {self.letter}"
 
 
 def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its panels without the headings of rows."""
+    """Return the dashboard's panels without row headings."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def filled(text: str) -> str:
-    """The text with Grafana's variables replaced; KeyError for one that nothing stands for."""
+    """Replace Grafana's variables in the text. Raises KeyError for an unknown one."""
     return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN[match[1]], text)
 
 
 def queries() -> Iterator[Asked]:
-    """Every query of every panel, and of the marks, of every dashboard."""
+    """Yield every query of every panel and annotation of every dashboard."""
     for name, dashboard in sorted(DASHBOARDS.items()):
         for panel in panels(dashboard):
             for target in panel["targets"]:
@@ -51,7 +51,7 @@ def queries() -> Iterator[Asked]:
 
 
 def offered(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Variables that offer a label's values: name, selector of the series, label."""
+    """Yield the variables that offer a label's values: name, selector of the series, label."""
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])

@@ -1,9 +1,10 @@
-"""Whether NetworkPolicies let a connection through, by the rules of Kubernetes' documentation ("Network Policies").
+"""Evaluates NetworkPolicies by the rules of Kubernetes' documentation ("Network Policies").
 
-A pod that a policy selects for a direction is isolated in it: only what some policy selecting it lists is let through.
-A connection needs the egress of its source and the ingress of its destination. Where the documentation leaves open
-whether an `ipBlock` also matches pods' own addresses, it does here: what is denied is denied by either reading. Whether
-a cluster's network enforces policies at all is not known here.
+A pod selected by a policy for a direction is isolated in it: only the connections that some policy
+allows get through. A connection needs the egress of its source and the ingress of its destination.
+The documentation leaves open whether an `ipBlock` also matches pods' own addresses. Here it does,
+so that a denial is a denial by either reading. Whether a cluster's network enforces policies at all
+is outside the scope of these tests.
 """
 
 import ipaddress
@@ -21,15 +22,15 @@ class End:
 
     address: str
     namespace: str = ""
-    """Empty = no pod."""
+    """Namespace, empty for an address that is no pod."""
     labels: dict[str, str] = field(default_factory=dict)
     namespace_labels: dict[str, str] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
-    """Named ports."""
+    """Named ports of the pod."""
 
 
 def allowed(policies: list[Manifest], source: End, destination: End, port: int, protocol: str = TCP) -> bool:
-    """Whether `source` may open a connection to `port` of `destination`."""
+    """Return whether `source` may open a connection to `port` of `destination`."""
     out = _lets(policies, source, destination, destination, port, protocol, "Egress")
     return out and _lets(policies, destination, source, destination, port, protocol, "Ingress")
 
@@ -37,7 +38,7 @@ def allowed(policies: list[Manifest], source: End, destination: End, port: int, 
 def _lets(
     policies: list[Manifest], pod: End, peer: End, destination: End, port: int, protocol: str, direction: str
 ) -> bool:
-    """Whether the policies of `pod` let a connection with `peer` through in that direction."""
+    """Return whether the policies of `pod` allow a connection with `peer` in that direction."""
     if not pod.namespace:
         return True
     ours = [p for p in policies if p["metadata"]["namespace"] == pod.namespace and _isolates(p, pod, direction)]
@@ -53,7 +54,7 @@ def _lets(
 
 def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
     spec = policy["spec"]
-    # Without the field: Ingress always, Egress where the policy has such rules.
+    # Without the field the types are Ingress, and Egress if the policy has egress rules.
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return direction in types and matches(spec["podSelector"] or {}, pod.labels)
 

@@ -1,8 +1,9 @@
-"""Triton's container as a manifest describes it, run by this machine's server wheel and asked as a kubelet asks it.
+"""Runs Triton's container from a manifest with this machine's server wheel, and probes it like a
+kubelet.
 
-The arguments are the manifest's own, in their order. Only what this machine must have otherwise is changed: the
-repository's path, the ports' numbers (free ones), and, added at the end, loopback addresses and where the wheel keeps
-its backend. What a cluster does with the answers of the probes is for the tests to say.
+The arguments are the manifest's own, in their order. Only the differences of this machine are
+applied: the repository's path, free port numbers, and at the end loopback addresses and the
+backend's path in the wheel. Tests decide what a cluster does with the answers of the probes.
 """
 
 import os
@@ -19,13 +20,13 @@ from tests.support.rendering import Manifest, containers, find
 
 
 def triton_container(manifests: list[Manifest]) -> Manifest:
-    """The one container of Deployment `triton`."""
+    """Return the one container of Deployment `triton`."""
     (container,) = containers(find(manifests, "Deployment", "triton")["spec"]["template"]["spec"])
     return container
 
 
 def variables(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
-    """What the container's environment holds, read from the ConfigMaps that it names; what Secrets hold is left out."""
+    """Return the container's environment from the ConfigMaps that it names, without Secrets."""
     found = {}
     for entry in container.get("env", ()):
         if "value" in entry:
@@ -36,26 +37,28 @@ def variables(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
 
 
 def expanded(text: str, values: dict[str, str]) -> str:
-    """`$(NAME)` replaced as Kubernetes does it: a name that is not defined stays as it stands."""
+    """Replace `$(NAME)` like Kubernetes does. An undefined name stays unchanged."""
     return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), text)
 
 
 def flag(container: Manifest, name: str) -> str:
-    """The value of the one argument `--name=value`."""
+    """Return the value of the one argument `--name=value`."""
     (found,) = [a.partition("=")[2] for a in container["args"] if a.startswith(f"--{name}=")]
     return found
 
 
 class TritonPod:
-    """One container between `start` and `stop`, or in a `with`; its log is kept in `folder`.
+    """One container between `start` and `stop`, or in a `with` block.
+
+    Its log is written to `folder`.
 
     Args:
         manifests: A rendered overlay.
-        repository: Stands for the model repository that the manifest names: a folder or a URI.
+        repository: Replaces the manifest's model repository: a folder or a URI.
         folder: For the log and the prepared backend.
-        change: Flag -> another value, for a test that shows what the manifest's value is good for.
-        environment: Variables beside this process's own.
-        until: The probe that must have passed before the `with` begins; None = nothing is waited for.
+        change: Flag -> another value, for a test that shows the purpose of the manifest's value.
+        environment: Variables besides this process's own.
+        until: The probe that must pass before the `with` block starts. None waits for nothing.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class TritonPod:
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> "TritonPod":
-        """Starts the server, and waits for the probe that was asked for."""
+        """Start the server and wait for the requested probe."""
         self._folder.mkdir(parents=True, exist_ok=True)
         wheel = prepare(DEFAULT_VENV, self._folder / "runtime")
         self.ports = _free_ports()
@@ -111,7 +114,7 @@ class TritonPod:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends the server and its stubs, by their group, and sweeps their shared memory."""
+        """End the server and its stubs by their group, and remove their shared memory."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -124,26 +127,28 @@ class TritonPod:
 
     @property
     def grpc_url(self) -> str:
-        """host:port that stands for the pod's address and its port `grpc`."""
+        """host:port in place of the pod's address and its port `grpc`."""
         return f"{LOOPBACK}:{self.ports.grpc}"
 
     @property
     def log(self) -> str:
-        """What the server has said."""
+        """Output of the server."""
         return (self._folder / "triton.log").read_text(errors="replace")
 
     def get(self, path: str, *, port: str = "http", timeout: float = 5.0) -> int:
-        """HTTP status of a path; 0 where nobody answers."""
+        """Return the HTTP status of a path, or 0 if nobody answers."""
         return ask(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout).status
 
     def passes(self, probe: str) -> bool:
-        """Whether a kubelet would count this probe as passed now: any status from 200 to 399."""
+        """Return whether a kubelet would count this probe as passed now: any status from 200 to
+        399.
+        """
         asked = self.container[probe]["httpGet"]
         status = self.get(asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"])
         return 200 <= status < 400
 
     def wait_for(self, probe: str, seconds: float = 120.0) -> None:
-        """Returns once the probe passes, or says what the server said."""
+        """Wait until the probe passes. A timeout reports the server's output."""
 
         def passes() -> bool:
             assert self.process.poll() is None, f"triton ended with {self.process.returncode}: {self.log[-2000:]}"
@@ -152,5 +157,5 @@ class TritonPod:
         wait_for(passes, seconds=seconds)
 
     def metrics(self) -> str:
-        """The Prometheus text of port `metrics`."""
+        """Return the Prometheus text of port `metrics`."""
         return ask(f"http://{LOOPBACK}:{self.ports.metrics}/metrics", timeout=5.0).text

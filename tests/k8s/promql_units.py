@@ -1,6 +1,7 @@
-"""PromQL judged by promtool's own engine: queries over given series, with what they must answer.
+"""Evaluates PromQL with promtool's own engine: queries over given series, with expected answers.
 
-Files and promtool's words stay in `build/promtool/`. promtool compares exactly; a tolerance is part of the query.
+Files and promtool's output are in `build/promtool/`. promtool compares exactly, so a tolerance is
+part of the query.
 """
 
 import shutil
@@ -16,7 +17,7 @@ FOLDER = REPOSITORY / "build" / "promtool"
 
 
 class Question(NamedTuple):
-    """One query at one moment, and the samples it must answer with: labels (`{pod="a"}`) to value."""
+    """One query at one time, and its expected samples: labels (`{pod="a"}`) to value."""
 
     query: str
     at: str
@@ -24,13 +25,16 @@ class Question(NamedTuple):
 
 
 def ask(name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s") -> None:
-    """Returns if promtool finds every answer as it should be; its words are the assertion's otherwise.
+    """Assert that promtool finds every answer as expected.
+
+    The assertion's message is promtool's output.
 
     Args:
         name: Name of the files.
-        series: Values by series, in promtool's notation (`0+10x5`, `_` = no sample), one each `interval`.
-        questions: What to ask.
-        interval: Between two values.
+        series: Values by series, in promtool's notation (`0+10x5`, `_` = no sample), one each
+            `interval`.
+        questions: The queries with their expected samples.
+        interval: Time between two values.
     """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: queries cannot be evaluated as Prometheus does")
@@ -56,5 +60,5 @@ def ask(name: str, series: dict[str, str], questions: list[Question], *, interva
 
 
 def close_to(query: str, truth: float, *, share: float = 1e-9) -> str:
-    """The query whose answer is 1 where `query` is within `share` of `truth`, and 0 where it is not."""
+    """Return a query whose answer is 1 if `query` is within `share` of `truth`, and otherwise 0."""
     return f"abs(({query}) / {truth!r} - 1) < bool {share!r}"

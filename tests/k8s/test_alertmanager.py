@@ -1,4 +1,6 @@
-"""The example of Alertmanager's configuration: whole, without secrets, and alerts reach whom their severity says."""
+"""Tests of the example Alertmanager configuration: valid, without secrets, and alerts are routed by
+severity.
+"""
 
 import re
 import shutil
@@ -35,7 +37,7 @@ def test_alert_reaches_whom_its_severity_says(name):
     assert "://" not in re.sub(r"#.*", "", PATH.read_text()), "addresses and keys are files of a secret"
 
 
-def test_what_silences_and_what_is_silenced_are_alerts_of_ours_and_page_is_never_silenced_by_ticket():
+def test_inhibitions_name_own_alerts_and_ticket_never_silences_page():
     for rule in CONFIG["inhibit_rules"]:
         sources, targets = (
             {name for name in ALERTS if all(_matches(m, name) for m in rule[f"{end}_matchers"])}

@@ -1,7 +1,8 @@
-"""Every alert fires at the minute it must, says the numbers, stays silent just below, and ends, as promtool runs it.
+"""Tests of every alert with promtool: it fires on time with its numbers, is silent just below, and
+ends.
 
-The cases are in alert_cases.yaml. The rules are read from the manifest, which is their only home; what promtool is
-given and what it says is kept in build/promtool/.
+The cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
+promtool's input and output are in build/promtool/.
 """
 
 import re
@@ -19,7 +20,7 @@ from tests.support.paths import REPOSITORY
 
 RUNBOOK = REPOSITORY / "docs" / "runbook.md"
 BUILD = REPOSITORY / "build" / "promtool"
-# Everything is text: to YAML's own types `0x30`, which is thirty zeros here, is 48.
+# Everything stays text, because YAML would read `0x30`, thirty zeros here, as 48.
 CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), Loader=yaml.BaseLoader)  # noqa: S506
 DEFAULTS = {
     "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0", "recommender": "click_model"},
@@ -31,14 +32,14 @@ SERIES = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})?")
 
 
 def with_defaults(series: str) -> tuple[str, dict[str, str]]:
-    """Name and labels of a case's series."""
+    """Return name and labels of a case's series."""
     found = SERIES.fullmatch(series)
     (default,) = [labels for prefix, labels in DEFAULTS.items() if found["name"].startswith(prefix)]
     return found["name"], {**default, **dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] or ""))}
 
 
 def promtool_test(case: dict[str, Any]) -> dict[str, Any]:
-    """The case as promtool takes it."""
+    """Return the case in promtool's form."""
     rule = ALERTS[case["alert"]]
     expected = [{"eval_time": time, "alertname": case["alert"], "exp_alerts": []} for time in case.get("silent", ())]
     for time, description in case.get("fires", {}).items():
@@ -56,7 +57,7 @@ def promtool_test(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alert and the recording rules that it rests on, those first."""
+    """Return the recording rules that the alert uses, and then the alert."""
     needed: list[dict[str, Any]] = []
     for selector in selectors(alert["expr"]):
         if selector.name in RECORDED:
@@ -65,7 +66,10 @@ def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
-    """What promtool says against each alert; one file of rules and one of tests for each, kept in `folder`."""
+    """Return promtool's complaints by alert.
+
+    Each alert gets one file of rules and one of tests in `folder`.
+    """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be run")
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +117,12 @@ def test_alerts_fire_and_end_as_their_cases_say():
     ],
 )
 def test_cases_notice_rule_that_is_deaf_late_or_loud(change, tmp_path):
-    """The harness itself: no alert could be silenced, delayed or left on without a case of its own that fails."""
+    """Tests the harness: a silenced, delayed or permanent alert makes one of its cases fail."""
     said = run_promtool(tmp_path, [{**rule, **change} for rule in ALERTS.values()])
     assert said.keys() == ALERTS.keys()
 
 
-def test_every_alert_has_case_that_fires_and_ends_and_one_that_stays_silent():
+def test_every_alert_has_case_that_fires_and_ends_and_one_that_is_silent():
     for name in ALERTS:
         cases = [case for case in CASES if case["alert"] == name]
         assert any(case.get("fires") for case in cases), f"{name} never fires"
@@ -136,7 +140,7 @@ def test_cases_use_series_that_exist():
 
 
 def labels_of_record(name: str) -> Labels:
-    """By Prometheus' convention the first part of a recorded name is its labels."""
+    """Return the labels of a recorded name, which are its first part by Prometheus' convention."""
     return frozenset(name.split(":")[0].split("_"))
 
 
@@ -175,7 +179,7 @@ def test_label_values_asked_for_are_those_that_exist():
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_alert_says_how_urgent_it_is_what_happened_and_where_its_runbook_is(name):
+def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
     rule = ALERTS[name]
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
     assert rule["labels"]["severity"] in ("page", "ticket")

@@ -1,7 +1,8 @@
-"""The shipped queries tell the truth of recorded servers, by Prometheus' own engine; the reference's query does not.
+"""Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
 
-The series are what real Tritons counted (`queue_series.json`). The truth is arithmetic on the same counters, and the
-clients' own count of answers says that the counters can be trusted.
+The reference's query is not. The series are counters of real Tritons (`queue_series.json`). The
+expected values are computed from the same counters, and the clients' own counts of answers verify
+the counters.
 """
 
 import pytest
@@ -15,14 +16,15 @@ REFERENCE = (
     f'1000 * avg(delta({QUEUE}{{namespace="evergreen",pod=~"triton-.+"}}[30s])'
     f'/(1+delta({SUCCESS}{{namespace="evergreen",pod=~"triton-.+"}}[30s]))/1000) by (namespace)'
 )
-"""NVIDIA-Merlin/gcp-ml-ops, yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, by namespace as it is
-deployed there; 1000 makes its milliseconds ours."""
+"""Query of NVIDIA-Merlin/gcp-ml-ops,
+yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, by namespace as deployed there.
+The factor 1000 converts its milliseconds."""
 ONE = {"{}": 1}
-"""The one sample of a fleet's query whose comparison holds."""
+"""The one sample of a fleet's query whose comparison is true."""
 
 
 def shipped(*pods):
-    """The queries as they are sent, asked about these pods."""
+    """Return the queries as sent, restricted to these pods."""
     return {name: of_pods(query, *pods) for name, query in read_queries(KEDA).items()}
 
 
@@ -35,7 +37,8 @@ def test_recorded_servers_counted_what_their_clients_got_answered():
         assert lost + after_the_last_reading == RECORD["answered"][pod]
 
 
-# 75: one of three models has traffic. 90: a second wakes, slow and seldom. 120: a server killed in the window.
+# 75: one of three models has traffic. 90: a second one starts, slow and rare. 120: a server is
+# killed in the window.
 @pytest.mark.parametrize(
     ("pods", "moment"),
     [
@@ -57,8 +60,9 @@ def test_queue_time_per_request_is_truth(pods, moment):
         recorded_series(),
         [
             Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
-            # Between two readings the window holds 55 s of them. Prometheus extrapolates both counters of a model
-            # alike; of a model whose first requests fall into the window, by up to a reading less than of others.
+            # Between two readings the window holds 55 s of them. Prometheus extrapolates both
+            # counters of a model by the same factor. If a model's first requests fall into the
+            # window, the factor differs by up to one reading.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
             Question(close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}),
         ],
@@ -76,20 +80,20 @@ def test_reference_query_misses_truth_of_same_series():
         "reference",
         recorded_series(),
         [
-            # Two models without traffic: a third of the truth.
+            # Two models without traffic give a third of the true value.
             off_by(["busy"], 75, 0.32, 0.35),
-            # One more model, few requests and slow: nearly six times the truth.
+            # One more model with few slow requests gives nearly six times the true value.
             off_by(["busy"], 150, 5.5, 5.7),
-            # Three requests, and one added to them: a quarter is lost.
+            # Three requests with one more added lose a quarter.
             off_by(["quiet"], 85, 0.74, 0.76),
-            # All pods, of which one hangs.
+            # All pods, one of which hangs.
             off_by(PODS, 60, 0.33, 0.35),
             off_by(PODS, 150, 2.9, 3.1),
         ],
     )
 
 
-def test_servers_that_complete_nothing_say_zero_queue_time_and_how_many_wait():
+def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
     waiting = RECORD["readings"]["stuck"][-1][PENDING]["click_model"]
     assert waiting >= 10
     queries = shipped("stuck")
@@ -106,7 +110,8 @@ def test_servers_that_complete_nothing_say_zero_queue_time_and_how_many_wait():
 
 def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    # Its server answers from the eighth minute-quarter on; a pod whose server has no model yet has no series at all.
+    # Its server answers from the eighth quarter of a minute on. A pod whose server has no model yet
+    # has no series at all.
     series = {f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)}
     queries = shipped("new", "without-a-model")
     ask(
@@ -128,7 +133,7 @@ def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="lone"}}': "0 0 0 0 1 1 1 1",
-            # Read between the server's two additions: the time is there, the request not yet.
+            # Read between the server's two additions: the time is counted, but not the request yet.
             f'{QUEUE}{{{labels},pod="late"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",
         },

@@ -1,6 +1,6 @@
-"""The dashboards ask for metrics that exist, and are JSON as Grafana takes it.
+"""Tests that the dashboards use existing metrics and are JSON in Grafana's form.
 
-Whether their queries return numbers is asked of a real Prometheus in tests/e2e/test_dashboards_on_prometheus.py.
+tests/e2e/test_dashboards_on_prometheus.py runs their queries on a real Prometheus.
 """
 
 import json
@@ -18,21 +18,21 @@ from tests.support.rendering import K8S, find
 from tests.support.scaler_queries import KEDA, read_queries
 
 UNITS = {"short", "none", "bytes", "s", "µs", "percentunit", "reqps", "cps", "dateTimeFromNow"}
-"""Of Grafana's ids in packages/grafana-data/src/valueFormats/categories.ts, those in use here."""
+"""Grafana's unit ids in use here, from packages/grafana-data/src/valueFormats/categories.ts."""
 
 every_query = pytest.mark.parametrize("asked", list(queries()), ids=str)
 every_dashboard = pytest.mark.parametrize("name", sorted(DASHBOARDS))
 
 
 def parts(expression) -> list:
-    """The expression and every expression inside it."""
+    """Return the expression and every expression inside it."""
     inner = [getattr(expression, name, None) for name in ("expr", "lhs", "rhs", "param", "vector_selector")]
     inner += getattr(expression, "args", None) or []
     return [expression, *(each for part in inner if isinstance(part, promql.Expr) for each in parts(part))]
 
 
 def unknown_labels(text: str) -> set[str]:
-    """Labels by which an expression groups or joins, and that a metric inside does not carry."""
+    """Return labels by which an expression groups or joins, but which its metrics do not have."""
     found = set()
     for part in parts(promql.parse(text)):
         if isinstance(part, promql.AggregateExpr) and part.modifier is not None:
@@ -69,7 +69,7 @@ def test_every_metric_of_monitor_is_on_dashboard():
 
 @every_dashboard
 def test_grafanas_own_types_hold_every_field(name):
-    """Except those of the annotations, which are the Prometheus data source's own."""
+    """Except the fields of annotations, which belong to the Prometheus data source."""
     dashboard = {**DASHBOARDS[name], "annotations": {}}
     assert json.loads(json.dumps(Dashboard.from_json(dashboard), cls=JSONEncoder)) == dashboard
 
@@ -82,7 +82,7 @@ def test_queue_panels_show_by_pod_what_autoscaler_asks():
 
 
 @every_dashboard
-def test_every_panel_says_what_it_shows_in_which_unit_from_chosen_data_source(name):
+def test_every_panel_has_description_unit_and_chosen_data_source(name):
     for panel in panels(DASHBOARDS[name]):
         assert len(panel["description"]) > 20, panel["title"]
         assert panel["description"].endswith("."), panel["title"]
@@ -94,7 +94,7 @@ def test_every_panel_says_what_it_shows_in_which_unit_from_chosen_data_source(na
 
 
 @every_dashboard
-def test_every_variable_is_defined_before_it_is_used_and_offers_label_that_exists(name):
+def test_every_variable_is_defined_before_use_and_offers_existing_label(name):
     dashboard = DASHBOARDS[name]
     defined = [variable["name"] for variable in dashboard["templating"]["list"]]
     assert defined[:2] == ["datasource", "namespace"]
@@ -108,7 +108,7 @@ def test_every_variable_is_defined_before_it_is_used_and_offers_label_that_exist
 
 
 def test_grafanas_sidecar_finds_each_dashboard_in_config_map(manifests, overlay):
-    """Whole, but for the runbook's address, which is the overlay's."""
+    """Complete, except for the runbook's address, which depends on the overlay."""
     runbook = read_values(K8S / "overlays" / overlay / "cluster.env")["RUNBOOK_URL"]
     for name, dashboard in DASHBOARDS.items():
         config_map = find(manifests, "ConfigMap", f"evergreen-dashboard-{name}")

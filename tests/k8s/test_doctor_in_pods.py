@@ -1,4 +1,4 @@
-"""What `evergreen doctor` runs in the cluster's pods finds its container, variables and folders in every rendering."""
+"""Tests that `evergreen doctor` finds its containers, variables and folders in every rendering."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ PARTS = {"modes of files", "record log", "lake", "model repository"}
 
 @pytest.fixture(params=["cpu", "gke"])
 def in_pods(request, rendered):
-    """The rendering, and of each part what was run where."""
+    """The rendering, and what was run in which pod for each part."""
     manifests, ran = rendered(request.param), []
 
     def kubectl(command, **_):

@@ -1,6 +1,8 @@
-"""`make kind`: the script's steps against doubles of docker, kind and kubectl, and its commands by their own parsers.
+"""Tests of `make kind`: the script with doubles of docker, kind and kubectl, and its commands' own
+parsers.
 
-The doubles note what they are told and know what was made; `kubectl kustomize` is the real one. No cluster was made.
+The doubles record their calls and remember what was created. `kubectl kustomize` is the real one.
+No cluster is created.
 """
 
 import json
@@ -28,7 +30,9 @@ DOUBLES = {path.stem: path.read_text() for path in (Path(__file__).parent / "kin
 
 @pytest.fixture
 def run(tmp_path):
-    """`run(*steps)`: what the doubles were told, a line each, after a run of the script that ended well."""
+    """`run(*steps)` runs the script, which must succeed, and returns the doubles' calls, one per
+    line.
+    """
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
     tools, place = tmp_path / "bin", tmp_path / "machine"
@@ -79,7 +83,7 @@ def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
 
 @pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
 def test_every_installation_has_failed_steps_tried_again(path):
-    """Kubeflow Pipelines as installed tries none again, whatever the pipeline says."""
+    """Kubeflow Pipelines as installed never retries, whatever the pipeline says."""
     text = (REPOSITORY / path).read_text().replace("\\\n", " ")
     (patch,) = re.findall(r"set env deployment/ml-pipeline .*'COMPILED_PIPELINE_SPEC_PATCH=(.+?)'", text)
     assert json.loads(patch) == {"templateDefaults": {"retryStrategy": {"retryPolicy": "Always", "limit": "0"}}}

@@ -1,8 +1,9 @@
-"""The real monitor and uploader, started as the manifests start them: command, environment, folders, probes, stop.
+"""Tests of the real monitor and uploader as the manifests start them: command, environment, probes,
+stop.
 
-What a machine without a cluster must change: mounts lie below a temporary folder, the port is a free one on 127.0.0.1,
-Kubeflow is away, and the log is a SQLite file. Everything else is the rendered text. Where the kernel allows it, a run
-has the root file system read-only, as the pod has.
+A machine without a cluster changes some things: mounts are below a temporary folder, the port is a
+free one on 127.0.0.1, Kubeflow is absent, and the log is a SQLite file. Everything else is the
+rendered text. If the kernel allows it, a run has a read-only root file system like the pod.
 """
 
 import json
@@ -28,7 +29,7 @@ from tests.support.rendering import Manifest, find
 pytestmark = pytest.mark.e2e
 
 DOCKERFILE = "monitoring/Dockerfile"
-# The folder stays writable by its own mount; then everything else is not.
+# The folder stays writable through its own mount, and everything else becomes read-only.
 READ_ONLY_ROOT = ["unshare", "-Urm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind / && exec "$@"']
 
 
@@ -57,14 +58,16 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
-            # A name of the cluster, which a resolver may take half a minute to deny; here nobody listens.
+            # A cluster's name may take a resolver half a minute to deny. At this address nobody
+            # listens.
             found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
 
     def start(self, name: str, **changes: str) -> subprocess.Popen[bytes]:
         argv = [mounted(self.deployment, name, word, self.root) for word in command(self.deployment, name, DOCKERFILE)]
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
-        # Nothing of this session's environment but the way to programs: the pod has none of it either.
+        # Only the path to programs is inherited from this session's environment, because the pod
+        # has none of it.
         variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
         with open(self.root / f"{name}.log", "ab") as lines:
             process = subprocess.Popen(
@@ -81,7 +84,7 @@ class Pod:
         return process.wait(self.grace_seconds)
 
     def probe(self, name: str) -> int:
-        """The status that the probe of that name gets; 0 = no answer."""
+        """Return the HTTP status of the probe of that name, or 0 without an answer."""
         probe = container(self.deployment, "monitor")[name]["httpGet"]
         ports = {p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]}
         assert ports[probe["port"]] == 9464  # here: self.port
@@ -115,7 +118,7 @@ def make_pod(tmp_path):
 
 
 def _lives(pod: Pod) -> None:
-    """From the folders' container to the end by SIGTERM, with records on their way."""
+    """Run the pod from the folders' init container to SIGTERM, with records in progress."""
     assert pod.start("folders").wait(120) == 0
     accept_into(pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2}))
     monitor = pod.start("monitor")
@@ -148,5 +151,6 @@ def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
     )
     if probe.returncode != 0:
         pytest.skip(f"this kernel lets us make no read-only root: {probe.stderr.strip() or probe.returncode}")
-    # The root is the base's in every overlay; this overlay's lake is a folder, which can be looked into.
+    # The root is the base's in every overlay. This overlay's lake is a folder, so its content can
+    # be checked.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))

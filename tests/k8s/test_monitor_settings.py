@@ -1,4 +1,6 @@
-"""The monitor's manifests against its code: every key a setting, every path on a volume, every port the same."""
+"""Tests the monitor's manifests against its code: every key is a setting, paths are on volumes,
+ports agree.
+"""
 
 import re
 
@@ -41,7 +43,7 @@ def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
 
 @pytest.fixture
 def settings(manifests, monitor) -> InstallationSettings:
-    """As the process reads them."""
+    """The settings as the process reads them."""
     return read(InstallationSettings, environment_of(manifests, monitor, "monitor"))
 
 
@@ -52,19 +54,20 @@ def uploader(manifests, monitor) -> UploaderSettings:
 
 def test_pod_is_what_two_processes_need(monitor, settings, uploader):
     spec = monitor["spec"]["template"]["spec"]
-    assert settings.acting.trigger == "kubeflow"
+    assert settings.actions.trigger == "kubeflow"
     assert uploader.archive == settings.archive
     assert settings.log_format == uploader.log_format == "json"
-    # A variable that a container states itself would win over the ConfigMap's.
+    # A variable set in a container would override the ConfigMap's.
     for name in ("monitor", "uploader"):
         assert not [e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")]
-    # Kubernetes puts each Service into variables: EVERGREEN_MONITOR_SERVICE_HOST would end the monitor at its start.
+    # Kubernetes sets variables for each Service. EVERGREEN_MONITOR_SERVICE_HOST would stop the
+    # monitor at its start.
     assert spec["enableServiceLinks"] is False
     # A rolling update would start the new pod first, which could not mount the disk on another node.
     assert (monitor["spec"]["strategy"], monitor["spec"]["replicas"]) == ({"type": "Recreate"}, 1)
     assert spec["terminationGracePeriodSeconds"] > 2 * sum(REQUEST_TIMEOUT_SECONDS)
     assert len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1
-    with pytest.raises(LookupError):  # the uploader is given no token
+    with pytest.raises(LookupError):  # the uploader gets no token
         volume_at(monitor, "uploader", TOKEN_PATH)
 
 
@@ -82,8 +85,10 @@ def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, up
 
 
 def runs_namespace(settings) -> str:
-    """Where the pipeline's pods are: beside Kubeflow's API, or in the profile where it has several users."""
-    return settings.acting.kubeflow.kubeflow_namespace or "kubeflow"
+    """Return the namespace of the pipeline's pods: Kubeflow's, or the profile if it has several
+    users.
+    """
+    return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 
 def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
@@ -98,7 +103,8 @@ def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifest
         volume = volumes[claim["spec"]["volumeName"]]
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
-        # Empty means no class in a claim; the API server drops it from a volume, which would differ at every apply.
+        # Empty means no class in a claim. The API server drops it from a volume, which would differ
+        # at every apply.
         assert claim["spec"]["storageClassName"] == ""
         assert "storageClassName" not in volume
         assert volume["accessModes"] == claim["spec"]["accessModes"]
@@ -119,7 +125,7 @@ def test_pages_are_at_one_port_everywhere(manifests, monitor, settings):
     (served,) = find(manifests, "Service", "monitor")["spec"]["ports"]
     assert settings.http.http_port == port["containerPort"] == served["port"]
     assert served["targetPort"] == port["name"]
-    # Probes and Prometheus come from other machines.
+    # Probes and Prometheus connect from other machines.
     assert settings.http.http_host == "0.0.0.0"
 
 
@@ -128,19 +134,19 @@ def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
     for name in ("startupProbe", "livenessProbe"):
         assert probes[name]["httpGet"]["path"] == "/healthz", name
     assert probes["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    # The process is told from stuck by its own clock; the probes must not be quicker than that at a slow start.
+    # The process detects a stuck loop by its own clock. The probes must allow for a slow start.
     startup = probes["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > STALL_SECONDS
 
 
 def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, settings):
-    assert settings.acting.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
-    assert settings.acting.kubeflow.pipeline_name == PIPELINE_NAME
-    account = find(manifests, "ServiceAccount", settings.acting.kubeflow.kubeflow_service_account)
+    assert settings.actions.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    assert settings.actions.kubeflow.pipeline_name == PIPELINE_NAME
+    account = find(manifests, "ServiceAccount", settings.actions.kubeflow.kubeflow_service_account)
     assert account["metadata"]["namespace"] == runs_namespace(settings)
 
 
-def test_token_for_kubeflow_lies_where_trigger_looks_and_is_good_for_nothing_else(monitor):
+def test_kubeflow_token_is_where_trigger_looks_and_good_for_nothing_else(monitor):
     volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
     (source,) = volume["projected"]["sources"]
     (mount,) = [m for m in container(monitor, "monitor")["volumeMounts"] if m["name"] == volume["name"]]
@@ -156,17 +162,20 @@ def test_log_is_one_that_several_machines_reach(settings):
     assert log.path
 
 
-def test_webhooks_address_is_read_from_optional_secret_and_stands_nowhere_else(manifests, monitor, settings):
-    if not settings.acting.notifications.webhook_file:
+def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(manifests, monitor, settings):
+    if not settings.actions.notifications.webhook_file:
         assert "evergreen-notifications" not in str(monitor)
         return
-    volume, _ = volume_at(monitor, "monitor", settings.acting.notifications.webhook_file)
+    volume, _ = volume_at(monitor, "monitor", settings.actions.notifications.webhook_file)
     assert volume["secret"] == {"secretName": "evergreen-notifications", "optional": True}
     assert not [m for m in manifests if m["kind"] == "Secret"]
 
 
 def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
-    """By the user that may: the pipeline's pods have no group of the share's root."""
+    """They are created by the user that may.
+
+    The pipeline's pods have no group of the share's root.
+    """
     made = command(monitor, "folders", "monitoring/Dockerfile")
     assert made[:2] == ["mkdir", "-p"]
     baking = str(findings_path(settings.store, 1).parent)
@@ -183,7 +192,10 @@ def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, up
 
 
 def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
-    """A monitor that is taken over must not write journal, models or repository, nor an uploader read them."""
+    """A compromised monitor must not write journal, models or repository.
+
+    A compromised uploader must not read them.
+    """
     found = [
         each for each, spec in workloads(variant) if {c["name"] for c in spec["containers"]} >= {"monitor", "uploader"}
     ]
@@ -209,12 +221,12 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
         assert of_share["uploader"] == {str(lake): (within[lake], True)}
         (disk,) = [m for m in mounts["uploader"] if m["mountPath"].startswith("/var/lib/evergreen")]
         assert (disk["mountPath"], disk["subPath"]) == (str(settings.archive), "archive")
-        # What a subPath names must be there, made by the user that writes it.
+        # A subPath must exist, created by the user that writes to it.
         made = command(workload, "folders", "monitoring/Dockerfile")[2:]
         assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 
 
-def test_second_recommender_has_log_disk_store_and_lake_of_its_own_on_same_triton(rendered):
+def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendered):
     objects = rendered("cpu+second-recommender")
     places = []
     for suffix in ("", "-shop"):
@@ -224,7 +236,7 @@ def test_second_recommender_has_log_disk_store_and_lake_of_its_own_on_same_trito
         disk, _ = volume_at(monitor, "monitor", str(settings.state))
         claim = disk["persistentVolumeClaim"]["claimName"]
         places.append(
-            {settings.log, str(settings.store), uploader.lake, claim, settings.acting.kubeflow.kubeflow_experiment}
+            {settings.log, str(settings.store), uploader.lake, claim, settings.actions.kubeflow.kubeflow_experiment}
         )
         (canary,) = pod_spec(find(objects, "CronJob", f"canary{suffix}"))["containers"]
         asked = container(find(objects, "Deployment", f"release-controller{suffix}"), "release-controller")["args"]
@@ -236,13 +248,13 @@ def test_second_recommender_has_log_disk_store_and_lake_of_its_own_on_same_trito
     told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
     compiled = dict(re.findall(r"--(store|lake|work) (\S+)", told))
     assert compiled == {"store": str(settings.store), "lake": uploader.lake, "work": "/evergreen/shop/work"}
-    assert f"--pipeline {settings.acting.kubeflow.pipeline_name} " in told
-    assert settings.acting.kubeflow.pipeline_name != PIPELINE_NAME
+    assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in told
+    assert settings.actions.kubeflow.pipeline_name != PIPELINE_NAME
     loaded = [each for each in triton_container(objects)["args"] if each.startswith("--load-model=")]
     assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
 
 
-def test_each_archiver_has_partition_and_disk_of_its_own_and_all_else_is_monitors(rendered):
+def test_each_archiver_has_own_partition_and_disk_and_rest_is_monitors(rendered):
     objects = rendered("cpu+archivers")
     archivers, monitor = find(objects, "StatefulSet", "archivers"), find(objects, "Deployment", "monitor")
     spec = archivers["spec"]
@@ -257,7 +269,7 @@ def test_each_archiver_has_partition_and_disk_of_its_own_and_all_else_is_monitor
     mounts = {each["mountPath"]: each["name"] for each in container(archivers, "monitor")["volumeMounts"]}
     (mount,) = [path for path, name in mounts.items() if name == claim["metadata"]["name"]]
     assert all(folder.is_relative_to(mount) for folder in (settings.state, settings.archive))
-    # Neither the monitor's Service nor its Deployment takes an archiver for one of its pods.
+    # Neither the monitor's Service nor its Deployment selects an archiver.
     labels = spec["template"]["metadata"]["labels"]
     for selector in (
         find(objects, "Service", "monitor")["spec"]["selector"],

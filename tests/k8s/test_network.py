@@ -1,7 +1,7 @@
-"""Who may speak to whom: every flow that the system needs is let through, and no other one.
+"""Tests of network access: every required flow is allowed, and no other one.
 
-The flows are judged on the rendered policies by `tests.k8s.network`, with the labels that the rendered pods and the
-compiled pipeline's pods carry. That a cluster enforces them is its network plugin's promise, and was not tried.
+`tests.k8s.network` evaluates the rendered policies, with the labels of the rendered pods and of the
+compiled pipeline's pods. Whether a cluster's network plugin enforces them is not tested.
 """
 
 import copy
@@ -21,13 +21,13 @@ METADATA, METADATA_CALICO, PRIVATE_GOOGLE = End("169.254.169.254"), End("169.254
 
 
 def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_labels: str) -> End:
-    """A pod that is not ours."""
+    """Return a foreign pod."""
     known = {"kubernetes.io/metadata.name": namespace, **namespace_labels}
     return End(address, namespace, labels, known)
 
 
 def step(name: str) -> End:
-    """A pod of the compiled pipeline, with the labels that its platform specification gives it."""
+    """Return a pod of the compiled pipeline, with the labels of its platform specification."""
     compiled = (REPOSITORY / "tests/pipelines/golden/retraining.yaml").read_text()
     executors = documents(compiled)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
@@ -106,7 +106,7 @@ NEEDED_OF = {
 
 
 def ends(manifests: list[Manifest]) -> dict[str, End]:
-    """Both ends' pods by name: ours as rendered, and the others."""
+    """Return the pods by name, as both ends: ours as rendered, and the others."""
     spaces = {m["metadata"]["name"]: m["metadata"].get("labels", {}) for m in manifests if m["kind"] == "Namespace"}
     ours = {}
     for number, (workload, _) in enumerate(workloads(manifests)):
@@ -125,13 +125,13 @@ def policies_of(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def passing(policies: list[Manifest], known: dict[str, End], flows: set[Flow]) -> set[Flow]:
-    """Those of the flows that the policies let through."""
+    """Return those flows that the policies allow."""
     return {f for f in flows if allowed(policies, known[f.source], known[f.destination], f.port, f.protocol)}
 
 
 @pytest.fixture(params=sorted(NEEDED_OF))
 def case(request, rendered):
-    """Policies, ends and needed flows of one rendering."""
+    """Policies, ends and required flows of one rendering."""
     manifests = rendered(request.param)
     return policies_of(manifests), ends(manifests), NEEDED_OF[request.param]
 
@@ -143,20 +143,23 @@ def test_every_flow_that_is_needed_is_let_through(case):
 
 TOLERATED = {
     *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "release-controller", "canary", *DASK_PODS)),
-    # What GKE's data planes listen on beside the ports that are needed everywhere: 8080 and Cloud DNS, 987.
+    # Ports of GKE's data planes besides those that are needed everywhere: 8080, and 987 of Cloud
+    # DNS.
     *(
         Flow(each, *where)
         for each in ("triton", "monitor", "release-controller", "canary")
         for where in (("metadata", 8080), ("metadata", 53), ("metadata", 53, UDP), ("metadata by calico", 987))
     ),
-    # Addresses of Google's lie among the public ones.
+    # Addresses of Google's services are among the public ones.
     Flow("monitor", "google privately", 443),
 }
-"""Open without a need of ours, and why that is."""
+"""Flows that are open without a need of ours, with the reason."""
 
 
 def test_nothing_else_is_open(case):
-    """Every pair of ends, at every port that any policy names, its neighbours, and some that attackers like."""
+    """Every pair of ends, at every port of any policy, at its neighbours, and at ports common in
+    attacks.
+    """
     policies, known, needed = case
     named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}
     tried = {22, 80, 443, 3000, 3306, 6443, 10250, 65535} | {n + step for n in named for step in (-1, 0, 1)}
@@ -173,7 +176,7 @@ def _numbers(node) -> Iterator[int]:
 
 
 def test_no_rule_could_be_left_out(case):
-    """Each one lets a flow of ours through: none is there for show."""
+    """Each rule allows a required flow."""
     policies, known, needed = case
     idle = []
     for number, policy in enumerate(policies):
@@ -187,7 +190,7 @@ def test_no_rule_could_be_left_out(case):
 
 
 def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
-    """Whatever workload comes later, and whatever its labels are, nothing is open that was not opened."""
+    """A later workload, with any labels, starts with everything closed."""
     policies = policies_of(variant)
     newcomer = End("10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"})
     for other in (INTERNET, PRIVATE, CLIENT, OTHERS["stranger"]):
@@ -200,10 +203,11 @@ KUBEFLOWS_OWN = {
     "metadata": {"name": "default-allow-same-namespace", "namespace": "kubeflow"},
     "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": {}}]}]},
 }
-"""As newer manifests of Kubeflow Pipelines have it (manifests/kustomize/base/pipeline)."""
+"""Kubeflow's own policies in newer manifests of Kubeflow Pipelines
+(manifests/kustomize/base/pipeline)."""
 
 
-def test_kubeflow_that_lets_in_its_own_namespace_alone_is_opened_for_monitor_alone(rendered):
+def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendered):
     known = ends(rendered("gke"))
     monitor, triton, api, ui = (known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui"))
     closed = [*policies_of(rendered("gke")), KUBEFLOWS_OWN]
@@ -216,7 +220,7 @@ def test_kubeflow_that_lets_in_its_own_namespace_alone_is_opened_for_monitor_alo
     assert not allowed(opened, monitor, ui, 3000)
 
 
-# The evaluator itself, by sentences of the documentation.
+# Tests of the evaluator by sentences of the documentation.
 
 A = End("10.0.0.1", "a", {"app": "a"}, {"team": "x"})
 B = End("10.0.0.2", "b", {"app": "b"}, {"team": "y"}, {"web": 8080})
@@ -239,7 +243,7 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ([policy(ingress=[{"from": [{"podSelector": {}}]}])], False),  # a bare podSelector: the policy's namespace
         ([policy(ingress=[{"from": [OF_TEAM_X]}])], True),
         ([policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])], False),  # both selectors of one entry must match
-        ([policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])], True),  # of two entries either
+        ([policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])], True),  # one of two entries must match
         ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),  # policies add up
         ([policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])], True),  # selects another pod
         ([policy(ingress=[{"ports": [{"port": 8080}]}])], True),

@@ -1,4 +1,4 @@
-"""docs/observability.md says of each metric and dashboard what there is."""
+"""Tests that docs/observability.md describes every metric and dashboard."""
 
 import re
 

@@ -1,6 +1,8 @@
-"""The overlays: one file to edit reaches every place it should, and each puts Triton on the hardware that it promises.
+"""Tests of the overlays: a value in `cluster.env` reaches all its positions, and Triton gets its
+hardware.
 
-What a name on GKE or of NVIDIA's device plugin means is from their documentation; no cluster was asked.
+The meaning of names of GKE and of NVIDIA's device plugin is from their documentation. No cluster is
+used.
 """
 
 import itertools
@@ -21,13 +23,13 @@ GPU_RESOURCES = re.compile(r"nvidia\.com/.*")
 
 @pytest.fixture
 def changed(tmp_path):
-    """`changed(overlay, values)`: that overlay as rendered after a user edited its `cluster.env`."""
+    """`changed(overlay, values)` renders the overlay after a user edited its `cluster.env`."""
     copies = itertools.count()
     return lambda overlay, values: render_edited(overlay, values, tmp_path / f"k8s-{next(copies)}")
 
 
 def filled(values):
-    """A user's own values: no placeholder is left, the form of each stays."""
+    """Return a user's own values: no placeholder remains, and the form of each stays."""
     return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
 
 
@@ -41,7 +43,7 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
 
 def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
-    # No text of ours has such an end, nor has another line.
+    # No shipped text has such an ending, or another line.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)
     assert not [key for key, value in marked.items() if value not in sent], "these change nothing"
@@ -63,7 +65,9 @@ def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, cha
 
 
 def lakes(objects):
-    """Where the uploader writes, and where the canary's steps read."""
+    """Return the path to which the uploader writes, and the path from which the canary's steps
+    read.
+    """
     uploader = environment_of(objects, find(objects, "Deployment", "monitor"), "uploader")
     (canary,) = pod_spec(find(objects, "CronJob", "canary"))["containers"]
     assert "--lake=$(LAKE)" in canary["args"]
@@ -129,7 +133,7 @@ def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):
     assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
 
 
-def test_slice_is_gpu_on_gkes_nodes_of_that_partition_and_elsewhere_resource_of_its_own(changed, tmp_path):
+def test_slice_is_gpu_on_partitioned_gke_nodes_and_resource_elsewhere(changed, tmp_path):
     manifests = changed("gke-mig", {"PARTITION": "3g.20gb"})
     assert gpus(manifests) == {"nvidia.com/gpu": 1}
     assert selector(manifests)["cloud.google.com/gke-gpu-partition-size"] == "3g.20gb"

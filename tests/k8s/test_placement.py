@@ -1,4 +1,4 @@
-"""Each overlay's placement of the pipeline agrees with what that overlay's manifests put on the cluster."""
+"""Tests that each overlay's placement of the pipeline agrees with its manifests."""
 
 import re
 
@@ -17,7 +17,7 @@ KUBEFLOW = "kubeflow"
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(overlay)`: as a user compiles it, with the revision as only flag."""
+    """`compiled(overlay)` compiles like a user, with the revision as only flag."""
     known: dict[str, Compiled] = {}
 
     def make(overlay: str) -> Compiled:
@@ -40,14 +40,14 @@ def triton(manifests) -> dict:
 
 
 def tolerates(toleration: dict, taint: dict) -> bool:
-    """Kubernetes' rule: whether a toleration of a pod covers what another one covers."""
+    """Return whether a pod's toleration covers the other one, by Kubernetes' rule."""
     same_value = toleration.get("operator", "Equal") == "Exists" or (
         taint.get("operator", "Equal") == "Equal" and toleration.get("value", "") == taint.get("value", "")
     )
     return toleration["key"] == taint["key"] and toleration["effect"] == taint["effect"] and same_value
 
 
-def test_every_step_mounts_claim_of_pipelines_namespace_that_many_may_write(compiled, manifests, overlay):
+def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(compiled, manifests, overlay):
     claims = {m["metadata"]["name"]: m["spec"]["accessModes"] for m in in_kubeflow(manifests, "PersistentVolumeClaim")}
     for step in STEPS:
         (mount,) = compiled(overlay).platform(step)["pvcMount"]
@@ -113,7 +113,7 @@ def test_steps_run_as_user_that_their_images_have(compiled, overlay):
         assert (context["runAsUser"], context["runAsNonRoot"]) == (users[-1], True)
 
 
-def test_only_exit_handler_may_see_webhooks_address_and_secret_need_not_exist(compiled, overlay):
+def test_only_exit_handler_sees_webhook_address_and_secret_is_optional(compiled, overlay):
     for step in STEPS:
         secrets = compiled(overlay).platform(step).get("secretAsEnv", [])
         assert [each["secretName"] for each in secrets] == (

@@ -1,4 +1,6 @@
-"""Prometheus finds the pods' metrics pages, often enough for the autoscaler, and keeps the labels queries ask for."""
+"""Tests that Prometheus scrapes the pods often enough for the autoscaler, and keeps the labels of
+queries.
+"""
 
 import re
 
@@ -35,14 +37,14 @@ def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, nam
     ports = [port["name"] for container in containers for port in container.get("ports", ())]
     scraped = endpoint(manifests, name)
     assert ports.count(scraped["port"]) == 1
-    # The operator refuses the object otherwise, and it sets namespace and pod.
+    # Otherwise the operator refuses the object, and it sets namespace and pod.
     assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
     assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
 
 
 @every_monitor
 def test_job_names_are_workloads(manifests, name):
-    """Alerts on `up` ask for them."""
+    """Alerts on `up` use them."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert find(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"][label] == name

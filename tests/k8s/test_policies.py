@@ -1,7 +1,7 @@
-"""What every workload must be, whoever writes it: confined, bounded, watched, private, of a known image.
+"""Tests of rules for every workload: confined, limited, monitored, private, and with known images.
 
-The rules of Pod Security's `restricted` profile are those of Kubernetes' documentation ("Pod Security Standards"); the
-others are ours.
+The rules of Pod Security's `restricted` profile are from Kubernetes' documentation ("Pod Security
+Standards"). The others are the project's.
 """
 
 import re
@@ -26,7 +26,7 @@ SECRET_WORDS = re.compile(r"(password|passwd|secret|token|api_?key|webhook|crede
 
 
 def refusals(workload: Manifest, spec: Manifest) -> list[str]:
-    """Every rule that the workload's pods break, in words; empty if it keeps all."""
+    """Return every rule that the workload's pods break, as text."""
     claims = [{"name": each["metadata"]["name"]} for each in workload["spec"].get("volumeClaimTemplates", ())]
     spec = {**spec, "volumes": [*spec.get("volumes", ()), *claims]}
     found = [f"{title(workload)}: {text}" for text in _of_pod(spec)]
@@ -41,7 +41,9 @@ def refusals(workload: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_pod(spec: Manifest) -> list[str]:
-    """The pod's own part of the restricted profile, and no way to the API server by default."""
+    """Return faults in the pod's own part of the restricted profile, and access to the API server
+    by default.
+    """
     security = spec.get("securityContext", {})
     found = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     found += [
@@ -84,7 +86,11 @@ def _of_container(container: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_resources(container: Manifest) -> list[str]:
-    """Requests for what is shared, a limit on what cannot be taken back; CPU may be borrowed, so it needs no limit."""
+    """Return faults in requests and limits.
+
+    Memory and disk need a limit, because they cannot be reclaimed. CPU may be borrowed, so it needs
+    no limit.
+    """
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
     found = [f"requests no {name}" for name in ("cpu", "memory") if name not in requests]
@@ -101,7 +107,7 @@ def _of_image(image: str) -> list[str]:
 
 
 def _of_environment(container: Manifest) -> list[str]:
-    """A value that a secret's name promises must come from a Secret."""
+    """Return variables with a secret's name whose value is not from a Secret."""
     return [
         f"variable {entry['name']} holds what belongs in a Secret"
         for entry in container.get("env", ())
@@ -110,7 +116,7 @@ def _of_environment(container: Manifest) -> list[str]:
 
 
 def _of_telemetry(container: Manifest) -> list[str]:
-    """ONNX Runtime must be told to send nothing to its maker."""
+    """Return a fault if ONNX Runtime's telemetry is not turned off."""
     given = {entry["name"]: entry.get("value") for entry in container.get("env", ())}
     if ONNX_RUNTIME_IMAGES.search(container["image"]) and not SILENT.items() <= given.items():
         return ["lets ONNX Runtime send telemetry"]

@@ -1,6 +1,7 @@
-"""The commands of docs/gke.md against what they prepare: pods fit the nodes, settings are filled in, no file is lost.
+"""Tests of the commands in docs/gke.md: pods fit the nodes, settings are filled in, no file is
+lost.
 
-Nothing is asked of Google here: sizes of machines and what GKE keeps of them are from its documentation.
+Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
 """
 
 import re
@@ -18,17 +19,17 @@ from tests.support.rendering import K8S, find, pod_spec
 
 GUIDE = REPOSITORY / "docs" / "gke.md"
 POOL = {"gke": "gpu", "gke-mig": "mig"}
-"""Overlay -> the node pool that the guide makes for it."""
+"""Overlay -> the node pool that the guide creates for it."""
 MACHINES = {"e2-standard-8": (8, 32.0), "e2-standard-16": (16, 64.0), "a2-highgpu-1g": (12, 85.0)}
 """Machine type -> cores, GiB."""
 SLICES = {"": 1, "1g.5gb": 7, "3g.20gb": 2}
-"""Size of a slice -> how many a GPU of 40 GB has."""
+"""Size of a slice -> how many a GPU with 40 GB has."""
 SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
-"""What the node's own pods (network, logs, metrics, drivers) are given here, generously; an assumption."""
+"""Generous assumption for the node's own pods (network, logs, metrics, drivers)."""
 
 
 def command(start: str) -> str:
-    """The guide's only command that begins so, its continued lines joined."""
+    """Return the guide's only command with this start, its continued lines joined."""
     (found,) = [line for line in commands() if line.startswith(start)]
     return found
 
@@ -49,7 +50,7 @@ class Node:
 
 
 def room(machine: str) -> Node:
-    """What pods of ours may ask for on an empty node: GKE's published reservations, and the system's pods."""
+    """Return what our pods may request on an empty node, after GKE's reservations and system pods."""
     cores, gib = MACHINES[machine]
     kept_cores = sum(
         share * max(0, min(cores, upper) - lower)
@@ -72,7 +73,7 @@ def gib(text: str) -> float:
 
 
 def asks(manifests) -> Node:
-    """What one of Triton's pods asks for."""
+    """Return the requests of one of Triton's pods."""
     requests = pod_spec(find(manifests, "Deployment", "triton"))["containers"][0]["resources"]["requests"]
     return Node(cores(requests["cpu"]), gib(requests["memory"]))
 
@@ -100,7 +101,7 @@ def test_gpu_nodes_slices_can_all_be_used(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_training_step(rendered, overlay):
+def test_pool_can_grow_to_all_replicas_one_surge_pod_and_training_step(rendered, overlay):
     line = command(f"gcloud container node-pools create {POOL[overlay]} ")
     (partition,) = re.findall(r"gpu-partition-size=([\w.]+)", line) or [""]
     manifests = rendered(overlay)
@@ -109,7 +110,7 @@ def test_pool_may_grow_to_all_replicas_one_that_is_rolled_out_and_training_step(
     assert most + surge + 1 <= int(flag(line, "max-nodes")) * SLICES[partition]
 
 
-def test_subscriptions_keep_messages_as_long_as_pubsub_can_and_give_up_last():
+def test_subscriptions_keep_messages_for_pubsub_maximum_and_give_up_last():
     for name in ("evergreen-records-monitor", "evergreen-records-monitor-dead-letters"):
         line = command(f"gcloud pubsub subscriptions create {name} ")
         assert flag(line, "message-retention-duration") == "31d"

@@ -1,7 +1,8 @@
-"""Whatever a manifest names exists: maps, claims, accounts, ports, selectors, targets, variables.
+"""Tests that every name in a manifest exists: maps, claims, accounts, ports, selectors, targets,
+variables.
 
-Nothing in Kubernetes refuses a Service that selects no pod or a probe of a port that is not there; the pod just never
-becomes ready. What may be absent (a Secret that an operator may or may not give) must say `optional: true`.
+Kubernetes accepts a Service that selects no pod, or a probe of an absent port, and the pod just
+never becomes ready. Optional objects, such as a Secret, must say `optional: true`.
 """
 
 import re
@@ -15,11 +16,11 @@ GIVEN = {
     ("ServiceAccount", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",
     ("PriorityClass", "", "system-cluster-critical"): "Kubernetes brings it",
 }
-"""Objects of others that ours may name, and who brings them."""
+"""Foreign objects that manifests may name, and their origin."""
 
 
 class Cluster:
-    """The objects of one rendering, to be asked whether something is there."""
+    """The objects of one rendering, for checks whether something exists."""
 
     def __init__(self, manifests: list[Manifest]) -> None:
         self.manifests = manifests
@@ -32,7 +33,7 @@ class Cluster:
         return (kind, namespace, name) in self._known or (kind, namespace, name) in GIVEN
 
     def pods(self, namespace: str, selector: Manifest) -> list[Manifest]:
-        """Templates of the workloads of a namespace whose pods a LabelSelector selects."""
+        """Return the pod templates of a namespace's workloads that a LabelSelector selects."""
         return [
             template
             for workload in self.manifests
@@ -47,12 +48,12 @@ def cluster(variant) -> Cluster:
 
 
 def ports(template: Manifest) -> dict[str, int]:
-    """Named ports of a pod."""
+    """Return the named ports of a pod."""
     return {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
 
 
 def _maps_and_secrets(spec: Manifest):
-    """Kind, name, key or None, and whether it may be absent, of each map and secret that a pod reads."""
+    """Yield kind, name, key or None, and whether it is optional, for each map and secret of a pod."""
     for volume in spec.get("volumes", ()):
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"], None, volume["configMap"].get("optional", False)
@@ -125,7 +126,7 @@ def test_workloads_select_their_own_pods_and_nobody_elses(cluster):
 
 
 def test_triton_has_one_scaler_or_states_its_replicas(cluster):
-    """`kubectl apply` of a Deployment with `replicas` would undo what a scaler did."""
+    """`kubectl apply` of a Deployment with `replicas` would undo the scaler's change."""
     scalers = [m for m in cluster.manifests if m["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
     targets = [(m["metadata"]["namespace"], m["spec"]["scaleTargetRef"]) for m in scalers]
     is_stated = "replicas" in find(cluster.manifests, "Deployment", "triton")["spec"]
@@ -144,7 +145,7 @@ def test_role_bindings_name_roles_and_accounts_that_exist(cluster):
 
 
 def test_variables_in_arguments_are_defined(cluster):
-    """Kubernetes leaves `$(NAME)` as it stands where NAME is not defined, and the program meets the text."""
+    """Kubernetes leaves `$(NAME)` unchanged if NAME is undefined, and the program gets that text."""
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             used = set(

@@ -1,6 +1,7 @@
-"""The release controller and the canary's steps as the manifests start them: real processes, the manifest's own words.
+"""Tests of the release controller and the canary's steps, started as real processes by the
+manifests' commands.
 
-What they find and heal with real servers is tested with the deployment step; here, that a cluster starts them right.
+The deployment step's tests cover what they find and heal with real servers.
 """
 
 import json
@@ -22,7 +23,7 @@ from tests.support.processes import wait_for
 from tests.support.rendering import Manifest, find, pod_spec
 
 NOBODY = "127.0.0.1:1"
-"""An address at which no server answers."""
+"""An address without a server."""
 
 
 def only_container(manifest: Manifest) -> Manifest:
@@ -31,7 +32,7 @@ def only_container(manifest: Manifest) -> Manifest:
 
 
 def command_line(container: Manifest, variables: dict[str, str], replaced: dict[str, str]) -> list[str]:
-    """Command and arguments as the kubelet and then this test would have them: variables filled in, paths moved."""
+    """Return command and arguments with variables filled in and paths moved."""
     words = [*container["command"], *container["args"]]
     for old, new in {**{f"$({name})": value for name, value in variables.items()}, **replaced}.items():
         words = [word.replace(old, new) for word in words]
@@ -40,20 +41,20 @@ def command_line(container: Manifest, variables: dict[str, str], replaced: dict[
 
 
 def says_yes(container: Manifest, probe: str, status: Path) -> bool:
-    """What the kubelet hears from the container's probe."""
+    """Return the kubelet's result of the container's probe."""
     words = [word.replace("/tmp/controller.json", str(status)) for word in container[probe]["exec"]["command"]]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
 @pytest.fixture
 def share(tmp_path) -> Path:
-    """The share as the first container of the pod leaves it."""
+    """The share after the pod's first container."""
     (tmp_path / "share" / "store").mkdir(parents=True)
     return tmp_path / "share"
 
 
 @pytest.mark.e2e
-def test_controller_starts_before_any_release_turns_green_and_ends_when_told(rendered, share):
+def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendered, share):
     container = only_container(find(rendered("cpu"), "Deployment", "release-controller"))
     status = share.parent / "controller.json"
     places = {
@@ -72,7 +73,8 @@ def test_controller_starts_before_any_release_turns_green_and_ends_when_told(ren
         assert says_yes(container, "livenessProbe", status)
         assert says_yes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
-        # A round that fails is no reason for a restart, which would help nothing and end what on-call runs in the pod.
+        # A failing round is no reason for a restart, which would not help and would end the on-call
+        # engineer's commands in the pod.
         (share / "store" / "journal.jsonl").write_text("not a promotion\n")
         wait_for(lambda: not says_yes(container, "readinessProbe", status))
         os.utime(status, (0, 0))
@@ -86,7 +88,7 @@ def test_controller_starts_before_any_release_turns_green_and_ends_when_told(ren
         process.communicate()
 
 
-def test_flags_are_ones_that_commands_take_and_addresses_ones_that_they_resolve(variant):
+def test_flags_are_accepted_by_commands_and_addresses_resolve(variant):
     controller = only_container(find(variant, "Deployment", "release-controller"))
     canary = only_container(find(variant, "CronJob", "canary"))
     collect = only_container(find(variant, "CronJob", "collect"))

@@ -1,4 +1,4 @@
-"""docs/runbook.md: each command parses as its program parses it, runs where it is said to, and names what exists."""
+"""Tests of docs/runbook.md: each command parses, runs in its place, and names existing objects."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ DOCKERFILES = {
 
 
 def commands() -> list[str]:
-    """Every command of the page, from its blocks and from inside its sentences, without comments."""
+    """Return every command of the page, from blocks and sentences, without comments."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.M | re.S)
     lines = [line for block in blocks for line in block.splitlines()]
     prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.M | re.S)
@@ -36,13 +36,13 @@ EXEC = [line for line in COMMANDS if " exec " in line]
 
 
 def parse(line: str) -> None:
-    """Gives a line to the parser of the program that it names."""
+    """Parse a line with the parser of its program."""
     parser, words = parser_of(line)
     parser.parse_args(words)
 
 
 def inner(line: str) -> list[str] | None:
-    """What `kubectl exec` runs in the pod; None for a program that is not ours."""
+    """Return what `kubectl exec` runs in the pod, or None for a foreign program."""
     words = shlex.split(line.partition(" -- ")[2])
     words = shlex.split(words[2]) if words[:2] == ["sh", "-c"] else words
     return words if words[:1] == ["python"] else None
@@ -67,7 +67,7 @@ def test_commands_in_pods_parse_and_their_image_has_program(line):
 
 
 def workload_manifest(name: str):
-    """The Deployment of that name in the base."""
+    """Return the Deployment of that name in the base."""
     (found,) = [
         each
         for path in (K8S / "base" / name).glob("*.yaml")
@@ -106,7 +106,7 @@ def test_settings_and_metrics_named_exist():
 
 
 def test_monitors_account_may_publish_what_page_replays_in_its_pod():
-    """A replay publishes to the log itself: in Pub/Sub that is a right that the monitor needs for nothing else."""
+    """Redelivery publishes to the log. In Pub/Sub the monitor needs that right only for this."""
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M))
     topic = urlsplit(settings["EVERGREEN_MONITOR_LOG"]).path.strip("/")

@@ -1,7 +1,7 @@
-"""Every object that a cluster would be sent is valid in every Kubernetes from 1.29 on, by the published schemas.
+"""Tests that every object is valid in every Kubernetes from 1.29 on, by the published schemas.
 
-Kubernetes' own kinds are judged by `kubernetes-validate`, which ships the API's schemas, in strict form: a field that
-the version does not know is refused. Kinds of custom resources are judged by `tests.k8s.crds`.
+`kubernetes-validate` checks Kubernetes' own kinds with the API's schemas in strict form: an unknown
+field is refused. `tests.k8s.crds` checks custom resources.
 """
 
 import ast
@@ -26,7 +26,10 @@ QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 
 @pytest.fixture(autouse=True, scope="session")
 def read_each_schema_once():
-    """The library parses 1.5 MB of definitions for every object; over 300 objects and nine versions that is minutes."""
+    """Caches the schemas, because the library parses 1.5 MB of definitions for every object.
+
+    Over 300 objects and nine versions that takes minutes.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
     yield
@@ -38,7 +41,7 @@ def is_built_in(manifest: Manifest) -> bool:
 
 
 def validate(manifest: Manifest, version: str) -> None:
-    """Raises what the library raises for an object that this version would not take."""
+    """Raise the library's error for an object that this version would not accept."""
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -72,7 +75,7 @@ def _walk(node, path=""):
 
 
 def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
-    """The published schemas call them strings; the API server refuses more."""
+    """The published schemas call them strings, but the API server refuses more."""
     for manifest in variant:
         where = title(manifest)
         assert NAME.fullmatch(manifest["metadata"]["name"]), where
@@ -109,7 +112,7 @@ def test_fault_in_custom_resource_is_refused_and_named(rendered, kind, old, new,
 
 
 def test_every_custom_resource_among_files_has_schema():
-    """Also those of a component that no overlay of ours takes in."""
+    """Also those of a component that no shipped overlay includes."""
     kinds = set()
     for path in K8S.rglob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text()):

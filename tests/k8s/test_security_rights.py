@@ -1,8 +1,9 @@
-"""Who may do what: nobody asks Kubernetes for anything, and Kubeflow is asked for exactly what was granted.
+"""Tests of access rights: no request to Kubernetes, and exactly the granted requests to Kubeflow.
 
-What the API server of Kubeflow Pipelines checks where it has several users stands in its source (run_server.go,
-experiment_server.go and pipeline_server.go below backend/src/apiserver/server): each HTTP call is one verb on one
-resource; creating a run also reads its pipeline, and asks for the right to act as the service account that it names.
+The checks of a multi-user Kubeflow Pipelines API server are in its source (run_server.go,
+experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP call is
+one verb on one resource. Creating a run also reads its pipeline, and requires the right to act as
+the service account that it names.
 """
 
 import re
@@ -36,7 +37,7 @@ CALLS: list[tuple[str, str, Right]] = [
 
 
 def right(method: str, path: str) -> Right:
-    """What the server asks Kubernetes for at that call."""
+    """Return the right that the server checks in Kubernetes for that call."""
     name = path.removeprefix("/apis/v2beta1/")
     (found,) = [each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)]
     return found
@@ -49,7 +50,9 @@ def granted(role: Manifest) -> set[Right]:
 
 
 def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
-    """All that the trigger asks for, through the real client: looking, submitting, following, ending a second run."""
+    """Return all rights that the trigger uses through the real client: look up, submit, follow, end
+    a second run.
+    """
     trigger, other = KubeflowTrigger(settings, store=None), KubeflowTrigger(settings, store=None)
     assert trigger.state("drift-0").state == "unknown"
     assert trigger.submit(retrain_request("drift-1")) == "started"
@@ -72,7 +75,7 @@ def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
     return found
 
 
-def test_every_verb_granted_at_kubeflow_is_used_and_every_one_used_is_granted(rendered, kubeflow):
+def test_every_verb_granted_at_kubeflow_is_used_and_every_used_is_granted(rendered, kubeflow):
     manifests = rendered("gke+kubeflow-multi-user")
     variables = environment_of(manifests, find(manifests, "Deployment", "monitor"), "monitor")
     kubeflow.pipelines[0]["display_name"] = variables["EVERGREEN_MONITOR_PIPELINE_NAME"]
@@ -96,7 +99,7 @@ def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
 
 
 def named(value, word: str, path: str = "") -> set[str]:
-    """Where `word` stands in a manifest as a whole value."""
+    """Return the paths at which `word` is a whole value in a manifest."""
     if isinstance(value, dict):
         return set().union(*(named(each, word, f"{path}/{key}") for key, each in value.items()))
     if isinstance(value, list):
@@ -142,8 +145,8 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"] == "team-a"
 
 
-def test_only_rights_given_are_kubeflows_own_to_pipelines_account_which_no_workload_of_ours_has(variant):
-    """Nothing of ours asks the API server, so nothing may."""
+def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
+    """No workload of ours uses the API server, so none may."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
     assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"

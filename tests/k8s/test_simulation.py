@@ -1,4 +1,6 @@
-"""The simulated clicks of a new cluster: the lake's world and the traffic's are one, and the flags are real ones."""
+"""Tests of the simulated clicks on a new cluster: lake and traffic use one simulator, and flags
+exist.
+"""
 
 import socket
 import subprocess
@@ -20,7 +22,7 @@ def variant(rendered):
 
 
 def words(container, replaced) -> list[str]:
-    """The container's command as a process on this machine, its paths moved."""
+    """Return the container's command as a process on this machine, with moved paths."""
     arguments = list(container["args"])
     for old, new in replaced.items():
         arguments = [word.replace(old, new) for word in arguments]
@@ -47,7 +49,10 @@ def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
 
 
 def test_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
-    """A Job's template is immutable: with the next TAG the whole apply would be refused. Nothing starts by itself."""
+    """A Job's template is immutable, so the whole apply would fail with the next TAG.
+
+    Nothing starts by itself.
+    """
     assert [m for m in variant if m["kind"] == "Job"] == []
     assert find(variant, "CronJob", "simulated-lake")["spec"]["suspend"] is True
 
@@ -59,7 +64,7 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
-    """Its pod would else end with an error again and again until the first release."""
+    """Otherwise its pod would fail again and again until the first release."""
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     address = listener.getsockname()

@@ -1,4 +1,6 @@
-"""Training as a TrainJob: what placement writes, the step creates and follows, and the component's manifests allow."""
+"""Tests of training as a TrainJob: placement, creation and following by the step, and rights of the
+component.
+"""
 
 import ast
 import json
@@ -67,7 +69,7 @@ def flags(tmp_path):
 
 
 def follow(api, flags, *events):
-    """The note of the step; `events` happen one after another, one at each wait."""
+    """Return the step's note. `events` happen one after another, one at each wait."""
     waiting = iter(events)
     jobs, note = TrainJobs(api.configuration(), NAMESPACE), StepNote(step="training", started_at="of the step")
     train_elsewhere(flags, note, jobs, sleep=lambda _: next(waiting)(), clock=lambda: api.now)
@@ -77,7 +79,7 @@ def follow(api, flags, *events):
 
 @pytest.fixture
 def do(api, flags, tmp_path):
-    """What happens to the job, each as a function for `follow`."""
+    """Events of the job, each as a function for `follow`."""
 
     class Do:
         def start(self, *lines, pod="worker-a", **more):

@@ -1,12 +1,13 @@
-"""What a pod of Triton does from its start to its end, by its manifest's own arguments and probes, on the real server.
+"""Tests of a Triton pod's life by its manifest's arguments and probes, on the real server.
 
-Its start: before any release, with a model, with a canary, with a version in rehearsal, with a broken one, without a
-repository: whether it takes traffic, whether it would be killed, and whether a release can reach it.
+Its start is tested before any release, with a model, with a canary, with a version in parity check,
+with a broken model, and without a repository. The questions are whether it gets traffic, whether it
+would be killed, and whether a release can reach it.
 
-Its end costs nothing that was begun, and no request of a client. Kubernetes takes a pod that is being deleted out of
-its Service, runs the preStop hook, and only then sends SIGTERM; a gRPC client would keep its one connection to it all
-that time. So connections are given an age, and the hook outlasts it. The Service is played by a forwarder: new
-connections go where it points now, old ones stay where they are.
+Its end must not lose started work or fail a client's request. Kubernetes removes a deleted pod from
+its Service, runs the preStop hook, and only then sends SIGTERM. A gRPC client would keep its one
+connection all that time. Connections therefore have a maximum age, and the hook takes longer than
+that. A forwarder replaces the Service. New connections go to its current target, and old ones stay.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ HALF_COPIED = "class TritonPythonModel:\n    def execute(self, requ"
 
 @pytest.fixture
 def repository(tmp_path):
-    """An empty model repository, as it is made before the first pod starts."""
+    """An empty model repository, as created before the first pod starts."""
     folder = tmp_path / "repository"
     folder.mkdir()
     return folder
@@ -56,7 +57,10 @@ def repository(tmp_path):
 
 @pytest.fixture
 def pod(rendered, repository, tmp_path):
-    """`pod()`: a pod of the cpu overlay over the repository; the arguments of all overlays are the same."""
+    """`pod()` returns a pod of the cpu overlay over the repository.
+
+    The arguments of all overlays are the same.
+    """
     return lambda **more: TritonPod(rendered("cpu"), repository, tmp_path / "pod", **more)
 
 
@@ -66,7 +70,7 @@ def loaded(pod, name):
 
 @pytest.fixture(scope="module")
 def help_text(tmp_path_factory):
-    """What the real binary says of its flags."""
+    """The real binary's help about its flags."""
     wheel = prepare(DEFAULT_VENV, tmp_path_factory.mktemp("runtime"))
     done = subprocess.run(
         [wheel.binary, "--help"], env={**os.environ, **wheel.variables}, capture_output=True, text=True, timeout=60
@@ -88,7 +92,7 @@ def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, 
 def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, rendered):
     container = triton_container(manifests)
     assert container["args"] == triton_container(rendered("cpu"))["args"], "a pod is started below by cpu's"
-    # Releases reach pods that are not ready; clients do not.
+    # Releases reach pods that are not ready, but clients do not.
     assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
     assert find(manifests, "Service", "triton-headless")["spec"]["clusterIP"] == "None"
     assert not find(manifests, "Service", "triton")["spec"].get("publishNotReadyAddresses", False)
@@ -100,9 +104,7 @@ def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, ren
     assert named == {name: int(flag(container, f"{name}-port")) for name in ("http", "grpc", "metrics")}
 
 
-def test_without_model_pod_stays_takes_no_traffic_and_is_reached_by_first_release(
-    pod, repository, tmp_path, make_candidate
-):
+def test_pod_without_model_stays_unready_and_is_reached_by_first_release(pod, repository, tmp_path, make_candidate):
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
         assert not started.passes("readinessProbe")
@@ -121,7 +123,10 @@ def test_without_model_pod_stays_takes_no_traffic_and_is_reached_by_first_releas
 
 
 def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered, repository, tmp_path, make_candidate):
-    """On the share a release writes as our images' user; Triton has its own, and no group with it."""
+    """On the share a release writes as the user of our images.
+
+    Triton has another user, and no group in common.
+    """
     settings = ReleaseSettings(
         store=tmp_path / "store", repository=repository.as_uri(), options=ServingOptions(instances=1)
     )
@@ -138,8 +143,10 @@ def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered,
     assert len(users) == 2
 
 
-def test_over_bucket_first_object_is_needed_and_then_pod_starts_without_model(rendered, cloud_storage, tmp_path):
-    """Why the setup of a cluster writes one object below the repository's prefix before the first apply."""
+def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(rendered, cloud_storage, tmp_path):
+    """For this reason the setup of a cluster writes one object below the repository's prefix before
+    the first apply.
+    """
     from evergreen.storage.bucket import BucketObjects
 
     host = cloud_storage.host
@@ -155,7 +162,7 @@ def test_over_bucket_first_object_is_needed_and_then_pod_starts_without_model(re
         assert not late.passes("readinessProbe")
 
 
-def test_pod_without_its_repository_is_started_anew_instead_of_staying_useless(pod, repository):
+def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, repository):
     repository.rmdir()
     with pod() as started:
         wait_for(lambda: started.get("/v2/health/live"))
@@ -169,14 +176,14 @@ def test_pod_without_its_repository_is_started_anew_instead_of_staying_useless(p
 def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository):
     write_model(repository)
     write_model(repository, CANARY_NAME, code=BROKEN)
-    write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)  # in rehearsal by a release under way
+    write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)  # in parity check by a release in progress
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
         assert started.get("/v2/health/ready") != 200, "readiness of the whole server would take every pod away"
 
 
-def test_pod_with_broken_model_takes_no_traffic_lives_and_is_healed_by_load(pod, repository):
+def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repository):
     write_model(repository, code=BROKEN)
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
@@ -189,11 +196,12 @@ def test_pod_with_broken_model_takes_no_traffic_lives_and_is_healed_by_load(pod,
 
 
 JITTER = 1.1
-"""gRPC ends a connection up to a tenth later than its age says."""
+"""gRPC ends a connection up to a tenth later than its maximum age."""
 SECONDS_TO_FORGET = 5
-"""For every node to take an ending pod out of its Service, while new connections still reach it."""
+"""Time in which all nodes remove an ending pod from its Service. Until then new connections can
+reach it."""
 QUEUE_SECONDS = ServingOptions().queue_timeout_microseconds / 1e6 + 0.5
-"""The longest that an accepted request may wait before it is computed: Triton looks every half second."""
+"""Longest wait of an accepted request before it is computed. Triton checks every half second."""
 ROW = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
 
@@ -207,7 +215,7 @@ def pre_stop_seconds(container):
     return float(seconds)
 
 
-def test_pod_waits_longer_than_any_connection_lives_and_has_time_left_to_end(variant):
+def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
     container = triton_container(variant)
     age = int(flag(container, "grpc-max-connection-age")) / 1000
     assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"
@@ -226,7 +234,7 @@ def test_update_brings_new_pod_before_it_takes_old_one(variant):
 
 
 class Service:
-    """A TCP forwarder to `target`, which may change; counts the connections that are open to each target."""
+    """A TCP forwarder to a changeable `target`, which counts the open connections to each target."""
 
     def __init__(self, target: int) -> None:
         self.target, self.open = target, dict.fromkeys([target], 0)
@@ -280,7 +288,10 @@ class Service:
 
 @pytest.fixture
 def make_pod(rendered, tmp_path):
-    """`make_pod(name, seconds=)`: a ready pod whose model takes that long; connections live longer than a request."""
+    """`make_pod(name, seconds=)` returns a ready pod whose model takes that long.
+
+    Connections outlive a request.
+    """
     opened = []
 
     def make(name, *, seconds=0.0):
@@ -306,7 +317,7 @@ def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
     with Service(old.ports.grpc) as service, RetryingTraffic(service.url, ROW, attempts=1) as traffic:
         traffic.more(20)
         service.target = new.ports.grpc
-        # The preStop hook: nothing but time passes, in which connections reach their age.
+        # The preStop hook only waits, while connections reach their maximum age.
         wait_for(lambda: service.open[old.ports.grpc] == 0 and service.open.get(new.ports.grpc, 0) > 0)
         traffic.more(20)
         old.process.send_signal(signal.SIGTERM)
@@ -317,7 +328,7 @@ def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
 
 
 def waiting(pod) -> int:
-    """Requests that wait in the server's queue; the one that is computed is not among them."""
+    """Return the number of requests in the server's queue, without the one in computation."""
     with suppress(OSError):
         return sum(int(n) for n in re.findall(r"nv_inference_pending_request_count\{[^}]*\} (\d+)", pod.metrics()))
     return 0
@@ -330,7 +341,8 @@ def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
     async def three_and_the_signal() -> list[object]:
         async with ScoringClient(pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)) as client:
             calls = [asyncio.ensure_future(client.score(*ROW))]
-            # One is computed, and only then do two come to wait: all three at once could be one batch.
+            # One is computed before two others start to wait, because all three at once could be
+            # one batch.
             await asyncio.to_thread(wait_for, begun.exists)
             calls += [asyncio.ensure_future(client.score(*ROW)) for _ in range(2)]
             await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2 or calls[0].done())

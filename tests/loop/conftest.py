@@ -1,4 +1,4 @@
-"""The real commands of the loop as processes of their own, and Criteo files of the simulated world for them."""
+"""The real commands of the loop as separate processes, and Criteo files of the simulator for them."""
 
 import contextlib
 import csv
@@ -25,14 +25,14 @@ MARK = "EVERGREEN_TEST"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here starts real servers, and takes minutes on a machine that does other things too."""
+    """Mark everything here as slow, because it starts real servers for minutes."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(900))
 
 
 def processes_mentioning(text: str) -> dict[int, str]:
-    """Processes whose command line or environment holds `text`, by id; not this one."""
+    """Return the other processes whose command line or environment contains `text`, by id."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -45,19 +45,19 @@ def processes_mentioning(text: str) -> dict[int, str]:
 
 @dataclass(kw_only=True)
 class Command:
-    """One `evergreen` command under way; its output goes to a file."""
+    """One running `evergreen` command. Its output goes to a file."""
 
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """A word that all its descendants carry in their environment."""
+    """A word in the environment of all its descendants."""
 
     @property
     def output(self) -> str:
         return self.output_path.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], *, seconds: float = 400) -> None:
-        """Returns once `condition` holds, while the command lives."""
+        """Wait until `condition` is true, while the command lives."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, f"the command ended with {self.process.returncode}:\n{self.output}"
@@ -68,18 +68,18 @@ class Command:
         return self.process.wait(seconds)
 
     def running(self) -> dict[int, str]:
-        """All processes that it started and that still run, itself included."""
+        """Return all running processes that it started, including itself."""
         return processes_mentioning(f"{MARK}={self.mark}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What a command left."""
+    """The result of a command."""
 
     code: int
     output: str
     left: dict[int, str]
-    """Processes of it that still ran when it had ended."""
+    """Processes of it that were still running at its end."""
 
 
 @contextlib.contextmanager
@@ -114,19 +114,24 @@ def _run_to_end(words: list[str], *, output: Path, seconds: float = 800) -> Ende
 
 @pytest.fixture(scope="session")
 def started() -> Callable[..., contextlib.AbstractContextManager[Command]]:
-    """`evergreen <words>`, in a session of its own; killed with all it started when the body is left."""
+    """Starts `evergreen <words>` in its own session, and kills it with all descendants at the end
+    of the block.
+    """
     return _started
 
 
 @pytest.fixture(scope="session")
 def run_to_end() -> Callable[..., Ended]:
-    """Runs `evergreen <words>` and returns what it left."""
+    """Runs `evergreen <words>` and returns its result."""
     return _run_to_end
 
 
 @pytest.fixture(scope="session")
 def turned(tmp_path_factory, run_to_end):
-    """One small demo, run to its end: its folder, how it ended, its summary. Tests read it, or change a copy."""
+    """One small finished demo: its folder, its result, its summary.
+
+    Tests read it, or change a copy.
+    """
     folder = tmp_path_factory.mktemp("loop") / "a demo"
     ended = run_to_end(["demo", "--rows", "60000", "--folder", str(folder)], output=folder.parent / "screen.log")
     assert ended.code == 0, ended.output
@@ -135,7 +140,7 @@ def turned(tmp_path_factory, run_to_end):
 
 @pytest.fixture(scope="session")
 def write_kaggle() -> Callable[[Path, int], Path]:
-    """Writes so many rows of a simulated world as the CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
+    """Writes simulated rows as a CSV of Kaggle's re-issues: Id, Label, I1.., C1.."""
 
     def write(path: Path, rows: int) -> Path:
         drawn = World.create(11).draw(rows, np.random.default_rng([11, 1]))
@@ -154,7 +159,10 @@ def write_kaggle() -> Callable[[Path, int], Path]:
 
 @pytest.fixture(scope="session")
 def write_clicks() -> Callable[[Path, int], Path]:
-    """Writes so many rows of a shop as CSV; items whose number is a multiple of 3, and low prices, are clicked more."""
+    """Writes rows of a shop as CSV.
+
+    Items whose number is a multiple of 3, and low prices, get more clicks.
+    """
 
     def write(path: Path, rows: int) -> Path:
         draw = random.Random(3)

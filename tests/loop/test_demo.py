@@ -1,4 +1,6 @@
-"""The demo as a user starts it: one turn of the loop on simulated clicks, all its promises, nothing left running."""
+"""Tests of the demo as a user starts it: one turn on simulated clicks, all its promises, nothing
+left running.
+"""
 
 import hashlib
 import json
@@ -61,7 +63,7 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
     assert min(release["p99_ms_before"], release["during"]["p99_ms"], release["p99_ms_after"]) > 0
 
 
-def test_bad_release_under_traffic_was_taken_back_by_itself_and_failed_no_request(turned):
+def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned):
     folder, _, summary = turned
     bad = summary["bad_release"]
     assert (bad["made"]["version"], bad["taken_back"]["version"]) == (3, 2)
@@ -86,13 +88,14 @@ def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned
     found = summary["decisions"]
     assert found["points"] == len(written.splitlines()) > 20
     assert f"{found['points']} decisions replayed from the lake, " in ended.output
-    # A machine that stalls for seconds delays a record past its decision; then the lake holds more than was known.
+    # A machine that stalls for seconds delays a record past its decision. The lake then holds more
+    # than was known.
     if not (found["late_requests"] or found["late_rows"]):
         assert found["equal"]
         assert found["digest"] == hashlib.sha256(written).hexdigest()
 
 
-def test_every_policy_is_sure_of_change_alone_and_only_one_of_them_asked_for_run(turned):
+def test_every_policy_is_sure_only_of_change_and_one_requested_run(turned):
     _, _, summary = turned
     assert list(summary["policies"]) == ["sequential", "data_drift", "baking"]
     assert re.match(r"evidence .* that the auc is below", summary["trigger"]["reason"])

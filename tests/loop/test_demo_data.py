@@ -1,4 +1,6 @@
-"""The demo on a user's own file: few rows run and say how uncertain they are; no data is one clear line."""
+"""Tests of the demo on a user's own file: few rows give wide intervals, and no data is a one-line
+error.
+"""
 
 import json
 
@@ -37,8 +39,8 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
 
 
 @pytest.mark.slow
-def test_few_thousand_rows_are_divided_by_their_times_and_sent_in_their_requests(few_rows):
-    """Of 4,000 rows, 30 s apart and five to a request, the 2,400 earlier ones end after 20 hours."""
+def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows):
+    """Of 4,000 rows, 30 s apart and five to a request, the first 2,400 end after 20 hours."""
     folder, ended, summary = few_rows
     assert "those before 2026-11-01 20:00:00 UTC train and judge the first model" in ended.output
     assert summary["requests"]["sent"] == 1600 / 5
@@ -75,7 +77,7 @@ def test_loop_turns_on_persons_file(tmp_path, write_clicks, write_kaggle, run_to
     assert summary["requests"]["failed"] == 0
     assert summary["records"]["archived"] == summary["records"]["published"] > 0
     assert [(each["version"], each["gate"]) for each in summary["versions"]] == [(1, "pass"), (2, "pass")]
-    # On a machine that does much else the rows may run out before the new version is measured.
+    # On a busy machine the rows may run out before the new version is measured.
     assert summary["auc"]["at_detection"] < between < summary["auc"]["threshold"] < summary["auc"]["baseline"]
 
 

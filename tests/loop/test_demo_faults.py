@@ -1,4 +1,4 @@
-"""The demo when something breaks or the user has enough: a clear last line, its exit code, nothing left running."""
+"""Tests of a failing or interrupted demo: a clear last line, its exit code, nothing left running."""
 
 import os
 import signal
@@ -44,6 +44,6 @@ def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
 
 
 def _shared_memory(command):
-    """What the demo's Triton left in shared memory: its names hold its owner's process id."""
+    """Return the shared memory of the demo's Triton, whose names contain its owner's process id."""
     shared = "/dev/shm"
     return [name for name in os.listdir(shared) if name.startswith(f"evergreen_{command.process.pid}_")]

@@ -1,4 +1,4 @@
-"""The demo with its records in a log that is a server: every promise that it keeps with a file, and nothing left."""
+"""Tests of the demo with a log server: every promise as with a file, and nothing left."""
 
 import json
 

@@ -1,7 +1,8 @@
-"""README.md and docs/*.md: their commands run as they stand there, in order, each page in a folder of its own.
+"""Tests of README.md and docs/*.md: the commands run in order, each page in its own folder.
 
-A page's folder has the repository's files, a `build` of its own, and a copy of one finished demo where the page speaks
-of one. `tests/support/documents.py` says by which marks a block is run, run elsewhere, or what it needs.
+A page's folder has the repository's files, its own `build`, and a copy of one finished demo if the
+page mentions one. `tests/support/documents.py` describes the marks by which a block is run, run
+elsewhere, or needs something.
 """
 
 import contextlib
@@ -23,13 +24,13 @@ from tests.support.paths import REPOSITORY
 from tests.support.relocated import replace_in_documents
 
 SLOW = {"extraction.md", "training.md"}
-"""Two rounds each, on a lake of their own."""
+"""Pages with two rounds each, on their own lakes."""
 RUN = {page: [block for block in blocks(page) if block.runs_here] for page in DOCUMENTS}
 KEEP = 'trap "export -p > {kept}" EXIT; set -euo pipefail; set -a; [ ! -e {kept} ] || . {kept}; '
 
 
 class Page:
-    """One page's folder, and the shell that goes from block to block in it."""
+    """One page's folder, and the shell that runs its blocks."""
 
     def __init__(self, folder, demo):
         self.folder = folder
@@ -66,7 +67,9 @@ class Page:
 
     @contextlib.contextmanager
     def beside(self, block, script, started):
-        """The program while the body runs, from the moment at which it has printed what the page waits for."""
+        """Run the program in the background while the body runs, once it has printed the awaited
+        text.
+        """
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")
@@ -99,8 +102,8 @@ def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
             place.run(block)
 
 
-def test_commands_that_do_not_run_here_say_why_and_guide_for_contributors_has_their_number():
-    """Prints them too: `pytest -s`."""
+def test_commands_not_run_here_say_why_and_contributing_has_their_number():
+    """It also prints them: `pytest -s`."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):
         found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(block.commands)
@@ -108,10 +111,12 @@ def test_commands_that_do_not_run_here_say_why_and_guide_for_contributors_has_th
             assert (REPOSITORY / block.run_by).is_file(), f"{block.place}: {block.run_by} is absent"
         if block.needs:
             reasons[block.needs] += len(block.commands)
-    lacking = ", ".join(f"{count} need {what}" for what, count in reasons.most_common())
-    told = (
+    total = (
         f"Of {found.total()} commands in the pages, {found['here']} are run by tests/loop/test_documents.py, "
-        f"{found['there']} by other tests, and {found['nowhere']} by none: {lacking}."
+        f"{found['there']} by other tests, and {found['nowhere']} by none:"
     )
-    print(told)
-    assert told in re.sub(r"\s+", " ", (REPOSITORY / "CONTRIBUTING.md").read_text())
+    rows = [f"| {what} | {count} |" for what, count in reasons.most_common()]
+    print("\n".join([total, *rows]))
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    assert total in re.sub(r"\s+", " ", contributing)
+    assert "\n".join(rows) in contributing

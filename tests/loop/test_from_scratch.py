@@ -1,4 +1,6 @@
-"""Where a run cannot continue the live model, the command that it names is run word by word, and releases one."""
+"""Tests of the advice if a run cannot continue the live model: the command runs as printed and
+releases one.
+"""
 
 import shlex
 from pathlib import Path
@@ -30,7 +32,7 @@ preprocessing: {{frequency_threshold: 2}}
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory, write_clicks, run_to_end):
-    """A folder whose live model took `age` as a number, and the way to call commands that are printed."""
+    """A folder whose live model has `age` as a number, and a function that runs printed commands."""
     folder = tmp_path_factory.mktemp("from scratch") / "a shop"
 
     def call(*words):

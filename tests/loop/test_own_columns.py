@@ -1,4 +1,4 @@
-"""A click log that is not Criteo's, from CSV to a published model: one file describes it, without a line of code."""
+"""Tests of another click log, from CSV to a published model: one file describes it, without code."""
 
 import io
 import pickle
@@ -18,7 +18,9 @@ INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
 
 
 def is_pickle(content: bytes) -> bool:
-    """Whether reading the file as its kind is read could unpickle: a pickle of any protocol, alone or in an archive."""
+    """Return whether the content could be unpickled: a pickle of any protocol, alone or in an
+    archive.
+    """
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return any(is_pickle(archive.read(name)) for name in archive.namelist())
@@ -46,14 +48,14 @@ def test_pickle_is_told_from_what_pipeline_writes(protocol):
 
 
 def tutorial(folder):
-    """The commands of the README's section on one's own click log, word by word, with its files in `folder`."""
-    section = (REPOSITORY / "README.md").read_text().partition("## Your own click log\n")[2].partition("\n## ")[0]
+    """The commands of the README section on your own data, word by word, with its files in `folder`."""
+    section = (REPOSITORY / "README.md").read_text().partition("## Use your own data\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
         if line.startswith(("evergreen ", "mkdir ")):
             yield [str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w for w in shlex.split(line)]
 
 
-def test_readmes_commands_take_csv_of_other_columns_to_model_that_learned_them(write_clicks, tmp_path, run_to_end):
+def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_path, run_to_end):
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
     store, commands = folder / "store", list(tutorial(tmp_path))

@@ -1,4 +1,6 @@
-"""`evergreen run` when a step says no or breaks: the exit code tells which, and the outcome names step and reason."""
+"""Tests of `evergreen run` with a refusing or failing step: the exit code, and the step and reason
+in the outcome.
+"""
 
 import pytest
 
@@ -10,7 +12,7 @@ from tests.support.recommenders import accept_into
 
 @pytest.fixture(scope="module")
 def small_lake(tmp_path_factory, run_to_end):
-    """A folder with a compiled pipeline and a lake of few rows, of which the gate can tell nevertheless."""
+    """A folder with a compiled pipeline and a small lake that suffices for the gate."""
     root = tmp_path_factory.mktemp("runs") / "a folder"
     lake = ["--lake", str(root / "lake"), "--rows", "12000", "--days", "2", "--last-day", "2026-01-02", "--seed", "5"]
     for words in (
@@ -26,7 +28,7 @@ def small_lake(tmp_path_factory, run_to_end):
 def test_steps_under_argos_umask_leave_nothing_that_others_may_read(small_lake, tmp_path, run_to_end):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     words += ["-p", "trigger_id=umask", "-p", "settings=gate.min_auc=0.99"]
-    for name in ("store", "work"):  # as an administrator made them
+    for name in ("store", "work"):  # as an administrator created them
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1

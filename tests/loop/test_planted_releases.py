@@ -1,8 +1,10 @@
-"""Bad versions planted under live traffic: server, client, log, monitor and controller are the real ones.
+"""Tests of bad versions under live traffic, with the real server, client, log, monitor and
+controller.
 
-The first version is right: clicks are drawn from its second opinion's probabilities. Each bad version is released as
-any other, answers the same traffic, and must be taken back within a stated number of rows or rounds, by the limits that
-a recommender has by default. Time is the test's, so a round of traffic is a minute; Triton counts real time.
+The first version is right: clicks are drawn from its reference probabilities. Each bad version is
+released normally and answers the same traffic. It must be rolled back within a stated number of
+rows or rounds, by the default limits. The test controls the time: a round of traffic is a minute.
+Triton measures real time.
 """
 
 import json
@@ -20,7 +22,7 @@ from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, barred, read_entries
+from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, blocked_models, read_entries
 from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
@@ -45,7 +47,7 @@ RATE, ROUND_REQUESTS, REQUEST_ROWS, POOL = 0.15, 100, 20, 4_000
 ROUND_ROWS = ROUND_REQUESTS * REQUEST_ROWS
 ANSWER = "        scores = self._session.run([self._output], batch)[0]\n"
 ODD = 4242.0
-"""A value of the first column that one row of each round has."""
+"""A value of the first column that occurs in one row of each round."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def triton(tmp_path_factory):
 
 
 class Site:
-    """Version 1 released, with the traffic that it answers round by round."""
+    """Version 1 released, and the traffic that it answers round by round."""
 
     def __init__(self, triton, folder, rows, make_candidate, limits):
         self.triton, self._make, self.bench = triton, make_candidate, Bench(folder, **limits)
@@ -94,10 +96,13 @@ class Site:
         release(*candidate, settings=self.settings)
 
     def round(self, fill=lambda rows: rows):
-        """A minute of requests and their clicks, as the client `fill`s the columns; then monitor and controller look.
+        """Send a minute of requests and clicks, then run monitor and controller.
 
-        What the controller did; a request that fails for its server, or that a busy machine lets wait too long for its
-        connection, ends the minute's traffic.
+        The client fills the columns by `fill`. A failed request, or a timeout on a busy machine,
+        ends the minute's traffic.
+
+        Returns:
+            What the controller did.
         """
         bench, how = self.bench, {"timing": Timing(clock=self.bench.clock), "settings": ClientSettings(max_attempts=1)}
         client = SyncRecommenderClient(self.triton.grpc_url, recommender=criteo_with(), log=bench.log, **how)
@@ -118,19 +123,22 @@ class Site:
         return json.loads(self.controller.status.read_text())["baking"]
 
     def until_taken_back(self, most, **how):
-        """Why version 2 was taken back within so many rounds; version 1 answers again, and model 2 is barred."""
+        """Return why version 2 was rolled back within `most` rounds.
+
+        Version 1 must answer again, and model 2 must be blocked.
+        """
         for _ in range(most):
             if (found := self.round(**how))["action"] != BAKES:
                 break
         assert found["action"] == TAKEN_BACK, found
         assert self.lived() == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
-        assert list(barred(self.settings.store)) == ["model-2"]
+        assert list(blocked_models(self.settings.store)) == ["model-2"]
         with closing(Triton(self.triton.grpc_url)) as client:
             assert client.infer(MODEL_NAME, self.dense[:3], self.categorical[:3])[1] == 1
         return found["reason"]
 
     def lived(self):
-        """What the journal says, intents left out."""
+        """Return the journal without intents."""
         lines = read_entries(self.settings.store)
         return [(line.action, line.version) for line in lines if line.action != INTENT]
 
@@ -140,14 +148,14 @@ def _with_bias(toy, shift):
 
 
 def _shift_to(rate, log_odds):
-    """What to add to the log-odds for this mean probability."""
+    """Return the shift of the log-odds that gives this mean probability."""
     shifts = np.linspace(-8, 8, 1_601)
     return float(np.interp(rate, [expit(log_odds + each).mean() for each in shifts], shifts))
 
 
 @pytest.fixture
 def site(triton, tmp_path, raw_rows, make_candidate):
-    """`Site` after some rounds of version 1."""
+    """A `Site` after some rounds of version 1."""
     made = []
 
     def make(rounds, **limits):
@@ -176,8 +184,11 @@ def test_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reas
 
 
 @pytest.mark.slow
-def test_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100_000_rows(site):
-    """The gate saw the right columns; since the release the client gives each row two values of the row before."""
+def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
+    """The gate saw the right columns.
+
+    Since the release the client sends two values of the previous row.
+    """
 
     def wrong(rows):
         dense = rows.dense.copy()
@@ -193,8 +204,8 @@ def test_auc_lower_by_0_05_that_only_live_traffic_shows_is_taken_back_within_100
     assert "of an AUC below" in world.until_taken_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
-def test_scores_of_one_slice_that_are_no_numbers_are_taken_back_within_10_000_rows(site, raw_rows):
-    """The slice is a category that the golden rows lack: 1 to 5 % of the traffic has it."""
+def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
+    """The slice is a category that the golden rows lack. 1 to 5 % of the traffic has it."""
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
     row = next(
@@ -219,7 +230,7 @@ def test_five_times_latency_is_taken_back_after_thousand_requests(site):
 
 
 @pytest.mark.slow
-def test_one_slow_request_of_sixty_is_taken_back_after_twelve_readings_of_p99(site):
+def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
     world = site(13, max_latency_ratio=100.0)
     world.release(2, world.toy)
     slow = "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * (self._asked % 60 == 0))"

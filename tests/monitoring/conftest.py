@@ -1,4 +1,4 @@
-"""A monitor of the test's own, ended with the test."""
+"""A monitor for one test, stopped with the test."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def started(bench):
-    """`started(**settings)`: a bench whose monitor has started."""
+    """`started(**settings)` returns a bench whose monitor has started."""
 
     def make(**changes) -> Bench:
         b = bench(**changes)

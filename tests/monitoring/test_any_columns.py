@@ -1,4 +1,6 @@
-"""The monitor takes rows of any recommender by its own columns: intake, archive and drift, also without a kind."""
+"""Tests of the monitor with any recommender's columns: intake, archive and drift, also without a
+kind.
+"""
 
 import re
 from dataclasses import replace
@@ -23,15 +25,15 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import user_quality
 from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.folder import FolderObjects
+from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.backtest.incident import record, replay
-from monitoring.backtest.judging import judge_requests, read_requests
 from monitoring.drift.comparison import compare
 from monitoring.drift.sketch import Layout, Sketch
 from monitoring.monitor import Monitor
 from monitoring.state.admission import AdmittedVersions
 from monitoring.state.archive import build_row_table
 from monitoring.state.join import IntakeRules, read_records
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from monitoring.web.metrics import metrics_page
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
@@ -67,7 +69,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """One row a request, as validation counts them once they are archived."""
+    """Return the reference with one row a request, as validation counts archived rows."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {name: getattr(batch, name)[at : at + 1] for name in ("dense", "categorical", "scores")}
@@ -79,7 +81,7 @@ def reference_of(batch, features):
 
 
 @EACH
-def test_record_with_recommenders_columns_is_taken_and_others_are_refused_with_numbers(features):
+def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
@@ -123,7 +125,7 @@ def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path
 
 
 @pytest.mark.parametrize("features", SHOPS[:3], ids=["both", "no numeric", "no categorical"])
-def test_cells_of_every_column_hold_each_row_once_and_changed_column_is_one_that_drifts(features):
+def test_cells_of_every_column_hold_each_row_once_and_changed_one_drifts(features):
     trained, changed = batch_of(features, 4000), batch_of(features, 4000, seed=1)
     array = changed.categorical if features.categorical else changed.dense
     array[:, -1] = 1
@@ -133,7 +135,7 @@ def test_cells_of_every_column_hold_each_row_once_and_changed_column_is_one_that
     other = batch_of(Features(numeric=("a", "b", "c"), categorical=("d",)))
     assert not layout.fits(Predictions.of([other]))
     sketch = Sketch(layout)
-    for at in range(4000):  # one row a request: no two rows are alike by their user
+    for at in range(4000):  # one row a request: no two rows share a user
         rows = slice(at, at + 1)
         arrays = {name: getattr(changed, name)[rows] for name in ("dense", "categorical", "scores")}
         sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
@@ -149,7 +151,7 @@ LISTS = SHOPS[3]
 
 
 def lists_of(lengths, elements, *, seed):
-    """4,000 requests of four rows whose lists have these numbers of elements, each drawn from these."""
+    """Return 4,000 requests of four rows, whose lists have these lengths and elements."""
     random = np.random.default_rng(seed)
     for at in range(4_000):
         batch = batch_of(LISTS, seed=seed + at, request_id=f"r-{at}")
@@ -161,7 +163,7 @@ def lists_of(lengths, elements, *, seed):
 
 @cache
 def layout_of(lengths, elements):
-    """By the statistics that validation makes of such rows once they are archived."""
+    """Return the layout by validation's statistics of such archived rows."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 
@@ -214,7 +216,7 @@ def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_p
     bench.close()
 
 
-def test_column_that_came_later_is_archived_with_rows_of_clients_that_know_it(tmp_path):
+def test_new_column_is_archived_with_rows_of_clients_that_know_it(tmp_path):
     bench, price = Bench(tmp_path), np.arange(8, dtype=np.float32)
     more = replace(CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
     bench.start()
@@ -241,7 +243,7 @@ def test_column_that_came_later_is_archived_with_rows_of_clients_that_know_it(tm
     bench.close()
 
 
-def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost():
+def test_drift_compares_columns_by_name_and_is_undefined_if_one_is_lost():
     features = SHOPS[0]
     rows = Features(numeric=("age", "price"), categorical=("shop", "item"), lists=("genres",))
     trained, sent = batch_of(features, 40), batch_of(rows, 40)
@@ -254,7 +256,7 @@ def test_drift_compares_columns_of_one_name_and_is_not_judged_where_one_is_lost(
     assert not lost.fits(Predictions.of([sent]))
 
 
-def test_metrics_of_two_recommenders_monitors_are_same_series_with_another_label(tmp_path):
+def test_metrics_of_two_recommenders_are_same_series_with_other_label(tmp_path):
     series = {}
     for name in ("click_model", "shop"):
         (tmp_path / name).mkdir()
@@ -270,7 +272,7 @@ def test_metrics_of_two_recommenders_monitors_are_same_series_with_another_label
     assert len(series["shop"]) > 30
 
 
-def test_rows_of_one_user_are_alike_also_after_kill_in_backtest_and_in_incident(tmp_path):
+def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
     shop, form = Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")), RecordFormat(SHOPS[0])
     rules = {"policies": "threshold", "auc_threshold": 0.7, "min_clicks": 1, "window_rows": 60, "decide_seconds": 5.0}
     b = Bench(tmp_path, archive_roll_rows=50, **rules)
@@ -288,17 +290,17 @@ def test_rows_of_one_user_are_alike_also_after_kill_in_backtest_and_in_incident(
     lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
     archive, judging = FolderObjects(b.settings.archive), b.settings.judging
     replayed = {
-        user: [each.line() for each in judge_requests(read_requests(archive, user=user), judging)]
+        user: [each.line() for each in evaluate_requests(read_requests(archive, user=user), judging)]
         for user in ("shop", None)
     }
     assert lines == replayed["shop"]
     assert lines != replayed[None]
-    kpis = list(judge_requests(read_requests(archive, user="shop"), judging))[-1].kpis
+    kpis = list(evaluate_requests(read_requests(archive, user="shop"), judging))[-1].kpis
     users, labels = np.array([each.categorical[1:, 1] for each in sent[-15:]]), np.zeros((15, 4), int)
     labels[np.arange(15), np.arange(25, 40) % 4] = 1
     scores = np.array([each.scores[1:] for each in sent[-15:]])
     assert kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
-    write_judging(b.settings.state, judging)
+    write_rules(b.settings.state, judging)
     record(tmp_path / "it", state=b.settings.state, archive=archive, store=b.settings.store)
     assert replay(tmp_path / "it").first_difference is None
     b.close()

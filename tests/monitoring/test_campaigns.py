@@ -1,6 +1,8 @@
-"""Monitor, uploader and client through hundreds of faults at random moments: each request is in the lake once.
+"""Hundreds of faults of monitor, uploader and client at random moments.
 
-`EVERGREEN_CAMPAIGN_SHARE=0.02` tries few of them.
+Each request is in the lake once.
+
+`EVERGREEN_CAMPAIGN_SHARE=0.02` runs a small share of them.
 """
 
 import json
@@ -25,11 +27,11 @@ from tests.support.record_messages import FORM, encode, reader_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 DISK_FULL = 3
-"""Exit code by which the uploader ends on a full disk; its supervisor starts it again."""
+"""Exit code of the uploader on a full disk. Its supervisor restarts it."""
 
 
 class Installation:
-    """A monitor, an uploader and a client over one log."""
+    """A monitor, an uploader and a client with one log."""
 
     def __init__(self, processes, log) -> None:
         self.processes, self.log_file = processes, log
@@ -49,18 +51,20 @@ class Installation:
         return self.processes.started[-1]
 
     def kill(self) -> None:
-        """End all at once."""
+        """Kill all at once."""
         for program in self.programs:
             program.process.kill()
             program.process.wait()
 
     def num_reports(self) -> int:
-        """How often programs said that a disk is full."""
+        """Return how often programs reported a full disk."""
         texts = [path.read_text() for path in self.processes.folder.glob("*.log")]
         return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
 
     def finish(self) -> int:
-        """End all in the order in which nothing is left; how many requests the log had."""
+        """Stop all in the order that leaves nothing behind, and return the number of requests in
+        the log.
+        """
         size = self.said.stat().st_size
         wait_for(lambda: self.said.stat().st_size > size, "a client that is up")
         self.client.end()
@@ -86,7 +90,7 @@ def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes
 
 @contextmanager
 def small_disk(folder, size):
-    """Mount a disk at the folder."""
+    """Mount a small disk at the folder."""
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
@@ -98,12 +102,12 @@ def small_disk(folder, size):
 
 
 def fill(folder, left: int):
-    """Leave so many bytes free, and return the file that takes the others."""
+    """Fill the disk except for `left` bytes, and return the file that does so."""
     ballast = folder / "somebody else's"
     size = 0
     with open(ballast, "wb") as file:
         while (room := free_bytes(folder) - left) > 0:
-            with suppress(OSError):  # where a program has written meanwhile
+            with suppress(OSError):  # if a program has written meanwhile
                 os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
                 size += step
     return ballast
@@ -139,10 +143,10 @@ def test_each_request_counts_once_whichever_disk_fills_up(processes, name):
 
 
 def meets_full_disk(installation: Installation, folder, chance) -> bool:
-    """Fill the disk until a program reports it, for some seconds at most, and wait until all is well again.
+    """Fill the disk until a program reports it, for some seconds at most, and wait for recovery.
 
     Returns:
-        Whether one did: SQLite writes over what it has let go, and may need no room for a while.
+        Whether one did. SQLite reuses freed pages, and may need no space for a while.
     """
     before, until = installation.num_reports(), time.monotonic() + 5.0
     ballast = fill(folder, chance.choice([0, 0, 4096, chance.randrange(100_000)]))
@@ -159,7 +163,7 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
 
 
 def spoiled(chance, payload: bytes) -> bytes:
-    """The message after one fault of those that a wire, a disk or a program can make."""
+    """Return the message after one fault of a wire, a disk or a program."""
     content = bytearray(payload)
     kind, at = chance.randrange(6), chance.randrange(len(content))
     if kind == 0:
@@ -178,7 +182,7 @@ def spoiled(chance, payload: bytes) -> bytes:
 
 
 def wild(chance, payload: bytes) -> bytes:
-    """The message with one value of the published schema that nobody expects."""
+    """Return the message with one unexpected value of the published schema."""
     record = READER.FromString(payload)
     message = getattr(record, record.ListFields()[0][0].name)
     if message.DESCRIPTOR.name == "Predictions" and chance.random() < 0.5:

@@ -1,4 +1,6 @@
-"""A canary beside the version that serves: its rows are kept and counted, its version judges nothing."""
+"""Tests of a canary next to the serving version: its rows are stored and counted, but decide
+nothing.
+"""
 
 import dataclasses
 
@@ -26,7 +28,7 @@ def archived(*batches):
 
 @pytest.fixture
 def beside(bench):
-    """A bench whose monitor has seen version 1 serve, and a canary with a newer answer."""
+    """A bench whose monitor has seen version 1 serve, and a newer answer of a canary."""
     b = bench()
     b.start()
     b.tick(prediction("s", time=START), by_canary("c", time=START + 1))
@@ -42,7 +44,7 @@ def test_canary_is_not_version_that_serves_however_new_its_answers(beside, resta
     assert set(beside.monitor.windows.versions) == {1, 2}, "its rows have a window all the same"
 
 
-def test_canary_serves_once_it_answers_as_no_canary_and_late_records_do_not_take_that_back(beside):
+def test_canary_serves_once_promoted_and_late_records_do_not_revert_that(beside):
     beside.clock.now += 5
     beside.tick(prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
     assert beside.monitor.serving_version == 2
@@ -64,7 +66,10 @@ def test_events_tell_canary_from_version_that_serves(beside):
 
 
 def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
-    """Equal models, ten best of 200 by one of them: on these rows the other seems better by 0.04 of AUC."""
+    """Equal models, ten best of 200 by one of them.
+
+    On these rows the other seems better by 0.04 of AUC.
+    """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)
     ranked = dataclasses.replace(scored, request_id="ranked", positions=np.arange(1, 4, dtype=np.int32))

@@ -1,8 +1,8 @@
-"""The whole chain, publisher to lake, killed by SIGKILL at its boundaries and at random moments: nothing is lost.
+"""Tests of the whole chain, publisher to lake, with SIGKILL at boundaries and random moments.
 
-What must hold whenever a process died: what is acknowledged is stored. And at the end, of a folder as of a bucket:
-every published row lies in exactly one file of the lake, every late outcome once, and the lake's manifest is the
-volume's.
+After any kill, acknowledged records are stored. At the end, in a folder as in a bucket, every
+published row is in exactly one file of the lake, every late outcome is there once, and the lake's
+manifest matches the volume's.
 """
 
 import hashlib
@@ -54,7 +54,10 @@ def make_chain(request, tmp_path, nursery):
 
 
 class Chain:
-    """One log, monitor, archive and lake; its processes live turn by turn, and die as the seed has it."""
+    """One log, monitor, archive and lake.
+
+    Its processes live turn by turn and die as the seed decides.
+    """
 
     def __init__(self, nursery: Nursery, folder: Path, lake: str, seed: int, *, together: bool = False) -> None:
         self.nursery, self.folder, self.lake, self.together = nursery, folder, lake, together
@@ -67,11 +70,11 @@ class Chain:
         self.poison: list[str] = []
         self.messages: list[tuple[str, bytes]] = []
         self.due: list[tuple[int, str, int, str, float]] = []
-        """(turn, request, row, event, time) of outcomes to come."""
+        """(turn, request, row, event, time) of later outcomes."""
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Boundaries of a life that nothing ended: the newest of each role."""
+        """Number of boundaries in the newest uninterrupted life of each role."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 
@@ -80,10 +83,12 @@ class Chain:
         """Boundaries that a process reached and at which none was killed yet."""
         return sorted(self.reached - self.killed_at.keys())
 
-    # -- what is published
+    # -- publishing
 
     def _next_records(self) -> list[PredictionBatch | OutcomeBatch]:
-        """Of this turn: predictions, and the outcomes that are due, in time, late by arrival or late by their time."""
+        """Return this turn's predictions, and the due outcomes: in time, late by arrival, or late
+        by their time.
+        """
         new: list[PredictionBatch | OutcomeBatch] = []
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)
@@ -119,7 +124,7 @@ class Chain:
             self.poison.append(f"poison {self.turn}")
             messages.append((self.poison[-1], b"no record"))
         if self.messages:
-            messages.append(self.random.choice(self.messages))  # a redelivery of what may long be archived
+            messages.append(self.random.choice(self.messages))  # a redelivery of records that may be archived already
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]
@@ -149,7 +154,7 @@ class Chain:
         return {**order, "kill_after": self.random.uniform(0, 1.2 * self.seconds[role])}
 
     def live_turn(self, kills: str = "", *, stop: bool = False) -> None:
-        """Each process lives once; whoever is killed lives again, at last until its end."""
+        """Run each process once. A killed one lives again, the last time to its end."""
         messages = self._write_messages()
         orders = [
             self._order("publisher", messages=messages),
@@ -180,7 +185,9 @@ class Chain:
         self.now += 10
 
     def finish(self) -> None:
-        """Publishes what is still due, lets every window close, and stops the monitor before the last upload."""
+        """Publish what is still due, let every window close, and stop the monitor before the last
+        upload.
+        """
         self.is_ending = True
         while self.due:
             self.live_turn()
@@ -193,7 +200,7 @@ class Chain:
             (end,) = self.nursery.live(order)
             assert end["status"] == 0
 
-    # -- what holds
+    # -- invariants
 
     def expect_acknowledged_is_stored(self) -> None:
         log, state = self.folder / "log.db", self.folder / "state" / "monitor.db"
@@ -201,7 +208,7 @@ class Chain:
             return
         acknowledged = _column(log, "SELECT message_id FROM messages WHERE state = 'acknowledged'")
         stored = _column(state, "SELECT request_id FROM predictions UNION SELECT batch_id FROM outcome_batches")
-        # A batch is kept under its id, its event and a digest.
+        # A batch is stored under its id, its event and a digest.
         assert acknowledged <= {name.partition("/")[0] for name in stored}
 
     def expect_nothing_lost_or_doubled(self) -> None:
@@ -229,7 +236,10 @@ class Chain:
                 assert [archived[name] for name in criteo.CATEGORICAL] == prediction.categorical[row].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
-        """A click in time is a label or late by its arrival, never both; every other outcome is late; all are once."""
+        """Assert that a timely click is a label or late by its arrival, never both.
+
+        Every other outcome is late. Each occurs once.
+        """
         times = {p.request_id: p.time for p in self.predictions}
         clicked = {(row["request_id"], row["row"]) for row in rows if row["label"]}
         found = {(each["request_id"], each["row"], each["event"]): each["outcome_time"].timestamp() for each in late}
@@ -283,6 +293,6 @@ def test_killed_at_each_boundary_chain_loses_and_doubles_nothing(make_chain):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_while_all_work_at_once_chain_loses_and_doubles_nothing(make_chain):
+def test_chain_killed_at_random_moments_loses_and_duplicates_nothing(make_chain):
     chain = run_chain(make_chain(2, together=True), num_turns=4, kills=("moment", "boundary"))
     assert chain.killed_at.total() >= 8

@@ -1,4 +1,4 @@
-"""The monitor's own decisions: the same lines wherever a turn was cut short, each once."""
+"""Tests of the monitor's own decisions: the same lines for any interrupted turn, each once."""
 
 import dataclasses
 import json
@@ -24,7 +24,10 @@ SETTINGS = {
 
 
 def traffic(seed: int = 5):
-    """Predictions of a minute with their clicks; version 2 serves from the middle on, a canary before."""
+    """Return predictions of a minute with their clicks.
+
+    A canary comes before version 2, which serves from the middle on.
+    """
     random = np.random.default_rng(seed)
     records = []
     for i in range(120):
@@ -43,7 +46,7 @@ def decisions(state: Path) -> list[str]:
 
 
 def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
-    """Publishes the traffic as its time comes, shuffled within a turn; the lines."""
+    """Publish the traffic at its time, shuffled within a turn, and return the lines."""
     random, records = np.random.default_rng(0), traffic()
     began = START - 1.0
     b.start()
@@ -77,8 +80,11 @@ def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected,
 
 
 @pytest.mark.parametrize("name", ["", "join.matured", "judge.kept"])
-def test_request_after_its_point_is_counted_once_and_in_no_window_also_after_kill(tmp_path, name):
-    """Published when its label is final already: archived, judged by nobody, and told by a counter."""
+def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_path, name):
+    """It is published when its label is already final.
+
+    It is archived and counted, but used in no decision.
+    """
     lines = {}
     for killed in dict.fromkeys(("", name)):
         (tmp_path / (killed or "unkilled")).mkdir(exist_ok=True)
@@ -103,7 +109,7 @@ def test_request_after_its_point_is_counted_once_and_in_no_window_also_after_kil
     assert lines[""] == lines[name]
 
 
-def test_line_that_was_written_is_not_written_again_also_after_file_was_full(tmp_path):
+def test_written_line_is_not_written_again_even_after_full_disk(tmp_path):
     lines = {float(i): json.dumps({"time": float(i)}) for i in range(6)}
     first = Journal(tmp_path, lambda: 0.0, max_file_bytes=50)
     first.append_decisions({time: lines[time] for time in (0.0, 1.0, 2.0)})

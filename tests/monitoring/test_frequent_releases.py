@@ -1,4 +1,6 @@
-"""The running monitor where models are released more often than labels become final: what it judges and shows."""
+"""Tests of a running monitor if releases are more frequent than final labels: its evaluation and
+page.
+"""
 
 import re
 from dataclasses import replace
@@ -15,14 +17,14 @@ from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, pub
 from tests.support.releases import keep_model, passing_verdict, release
 
 EVERY = 20.0
-"""Seconds between two releases; labels wait a minute."""
+"""Seconds between two releases. Labels wait a minute."""
 CHANGED_AT = 90.0
 SECONDS = 260
 
 
-def know(store, version: int, *, learned_until: float) -> None:
+def know(store, version: int, *, trained_until: float) -> None:
     model_id = f"m{version}"
-    keep_model(store, model_id, last_learned_time=datetime.fromtimestamp(learned_until, timezone.utc).isoformat())
+    keep_model(store, model_id, last_learned_time=datetime.fromtimestamp(trained_until, timezone.utc).isoformat())
     release(store, version, model_id, previous_version=version - 1 or None)
     path = verdict_paths(store, model_id)[0]
     quality = ModelQuality(auc=0.9, auc_low=0.88, auc_high=0.92)
@@ -31,10 +33,13 @@ def know(store, version: int, *, learned_until: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The banner at each second, and the monitor's bench; scores say nothing of clicks once the world has changed."""
+    """The banner at each second, and the monitor's bench.
+
+    After the drift, scores do not predict clicks.
+    """
     bench = Bench(tmp_path_factory.mktemp("frequent"), drift_grace_seconds=2.0, decide_seconds=2.0, window_rows=600)
     for version in range(1, int(SECONDS // EVERY) + 2):
-        know(bench.settings.store, version, learned_until=START + (version - 1) * EVERY - WINDOW)
+        know(bench.settings.store, version, trained_until=START + (version - 1) * EVERY - WINDOW)
     random, banners = np.random.default_rng(3), []
     monitor = bench.start()
     for second in range(SECONDS):
@@ -55,14 +60,14 @@ def seen(tmp_path_factory):
     bench.close()
 
 
-def test_banner_is_grey_until_labels_are_final_and_then_names_whose_rows_were_judged(seen):
+def test_banner_is_grey_until_labels_are_final_and_then_names_versions(seen):
     banners, _ = seen
     assert {state for state, _ in banners[: int(WINDOW)]} == {"wait"}
-    assert "Nothing has been judged yet: no label is final." in banners[int(WINDOW) - 5][1]
+    assert "Nothing has been evaluated yet: no label is final." in banners[int(WINDOW) - 5][1]
     before = banners[int(WINDOW + CHANGED_AT) - 15]
     assert before[0] == "good"
     assert "No row of version 7 has matured yet; rows up to" in before[1]
-    assert "were judged, the newest of version 4." in before[1]
+    assert "were evaluated, the newest of version 4." in before[1]
 
 
 def test_fall_starts_run_whose_reason_names_versions_that_scored_rows(seen):

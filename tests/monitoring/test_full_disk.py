@@ -1,4 +1,6 @@
-"""A disk that becomes full under a running monitor: it goes on, says what cannot be written, and loses nothing."""
+"""Tests of a full disk under a running monitor: it continues, reports what it cannot write, and
+loses nothing.
+"""
 
 import errno
 import resource
@@ -18,7 +20,7 @@ QUIET = {**DRIFT, "policies": "threshold", "cooldown_seconds": 1e9}
 
 
 def go_through(b: Bench, *, is_full) -> None:
-    """Four rounds of good and bad traffic; `is_full(number)` is called before each turn."""
+    """Run four rounds of good and bad traffic. `is_full(number)` is called before each turn."""
     for number in range(4):
         b.clock.advance(1.0)
         for part in range(3):
@@ -92,7 +94,8 @@ def test_running_monitor_outlives_full_disk_and_names_what_it_cannot_write(proce
     process = processes.monitor(policies="schedule", max_serving_seconds=1e9)
     wait_for(lambda: processes.ask("/readyz").status == 200, "the monitor")
     before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-    # The kernel refuses whatever would make a file larger than the smallest one is, as on a full disk.
+    # The kernel refuses any write that makes a file larger than the smallest one, as on a full
+    # disk.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (64, before[1]))
     now = time.time()
     publish(processes.log, *(prediction(f"r{number}", 4, time=now) for number in range(20)))

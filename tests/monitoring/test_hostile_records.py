@@ -1,4 +1,6 @@
-"""What one publisher may put into the log: it stops no monitor, fills no memory and is accounted for."""
+"""Tests of a publisher's hostile records: they stop no monitor, fill no memory and are accounted
+for.
+"""
 
 import signal
 import time
@@ -19,11 +21,11 @@ from tests.support.processes import wait_for
 from tests.support.record_messages import encode
 
 NARROW = RecordFormat(Features(numeric=("I1",), categorical=()))
-"""Writes a recommender's rows without most of their columns, which the monitor makes up for."""
+"""Writes a recommender's rows without most of their columns, which the monitor fills in."""
 SLOWER = 10.0
-"""How much slower than alone a machine may be that runs other tests too; alone /healthz takes 0.05 s at most."""
+"""Allowed slowdown on a machine that runs other tests. Alone, /healthz takes at most 0.05 s."""
 MAX_MEGABYTES = 500
-"""Half of what its pod may have."""
+"""Half of its pod's memory."""
 
 
 def narrow(name: str, rows: int, **changes) -> bytes:
@@ -38,7 +40,7 @@ def with_id(name: str, rows: int) -> bytes:
 
 
 def wide_rows() -> list[bytes]:
-    """Messages of 15 kB whose rows take 0.6 MB each."""
+    """Return messages of 15 kB whose rows take 0.6 MB each."""
     return [narrow(f"r{number}", MAX_ROWS_PER_RECORD, time=time.time()) for number in range(400)]
 
 
@@ -62,7 +64,7 @@ def minutes() -> list[bytes]:
 
 @contextmanager
 def probed(processes):
-    """Yields a list of the seconds that each answer of /healthz took; one that is no 200 is infinitely slow."""
+    """Yield the seconds of each answer of /healthz, infinite for other statuses than 200."""
     seconds: list[float] = []
     over = Event()
 

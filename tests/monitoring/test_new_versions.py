@@ -1,4 +1,6 @@
-"""A version that bakes, as the running monitor sees it: findings for the controller, one word to people, a rest."""
+"""Tests of a baking version in the running monitor: findings for the controller, one notification,
+a cooldown.
+"""
 
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.fixture
 def two_versions(bench, tmp_path):
-    """A monitor of a store where version 2 has just replaced version 1, both of 0.9 AUC at the gate."""
+    """A monitor of a registry where version 2 has just replaced version 1, both with AUC 0.9 at the
+    gate.
+    """
     b: Bench = bench(**{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1)
     quality = replace(ModelQuality(), auc=0.9, auc_low=0.89, auc_high=0.91)
     for version in (1, 2):
@@ -34,14 +38,14 @@ def two_versions(bench, tmp_path):
 
 
 def take_back(b: Bench) -> None:
-    """What the controller writes."""
+    """Write what the controller writes for a rollback."""
     line = baking(b.settings.store)
     time = datetime.fromtimestamp(b.clock.now, timezone.utc).isoformat()
     back = replace(line, time=time, action=ROLLBACK, version=1, previous_version=2, model_id="m1", reason="it is bad")
-    append_promotion(b.settings.store, replace(back, barred_model_id="m2"))
+    append_promotion(b.settings.store, replace(back, blocked_model_id="m2"))
 
 
-def test_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_run(two_versions):
+def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_versions):
     b = two_versions
     traffic(b, "before", auc="good")
     b.turn(2, WINDOW)
@@ -61,15 +65,16 @@ def test_version_that_live_traffic_shows_to_be_bad_is_named_once_and_starts_no_r
     b.start()
     b.turn(2, 20.0)
     assert b.kinds().count("taken_back") == 1
-    # The version before is as bad by now: a run is asked for, but not within the rest after the way back.
-    assert b.monitor.acting.retraining.memory.blocked_by == "cool-down after a new version was taken back"
+    # The version before is as bad by now. A run is requested, but not within the cooldown after the
+    # rollback.
+    assert b.monitor.actions.retraining.memory.blocked_by == "cool-down after a new version was taken back"
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)
         b.turn(2, 1.0)
     assert (b.trigger.requests, b.kinds().count("held")) == ([], 1)
 
 
-def test_version_that_gives_some_rows_no_probability_is_named_before_any_label_is_known(two_versions):
+def test_version_without_some_probabilities_is_named_before_any_label(two_versions):
     b = two_versions
     for number in range(60):
         scores = np.linspace(0.1, 0.9, 8)
@@ -119,7 +124,7 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_monitor_killed_before_it_leaves_finding_tells_it_again_and_never_not_at_all(two_versions, monkeypatch):
+def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions, monkeypatch):
     def die(*_):
         raise Killed
 

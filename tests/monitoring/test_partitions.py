@@ -1,4 +1,4 @@
-"""A log in partitions, each with a monitor and an uploader of its own, over one lake."""
+"""Tests of a partitioned log, each partition with its own monitor and uploader, over one lake."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,10 @@ PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 
 
 class Partitions:
-    """A client that publishes to every partition, and a monitor process for each; all ended with the test."""
+    """A client that publishes to every partition, and a monitor process for each.
+
+    All end with the test.
+    """
 
     def __init__(self, folder) -> None:
         self.folder, self.lake = folder, folder / "lake"
@@ -40,12 +43,12 @@ class Partitions:
         self.monitors = [self.monitor(partition) for partition in range(PARTITIONS)]
 
     def starts(self, partition: int) -> int:
-        """How often its monitor has begun to work."""
+        """Return how often the partition's monitor has started."""
         path = self.folder / f"state-{partition}" / "events.jsonl"
         return path.read_text().count('"started"') if path.exists() else 0
 
     def kill(self, partition: int) -> None:
-        """Ends a monitor with SIGKILL and starts its successor."""
+        """Kill a monitor with SIGKILL and start its successor."""
         self.monitors[partition].kill()
         self.monitors[partition].wait()
         self.ended_starts[partition] = self.starts(partition)
@@ -60,7 +63,10 @@ class Partitions:
             return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=lines)
 
     def publish(self, wave: int) -> None:
-        """Requests of which each row whose number divides the request's is clicked, in messages of their own."""
+        """Publish requests.
+
+        Each row whose number divides the request's is clicked, in a separate message.
+        """
         now = time.time()
         for number in range(REQUESTS):
             name = f"request {wave}-{number}"
@@ -72,7 +78,7 @@ class Partitions:
         asyncio.run(self.client.drain())
 
     def taken_in(self, partition: int) -> bool:
-        """Whether the monitor has acknowledged everything."""
+        """Return whether the monitor has acknowledged everything."""
         subscriber = open_subscriber(partition_urls(self.url)[partition])
         try:
             return subscriber.backlog() == 0
@@ -80,7 +86,7 @@ class Partitions:
             subscriber.close()
 
     def matured(self, partition: int) -> int:
-        """Rows whose labels are final."""
+        """Return the number of rows whose labels are final."""
         path = self.folder / f"state-{partition}" / STORE_FILE
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
             (rows,) = store.execute("SELECT coalesce(sum(value), 0) FROM counters WHERE name = 'matured'").fetchone()
@@ -108,7 +114,7 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
     uploaders = [Uploader(p.folder / f"archive-{number}", p.lake) for number in range(PARTITIONS)]
     for wave in range(WAVES):
         p.publish(wave)
-        # Somewhere in the middle: of the intake, the join or the archive, as far as each has come.
+        # Somewhere in the middle of intake, join or archive, depending on its progress.
         wait_for(lambda wave=wave: p.taken_in(wave), "a part of the wave")
         for victim in {wave, (wave + 1) % PARTITIONS}:
             p.kill(victim)
@@ -123,7 +129,7 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
     rows = read_rows(p.lake)
     assert len(rows) == len(p.truth)
     assert {(row["request_id"], row["row"]): row["label"] for row in rows} == p.truth
-    # No partition was idle, and each archived its own requests alone.
+    # No partition was idle, and each archived only its own requests.
     shares = Counter(partition_of(name, PARTITIONS) for name, _ in p.truth)
     assert sorted(shares) == list(range(PARTITIONS))
     assert p.client.counts.published_rows == len(p.truth)
@@ -138,6 +144,6 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert b.monitor.stop() is None
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
-    # What the others see of their own requests stands on their pages.
+    # The others show what they see of their own requests on their pages.
     assert [kpis.auc for kpis in b.monitor._measuring.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

@@ -1,4 +1,6 @@
-"""The monitor and the uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad settings."""
+"""Tests of monitor and uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad
+settings.
+"""
 
 import contextlib
 import os
@@ -41,7 +43,7 @@ def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code
     monitor = p.monitor(**flags)
 
     def traffic(name: str) -> None:
-        """Clicks at random: an AUC of a half."""
+        """Publish random clicks with an AUC of a half."""
         now, requests = time.time(), [f"{name}-{number}" for number in range(20)]
         clicked = [(request, row, now) for request in requests for row in range(0, 20, 4)]
         publish(p.log, *(prediction(request, 20, time=now) for request in requests), clicks(f"o-{name}", clicked))
@@ -67,7 +69,7 @@ def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code
     assert p.end(uploader) == 0
     (request_id,) = (p.folder / "runs.txt").read_text().split()
     assert [(event["request_id"], event["outcome"]) for event in ended()] == [(request_id, outcome)]
-    # Killed between an act and its record, the monitor tells of the act again.
+    # Killed between an action and its record, the monitor reports the action again.
     kinds = list(dict.fromkeys(event["kind"] for event in read_events(p.state)))
     order = ["decision", "archived", "uploaded", "requested", "run_started", "run_ended"]
     assert [kind for kind in kinds if kind in order and kind != "archived"] == [k for k in order if k != "archived"]

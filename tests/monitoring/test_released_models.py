@@ -1,4 +1,4 @@
-"""What is known of a released version, found through real manifests in a model store."""
+"""Tests of what is known of a released version, through real manifests in a model registry."""
 
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -19,7 +19,7 @@ def _is_required(field):
 
 
 def blank(manifest, **values):
-    """A manifest whose other fields say nothing."""
+    """Return a manifest with empty other fields."""
     unset = {f.name: BLANK.get(str(f.type), {}) for f in fields(manifest) if f.name not in values and _is_required(f)}
     return manifest(**unset, **values)
 
@@ -40,8 +40,8 @@ LEARNED = "2026-01-02T03:04:05+00:00"
 
 def test_gates_auc_and_newest_learned_row_of_released_model_are_found(tmp_path):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
-    learned_until = datetime.fromisoformat(LEARNED).timestamp()
-    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81, learned_until=learned_until)
+    trained_until = datetime.fromisoformat(LEARNED).timestamp()
+    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81, trained_until=trained_until)
 
 
 @pytest.mark.parametrize("candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str)
@@ -49,7 +49,7 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
     keep(tmp_path, candidate=candidate, learned=LEARNED)
     known = ReleasedModels(tmp_path).baseline(7)
     assert (known.auc, known.low, known.high) == (None, None, None)
-    assert known.learned_until is not None
+    assert known.trained_until is not None
     assert ReleasedModels(tmp_path).baseline(8) is None, "never released"
 
 
@@ -67,4 +67,4 @@ def test_file_that_cannot_be_read_is_reported_and_ends_no_monitor(tmp_path, capl
     path.write_text("{")
     known = ReleasedModels(tmp_path).baseline(7)
     assert known is None if harmed == "release" else known.auc is None
-    assert "no baseline of version 7" in caplog.text
+    assert "the baseline of version 7 is unknown" in caplog.text

@@ -1,4 +1,4 @@
-"""Settings: promised defaults, flags, environment variables, refusals."""
+"""Tests of settings: documented defaults, flags, environment variables, refusals."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_flags_come_before_variables_and_variables_before_defaults():
     settings = read([*REQUIRED, "--archive-roll-rows", "700"], variables)
     assert (settings.records.archive_roll_rows, settings.http.http_port) == (700, 81)
     assert settings.state == Path("s")
-    assert (settings.records.pull_messages, settings.acting.trigger) == (1000, "none")
+    assert (settings.records.pull_messages, settings.actions.trigger) == (1000, "none")
 
 
 def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):

@@ -1,4 +1,6 @@
-"""The uploader, into a folder and into a bucket: whole files, proved before the local one goes, whatever breaks."""
+"""Tests of the uploader to a folder and a bucket: complete, verified before the local delete, for
+any fault.
+"""
 
 import base64
 import contextlib
@@ -49,7 +51,7 @@ def archive(tmp_path):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_lake(request, tmp_path):
-    """Opens the lake; every call is one more handle on it."""
+    """Opens the lake. Every call returns another handle on it."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a lake")
     request.getfixturevalue("cloud_storage")
@@ -58,13 +60,13 @@ def open_lake(request, tmp_path):
 
 @pytest.fixture
 def bucket(cloud_storage):
-    """The bucket's front, where faults are put."""
+    """The bucket's front, where faults are injected."""
     return cloud_storage
 
 
 @pytest.fixture(autouse=True)
 def signals():
-    """The handlers of this process as they were: `main` sets its own."""
+    """Restores this process's signal handlers, because `main` sets its own."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -77,7 +79,10 @@ def kept(archive) -> list[str]:
 
 
 def expect_moved(archive, lake, names=tuple(CONTENT)):
-    """Bucket manifest = volume manifest: names, sizes and bytes are those of the markers, and no file is left."""
+    """Assert that bucket and volume have the same manifest, by the markers' names, sizes and bytes.
+
+    No local file may be left.
+    """
     assert [each.name for each in lake.list()] == sorted(names)
     assert {name: lake.read(name).content for name in names} == {name: CONTENT[name] for name in names}
     markers = [json.loads(path.read_text()) for path in (archive / "uploaded").glob("*.json")]
@@ -98,7 +103,10 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
 
 
 def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
-    """By their names, which are drawn, newer rows could be read, and the watermark be set, before older ones."""
+    """File names are random.
+
+    By name, newer rows could be read, and the watermark set, before older ones.
+    """
     names = [f"day=2025-11-13/part-{letter}.parquet" for letter in "dacb"]
     (archive / NAME).unlink()
     (archive / OUTCOMES).unlink()
@@ -164,7 +172,7 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
 
 def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
-    """Its own word for what it stored, altered: as if it had damaged the bytes after it took them."""
+    """The service's reported checksum is changed, as if it had corrupted the stored bytes."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),
@@ -191,7 +199,7 @@ def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, buc
     expect_moved(archive, open_bucket())
 
 
-def test_passes_are_farther_and_farther_apart_while_lake_is_away_and_close_again_after(archive, bucket):
+def test_passes_back_off_while_lake_is_away_and_are_frequent_again_after(archive, bucket):
     bucket.fail(lambda request: True, "status", times=10**6)
     waits = []
 
@@ -208,9 +216,7 @@ def test_passes_are_farther_and_farther_apart_while_lake_is_away_and_close_again
 
 
 @pytest.mark.parametrize(("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")])
-def test_no_room_or_no_permission_stops_process_with_what_is_needed_and_keeps_files(
-    archive, bucket, capsys, status, message
-):
+def test_full_disk_or_missing_permission_stops_process_and_keeps_files(archive, bucket, capsys, status, message):
     bucket.fail(lambda request: request.is_upload, "status", status=status, message=message, times=10**6)
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.01"]
     assert main(argv, {}) == 3
@@ -221,7 +227,7 @@ def test_no_room_or_no_permission_stops_process_with_what_is_needed_and_keeps_fi
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move(archive, open_lake, capsys):
+def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(archive, open_lake, capsys):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with pytest.raises(Differs, match="part-1.parquet is there with other bytes"):
@@ -232,7 +238,7 @@ def test_same_name_with_other_bytes_is_refused_loudly_and_kept_while_others_move
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
     assert uploader.run_once() == [], "it is not tried and told again and again"
     assert main(["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}) == 1
-    assert "part-1.parquet is kept: " in capsys.readouterr().err
+    assert "part-1.parquet stays in the archive: " in capsys.readouterr().err
 
 
 def test_file_that_fails_does_not_hold_up_others_of_next_pass(archive, bucket):
@@ -267,7 +273,7 @@ def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_
     expect_moved(archive, open_lake())
 
 
-def test_process_moves_to_bucket_what_is_sealed_while_it_runs_and_ends_at_sigterm(archive, bucket, tmp_path):
+def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(archive, bucket, tmp_path):
     late = archive / "day=2025-11-14" / "part-3.parquet"
     late.parent.mkdir()
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.05"]
@@ -292,7 +298,7 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
     assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 3
-    assert "part-1.parquet was not moved, it and what is sealed after it is kept" in capsys.readouterr().err
+    assert "part-1.parquet was not moved; it and the files sealed after it stay" in capsys.readouterr().err
     assert kept(archive) == [NAME, OUTCOMES]
 
 

@@ -1,4 +1,4 @@
-"""The compiled pipeline is what a cluster is given: its surface and the placement of every task are promises."""
+"""Tests of the compiled pipeline: its interface and the placement of every task."""
 
 import re
 from pathlib import Path
@@ -44,7 +44,8 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
     assert container["image"] == f"evergreen-{dashed(step)}:dev"
     resources = container["resources"]
     assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == (needs.cpu, needs.memory)
-    # Training is the longest and goes on where it was broken off, so on nodes that come and go more tries pay.
+    # Training takes longest and resumes after an interruption, so more retries pay off on
+    # preemptible nodes.
     retry = task["retryPolicy"]
     assert (retry["maxRetryCount"], retry["backoffDuration"]) == (4 if step == "training" else 2, "10s")
     assert retry["backoffFactor"] > 1
@@ -57,7 +58,10 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
 
 @pytest.mark.parametrize("step", STEPS)
 def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
-    """Argo's limit begins with the first try; one that is reached ends the try at work, or forbids the next."""
+    """Argo's limit starts with the first try.
+
+    Reaching it ends the current try, or forbids the next.
+    """
     retry = compile_with(num_retries=5, training_retries=5).task(step)["retryPolicy"]
     limit = int(retry["backoffMaxDuration"].removesuffix("s"))
     waits = sum(10 * retry["backoffFactor"] ** n for n in range(5))
@@ -103,8 +107,8 @@ def test_each_step_takes_only_what_step_before_hands_on(compiled):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_every_artifact_is_file_of_kubeflows_own_store_which_its_page_opens(compiled, step):
-    """The page opens no path of a share, so manifests and reports stay where Kubeflow puts a task's outputs."""
+def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled, step):
+    """The page opens no path of a share, so manifests and reports stay among Kubeflow's outputs."""
     script = " ".join(compiled.executor(step)["command"])
     outputs = compiled.spec["components"][f"comp-{dashed(step)}"].get("outputDefinitions", {}).get("artifacts", {})
     assert all(f"{name}.path" in script for name in outputs)
@@ -112,7 +116,7 @@ def test_every_artifact_is_file_of_kubeflows_own_store_which_its_page_opens(comp
 
 
 def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
-    """Each costs a turn of Argo, so a further one is a decision."""
+    """Each pod costs a turn of Argo, so another one needs a decision."""
     assert compiled.num_pods == 18
 
 

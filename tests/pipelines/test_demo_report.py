@@ -1,4 +1,4 @@
-"""The demo's report fits its pane, whatever the rows did, and links the reports that lie below it."""
+"""Tests of the demo's report: it fits its pane for any rows, and links the reports below it."""
 
 from dataclasses import replace
 

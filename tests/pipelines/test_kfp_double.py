@@ -1,6 +1,7 @@
-"""The double of the KFP API answers as a real server of 2.17.0 did: status, code, message and fields.
+"""Tests that the KFP API double answers like a real server 2.17.0: status, code, message and
+fields.
 
-`kfp_answers.json` has what that server was asked and what it answered; long messages are cut there with `...`.
+`kfp_answers.json` has the real server's requests and answers. Long messages are cut with `...`.
 """
 
 import json
@@ -16,7 +17,7 @@ from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
-# The recorded pipeline had a parameter `lake`, for which one of today's stands.
+# The recorded pipeline had a parameter `lake`, which is replaced by a current one.
 ANSWERS = json.loads(re.sub(r'lake(\\?":)', r"settings\1", RECORDED))
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
 NAMED = ("state", "storage_state", "status", "mode", "multi_user", "code")
@@ -43,7 +44,7 @@ def upload(url: str, path: Path) -> tuple[int, dict]:
 
 @pytest.fixture
 def server():
-    """A server in which what the recorded requests name is there, under the double's ids."""
+    """A server with all objects that the recorded requests name, under the double's ids."""
     double = KfpServer()
     double.api = f"{double.url}/apis/v2beta1"
     for name in ("pipelines/upload?name=evergreen-retraining", "pipelines/upload_version?name=kfp2&pipelineid=p1"):
@@ -58,7 +59,7 @@ def server():
 
 
 def fields(value) -> object:
-    """The form of an answer: its fields and the kinds of their values, and the names of states themselves.
+    """Return the form of an answer: its fields, the kinds of their values, and the names of states.
 
     A compiled pipeline is one value.
     """
@@ -128,7 +129,7 @@ def test_run_that_ended_has_fields_and_states_of_real_one(server):
 
 
 def compare(server, name: str) -> None:
-    """Ask the double what the real server was asked; AssertionError where the answer is another."""
+    """Send the double the real server's request, and assert an equal answer."""
     recorded = ANSWERS[name]
     text = recorded["request"].replace(PIPELINE, "p1").replace(VERSION, "v2")
     if "uploadfile=@" in text:
@@ -171,7 +172,7 @@ def test_double_lists_schedules_and_runs_as_real_server(server):
 
 @pytest.mark.parametrize("name", ["run_failed", "run_refused", "run_succeeded"])
 def test_runs_tasks_have_names_that_its_end_is_read_by(name):
-    """`describe_end` tells steps and drivers from groups of tasks by these names."""
+    """`describe_end` distinguishes steps and drivers from groups of tasks by these names."""
     from types import SimpleNamespace
 
     from evergreen.runtime.kubeflow import describe_end

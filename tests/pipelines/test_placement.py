@@ -1,4 +1,4 @@
-"""What a placement says reaches the pods that it is said of, in the words that the backend parses."""
+"""Tests that placement settings reach their pods in the form that the backend parses."""
 
 import re
 
@@ -46,7 +46,7 @@ def everything(compile_with):
 
 
 def parsed(compiled: Compiled, step: str):
-    """The step's part of the platform section as the backend reads it: an unknown field is an error."""
+    """Parse the step's part of the platform section like the backend: an unknown field is an error."""
     return json_format.ParseDict(compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig())
 
 
@@ -146,8 +146,8 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
         ({"training_processes": 2, "backend": "hugectr"}, "training_processes is 2 with backend hugectr"),
         ({"training_processes": 2, "backend": "torchrec"}, "training_processes is 2 with 1 training_gpus"),
-        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step 'trainig' is none of extraction"),
-        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step 'outcome' is none of"),
+        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step is 'trainig', expected one of extraction"),
+        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step is 'outcome', expected one of"),
     ],
 )
 def test_placement_that_cannot_work_is_refused_when_it_is_made(values, words):
@@ -175,7 +175,9 @@ VALUES = "# where\n\nREGISTRY=r.dev/p=1\nTAG = t0\nPOOL=a100\n"
 
 @pytest.fixture
 def compile_file(tmp_path):
-    """`evergreen compile --placement` of a file beside a cluster.env; its exit code, and where the output is."""
+    """Runs `evergreen compile --placement` of a file next to a cluster.env, and returns exit code
+    and output path.
+    """
     folder = tmp_path / "an overlay"
     folder.mkdir()
 
@@ -200,7 +202,7 @@ def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     assert [t.value for t in config.tolerations] == ["", "true"]
     assert compiled.executor("training")["resources"]["resourceMemoryLimit"] == "24Gi"
     assert [e.secret_name for e in parsed(compiled, "run_outcome").secret_as_env] == ["s"]
-    # What neither file nor flags say is the default.
+    # The rest has default values.
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 
@@ -230,9 +232,9 @@ def test_flags_come_before_file(compile_file):
         ("backend: hugectr\naccelerator: ''", "backend is hugectr without an accelerator"),
         ("- registry", "expected a mapping of fields"),
         ("", "is None, expected a mapping of fields"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not YAML"),
         ("tag: ${NOPE}", "names NOPE, which .*cluster.env lacks"),
-        ("tag: 5$", "holds a '\\$' that begins no"),
+        ("tag: 5$", "holds a '\\$' without a name"),
     ],
 )
 def test_file_that_says_something_else_is_refused_by_its_place(compile_file, capsys, text, words):

@@ -1,4 +1,6 @@
-"""The exit handler tells people how a run ended, once, and never fails a run: real HTTP to a bad webhook."""
+"""Tests of the exit handler: it reports the end of a run once, and never fails a run with a bad
+webhook.
+"""
 
 from types import SimpleNamespace
 
@@ -33,7 +35,10 @@ NOTES = [
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     def end(*, url, trigger_id="") -> str:
-        """As the optional secret gives the address to the pod: it is no parameter, which everyone sees in the UI."""
+        """Run it with the address in the pod's environment, from the optional secret.
+
+        A parameter would be visible in the UI.
+        """
         monkeypatch.setenv(ADDRESS_VARIABLE, url)
         with noted(tmp_path, "run", "extraction"):
             pass
@@ -85,9 +90,7 @@ def test_run_of_person_or_schedule_is_announced_once_it_is_recorded(server, tmp_
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_that_monitor_asked_for_is_left_to_it_and_without_address_nobody_is_notified(
-    server, tmp_path, ended, caplog
-):
+def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(server, tmp_path, ended, caplog):
     ended(url=server.url, trigger_id="drift-1")
     assert find_outcome(tmp_path, "run").state == "refused"
     ended(url=" \n")

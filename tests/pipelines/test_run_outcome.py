@@ -1,4 +1,4 @@
-"""How a run ended is told by its notes, for every way that a run can end."""
+"""Tests of a run's outcome from its notes, for every way that a run can end."""
 
 from dataclasses import replace
 
@@ -34,10 +34,10 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     ("step", "noted_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
-        # Beside the live version, it is not called released.
+        # It is only next to the live version, so it is not called released.
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
-        # Kept as asked: that is no refusal.
+        # Stored as requested, which is no refusal.
         ("deployment", "refused", {"rollout": "none"}, ("judged", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],
@@ -58,7 +58,7 @@ def test_release_is_one_whatever_backend_calls_success(tmp_path, kfp_state):
 
 
 @pytest.mark.parametrize(("ended", "state"), [(False, "canary"), (True, "refused")])
-def test_round_that_gives_way_to_canary_ends_as_that_canary_and_any_other_refusal_as_one(tmp_path, ended, state):
+def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, ended, state):
     for action in ("canary", *(["canary_ended"] if ended else [])):
         append_promotion(tmp_path, promotion(action, version=3))
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
@@ -70,7 +70,7 @@ def test_round_that_gives_way_to_canary_ends_as_that_canary_and_any_other_refusa
 
 def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
-    context.__enter__()  # never left: the process was killed
+    context.__enter__()  # never written, because the process was killed
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a note" in outcome.reason
@@ -94,7 +94,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
 def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state):
-    """A real backend tells it RUNNING, because a group of tasks was skipped."""
+    """A real backend passes RUNNING, because a group of tasks was skipped."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)
@@ -115,7 +115,10 @@ def failing(store, step):
 
 
 def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
-    """Kubeflow runs the exit handler once; a person's Retry runs the failed step and those after it again."""
+    """Kubeflow runs the exit handler once.
+
+    A person's Retry runs the failed step and later ones again.
+    """
     for step in ("extraction", "validation"):
         with noted(tmp_path, "run", step):
             pass
@@ -181,11 +184,11 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 
 def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        if run != "a":  # of which no step began
+        if run != "a":  # no step of it started
             with noted(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)
     (tmp_path / "runs" / "last-by-name" / "outcome.json").write_text("{")
     assert [line.run for line in read_runs(tmp_path, newest=2)] == ["b", "a"]
     print_runs(tmp_path, newest=2)
-    assert "the newest 2; --newest 0 lists all" in capsys.readouterr().out
+    assert "these are the newest 2 runs, --newest 0 lists all" in capsys.readouterr().out

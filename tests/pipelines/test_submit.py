@@ -1,4 +1,4 @@
-"""Submitting through the real kfp client, against an HTTP double of the KFP API."""
+"""Tests of submitting through the real kfp client, against an HTTP double of the KFP API."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ def kfp(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(server, tmp_path, monkeypatch):
-    """Runs `evergreen submit` with further words; its exit code."""
+    """Runs `evergreen submit` with further arguments, and returns its exit code."""
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def run(*words: str, package=GOLDEN) -> int:
@@ -95,7 +95,7 @@ def test_first_upload_makes_pipeline_and_later_ones_only_versions(server, send):
     assert references == [{"pipeline_id": "p1", "pipeline_version_id": version} for version in ("v2", "v3")]
 
 
-def test_version_that_is_there_with_same_content_is_used_and_not_sent_again(server, kfp, caplog):
+def test_existing_version_of_same_content_is_used_and_not_sent_again(server, kfp, caplog):
     caplog.set_level("INFO")
     first = submit.upload(kfp, GOLDEN, "3f2a9c1")
     assert submit.upload(kfp, GOLDEN, "3f2a9c1") == first
@@ -123,7 +123,7 @@ def test_upload_is_named_by_revision_of_its_images(server, command, tmp_path, ca
     assert server.runs == server.experiments == []
 
 
-def test_version_says_in_kubeflows_page_which_folders_and_servers_its_runs_use(server, command):
+def test_version_shows_folders_and_servers_of_its_runs_in_kubeflow(server, command):
     assert command("--upload-version", "v1", "--no-run") == 0
     digest = hashlib.sha256(GOLDEN.read_bytes()).hexdigest()
     assert server.versions[-1]["description"] == (
@@ -177,7 +177,7 @@ def test_schedule_that_new_one_could_not_replace_is_still_there(server, command)
 
 @pytest.mark.parametrize("cron", ["0 3 * * *", "@daily", "0 0 3 * * * 2026"])
 def test_schedule_without_six_fields_is_refused_before_anything_is_sent(server, command, cron, capsys):
-    # The server would take five and run every hour.
+    # The server would accept five fields and run every hour.
     assert command("--recurring", cron) == 2
     assert "expected 6: second, minute, hour, day, month, weekday" in capsys.readouterr().err
     assert server.requests == []
@@ -190,7 +190,7 @@ def test_upload_without_anything_to_do_is_refused(server, command, capsys):
 
 
 def run_through(server, kfp, states, *, seconds=60.0):
-    """Waits for a run that goes through these states, one at each look."""
+    """Wait for a run that goes through these states, one at each poll."""
     run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}), name="one")
     left = list(states)
 
@@ -237,7 +237,7 @@ def test_server_that_never_answers_is_given_up_in_time(server, send):
     begun = time.monotonic()
     with pytest.raises(TemporaryError, match=f"KFP at {server.url} does not answer"):
         send(upload_version="v", timeout_seconds=(0.2, 0.2))
-    assert time.monotonic() - begun < 60.0  # not for ever, as kfp's client by itself
+    assert time.monotonic() - begun < 60.0  # not forever, like kfp's client alone
 
 
 def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
@@ -247,9 +247,9 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
     assert len(server.runs) == 2, "the other one of that name was there before"
 
 
-def test_run_created_after_submit_gave_up_is_announced_and_leaves_nothing_in_other_runs_folder(server, send):
+def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
     server.num_late = 1
-    with pytest.raises(TemporaryError, match="may create the run later all the same: look for 'one' there before you"):
+    with pytest.raises(TemporaryError, match="may still create the run: look for 'one' there before you"):
         send()
     second = send()
     (late,) = server.commit_late()
@@ -265,7 +265,7 @@ def test_servers_refusal_is_quoted(server, send, status, kind):
 
 
 def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
-    """What the steps of a run and its exit handler leave."""
+    """Write what the steps of a run and its exit handler leave."""
     with noted(store, run, step):
         pass
     ended_at = datetime.now(timezone.utc).isoformat()
@@ -274,7 +274,7 @@ def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
 
 
 def waiting_as(server, ends):
-    """Takes the place of `wait`: what `ends(run)` does happens meanwhile."""
+    """Return a replacement of `wait`, during which `ends(run)` is called."""
 
     def wait_for(kfp, run_id, **_):
         ends(server.runs[-1])
@@ -285,7 +285,7 @@ def waiting_as(server, ends):
 
 @pytest.fixture
 def mounted(tmp_path):
-    """A compiled pipeline whose store is this machine's."""
+    """A compiled pipeline whose registry is on this machine."""
     package = tmp_path / "mounted.yaml"
     package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
     return package
@@ -303,7 +303,7 @@ def test_run_that_is_waited_for_tells_what_it_made(server, command, mounted, tmp
     assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
     monkeypatch.setattr("cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
     assert command("--wait") == 0
-    assert "`evergreen runs --store /evergreen/store` tells of run manual " in capsys.readouterr().out
+    assert "`evergreen runs --store /evergreen/store` shows run manual " in capsys.readouterr().out
 
 
 def test_failed_run_that_is_waited_for_names_step_reason_and_page(
@@ -323,7 +323,7 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
 
 
 def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monkeypatch, capsys):
-    """The server takes a service account that does not exist, and gives no message."""
+    """The server accepts a service account that does not exist, and gives no message."""
 
     def ends(run):
         server.end(run, "FAILED", root_driver="FAILED", **{"evergreen_retraining_x7k2p": "FAILED"})
@@ -335,7 +335,9 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
 
 
 def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, tmp_path, capsys):
-    """Kubeflow starts the handler of no run whose root driver fails, nor of a schedule whose account is gone."""
+    """Kubeflow starts no exit handler if a run's root driver fails, or if a schedule's account is
+    gone.
+    """
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
     lost, kept = server.fire("s1"), server.fire("s1")
     server.end(lost, "FAILED", root_driver="FAILED")
@@ -346,7 +348,7 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
     failed, last = capsys.readouterr().out.splitlines()[-2:]
     assert failed == f"{kept['display_name']} failed at extraction: disk is full"
     assert last.startswith(
-        f"{lost['display_name']} failed and left nothing here: run {lost['run_id']} ended FAILED: no step ran"
+        f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended FAILED: no step ran"
     )
     assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
     assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2
@@ -354,7 +356,10 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
 
 @pytest.mark.parametrize("source", ["uploaded", "compiled"])
 def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, source):
-    """Kubeflow fills a schedule's template before its runs have names; the page makes schedules of an upload."""
+    """Kubeflow fills a schedule's template before its runs have names.
+
+    The page creates schedules from an upload.
+    """
     assert command(*(["--upload-version", "v"] if source == "uploaded" else []), "--recurring", "0 0 3 * * *") == 0
     run = server.fire("s1")
     constants = server.constants(run)
@@ -391,7 +396,7 @@ def test_listing_says_which_run_left_out_files(tmp_path, capsys):
         with noted(tmp_path, run, "extraction") as note:
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
-    said = "left out files that cannot be read: 2; its validation names them"
+    said = "left out 2 unreadable files, which its validation report names"
     assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [f"b {said}"]
 
 

@@ -1,4 +1,7 @@
-"""What an archive must hold after its requests matured, and what it does hold; rows by their days."""
+"""Reference archives: the rows and outcomes that an archive must hold after requests have matured.
+
+Helpers read the actual archive for the comparison.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +14,7 @@ from evergreen.contracts import raw_rows
 from evergreen.contracts.records import PredictionBatch
 
 Rows = dict[tuple[str, int], tuple[int, float]]
-"""(request, row) to (label, score)."""
+"""Maps (request, row) to (label, score)."""
 
 
 def expected_rows(batches: Iterable[PredictionBatch], clicked: Collection[tuple[str, int]] = ()) -> Rows:
@@ -29,7 +32,7 @@ def archived_rows(rows: Collection[Mapping[str, Any]]) -> Rows:
 
 
 def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
-    """Day folder -> (request, row, event) of the outcome files of the bench's archive, in order."""
+    """Map each day folder to the (request, row, event) of the archive's outcome files, in order."""
     found: dict[str, list[tuple[str, int, str]]] = {}
     for path in sorted(bench.settings.archive.glob("outcomes/day=*/part-*.parquet")):
         for row in pq.ParquetFile(path).read().to_pylist():
@@ -42,7 +45,7 @@ def outcomes(bench: Any) -> list[tuple[str, int, str]]:
 
 
 def day_folders(root: Path, table: pa.Table) -> Iterator[tuple[pa.Table, Path]]:
-    """The rows of each UTC day in their order, and its folder below `root`, which is made."""
+    """Yield the rows of each UTC day in order, with the day's new folder below `root`."""
     days = [str(time.date()) for time in table[raw_rows.EVENT_TIME].to_pylist()]
     for day in sorted(set(days)):
         folder = root / raw_rows.DAY_PARTITION.format(day=day)

@@ -1,4 +1,4 @@
-"""A browser without a screen, for the tests of pages."""
+"""A headless browser for the tests of pages."""
 
 import json
 import os
@@ -19,8 +19,9 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on this 
 
 
 def browse(tmp_path, *flags: str) -> str:
-    """Runs the browser to its end and answers what it printed."""
-    # Without a session bus and a display of its own, as on a server; its profile goes with the test.
+    """Run the browser to its end and return its output."""
+    # It runs without a session bus and a display, as on a server. Its profile is deleted with the
+    # test.
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
@@ -54,12 +55,18 @@ onload = () => document.title = JSON.stringify(Array.from(document.querySelector
 
 
 def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
-    """By how many pixels a page overflows a screen of each width; a window of its own is never narrower than 500."""
+    """Return how many pixels a page overflows a screen of each width.
+
+    A browser window is never narrower than 500 pixels, so the page is measured in frames.
+    """
     return _in_frames(tmp_path, page, widths, _MEASURE)
 
 
 def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
-    """Beginnings of the texts that a page cuts, or that leave a screen of each width, with all that is folded open."""
+    """Return the beginnings of the texts that a page cuts off at each screen width.
+
+    Texts that overflow the screen count too. Everything foldable is unfolded first.
+    """
     return _in_frames(tmp_path, page, widths, _CUT)
 
 
@@ -71,7 +78,10 @@ def _in_frames(tmp_path, page: str, widths: tuple[int, ...], script: str) -> lis
 
 
 def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
-    """What axe-core finds serious or critical in a page: the rule, the first place, and what would mend it."""
+    """Return what axe-core reports as serious or critical in a page.
+
+    Each finding is the rule, the first element and the suggested fix.
+    """
     if AXE is None:
         pytest.skip("axe-core is not installed (.venvs/driver)")
     (tmp_path / "page.html").write_text(page.replace("</body>", f"<script>{AXE.read_text()}</script>{_RUN_AXE}</body>"))
@@ -83,7 +93,7 @@ MARKUP = (
     """"'></title></style></textarea>--><img data-planted src=x onerror="document.body.dataset.ran = 1">"""
     """<script data-planted>document.body.dataset.ran = 1</script><a data-planted href="javascript:0">"""
 )
-"""Text that gets out of wherever a page puts it unescaped: an attribute, a title, a cell."""
+"""Text that breaks out of any unescaped position: an attribute, a title, a cell."""
 _LIST_PLANTED = """<script>onload = () => document.title = JSON.stringify([
 document.body.innerText.split('<img data-planted').length - 1, ...(document.body.dataset.ran ? ['it ran'] : []),
 ...Array.from(document.querySelectorAll('[data-planted], [href^="javascript:"], [onerror]'), each => each.outerHTML)])
@@ -91,7 +101,7 @@ document.body.innerText.split('<img data-planted').length - 1, ...(document.body
 
 
 def planted(tmp_path, page: str) -> tuple[int, list[str]]:
-    """How often a page shows `MARKUP` as text, and what of it the browser took for markup."""
+    """Return how often a page shows `MARKUP` as text, and which parts the browser parsed as markup."""
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
     num_shown, *taken = json.loads(_title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri())))
     return num_shown, taken

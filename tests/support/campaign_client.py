@@ -1,7 +1,8 @@
-"""A site of the campaigns: `python -m tests.support.campaign_client LOG FILE NUMBER` scores, clicks, and says so.
+"""A client for fault campaigns: `python -m tests.support.campaign_client LOG FILE NUMBER`.
 
-FILE gets a line before requests are made (`asked`: rows and clicked row by id) and one when the log has them with their
-clicks (`sent`). It runs until SIGTERM. The score of a row is its first value.
+The client scores and clicks until SIGTERM. It writes a line `asked` (rows, and clicked row by id)
+to FILE before requests are made, and a line `sent` when the log has them with their clicks. The
+score of a row is its first value.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ REQUESTS = 25
 
 
 class FirstValue:
-    """A model that answers a row's first value."""
+    """A model that returns a row's first value."""
 
     async def score(self, dense, categorical, *, request_id=None, key=None) -> Scored:
         return Scored(dense[:, 0].copy(), 1)

@@ -1,4 +1,4 @@
-"""Faults by the hundred: programs that are struck at random moments, and a client that says what it has sent."""
+"""Fault campaigns: programs are killed at random moments while a client records what it has sent."""
 
 import json
 import os
@@ -15,32 +15,32 @@ import pyarrow.parquet as pq
 from tests.support.paths import REPOSITORY
 
 SHARE = float(os.environ.get("EVERGREEN_CAMPAIGN_SHARE", "1"))
-"""Share of a campaign's faults that are tried, to see whether it runs."""
+"""Share of a campaign's faults to inject. A small share checks that the campaign runs."""
 
 
 def faults(number: int) -> int:
-    """Return how many of a campaign's faults are tried."""
+    """Return how many of a campaign's faults are injected."""
     return max(int(number * SHARE), 4)
 
 
 class Program:
-    """A program that is started again whenever it has ended, as its supervisor does."""
+    """A program that is restarted whenever it has ended, as by its supervisor."""
 
     def __init__(self, start: Callable[[], subprocess.Popen], *, may_end: tuple[int, ...] = ()) -> None:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
-        """Exit codes by which it ended itself."""
+        """Exit codes of the times when it ended by itself."""
 
     def keep_up(self) -> None:
-        """Start it again if it has ended, which only exit codes of `may_end` allow."""
+        """Restart it if it has ended. Its exit code must be in `may_end`."""
         if (code := self.process.poll()) is not None:
             assert code in self._may_end, f"{self.process.args} ended with {code}"
             self.ends.append(code)
             self.process = self._start()
 
     def suffer(self, blow: signal.Signals, seconds: float) -> None:
-        """Kill it and start it again, or stop it for some seconds."""
+        """Kill and restart it, or pause it for `seconds`."""
         self.keep_up()
         self.process.send_signal(blow)
         if blow == signal.SIGKILL:
@@ -51,14 +51,14 @@ class Program:
             self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM and wait for exit code 0."""
         self.keep_up()
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(300) == 0, self.process.args
 
 
 def strike(programs: list[Program], chance: random.Random, *, kills: int, stops: int, pause: float) -> None:
-    """Strike the programs in turn, after pauses of up to so many seconds."""
+    """Kill or pause the programs in turn, after random waits of up to `pause` seconds."""
     blows = [signal.SIGKILL] * kills + [signal.SIGSTOP] * stops
     chance.shuffle(blows)
     for number, blow in enumerate(blows):
@@ -69,17 +69,19 @@ def strike(programs: list[Program], chance: random.Random, *, kills: int, stops:
 
 
 def client(url: str, said: Path, *, number: int, log: Path) -> subprocess.Popen:
-    """Start the client `number` of `campaign_client`, which says to `said` what it sends to `url`."""
+    """Start the client `number` of `campaign_client`, which records what it sends to `url` in
+    `said`.
+    """
     command = [sys.executable, "-m", "tests.support.campaign_client", url, str(said), str(number)]
     with open(log, "ab") as file:
         return subprocess.Popen(command, cwd=REPOSITORY, stderr=file)
 
 
 def expect_each_once(said: Path, lake: Path) -> int:
-    """Compare what clients said with a lake: each row and each outcome that was sent is in one file, once.
+    """Assert that each row and each outcome that clients sent is in one file of the lake, once.
 
     Returns:
-        The number of requests that the clients said the log has.
+        The number of requests that the log has, according to the clients.
     """
     asked, sent = {}, set()
     for line in said.read_text().splitlines():
@@ -105,7 +107,7 @@ def expect_each_once(said: Path, lake: Path) -> int:
 
 
 def _once(lake: Path, pattern: str, columns: tuple[str, ...]) -> dict[tuple[str, int], tuple]:
-    """The rows of the files by request and row, each of which is there once."""
+    """Return the rows of the files by request and row. Each must exist once."""
     found: dict[tuple[str, int], tuple] = {}
     for path in sorted(lake.glob(pattern)):
         table = pq.ParquetFile(path).read(columns=list(columns))

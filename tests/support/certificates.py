@@ -1,4 +1,4 @@
-"""Certificates of a test's own authority, as PEM."""
+"""Certificates in PEM, signed by a test's own authority."""
 
 from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address
@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Signs certificates."""
+    """A certificate authority that signs certificates."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -19,7 +19,7 @@ class Authority:
         self.pem = self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def certificate(self, *names: str, address: str | None = None) -> tuple[bytes, bytes]:
-        """Key and certificate of who has these names and this address."""
+        """Return key and certificate for these host names and this address."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
         alternatives += [x509.IPAddress(ip_address(address))] if address else []

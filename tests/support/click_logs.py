@@ -1,4 +1,4 @@
-"""Criteo rows as text, an independent reading of them (csv, gzip, int), and lakes made of raw tables."""
+"""Criteo rows as text, an independent parser (csv, gzip, int), and lakes of raw tables."""
 
 import csv
 import gzip
@@ -30,13 +30,16 @@ from tests.support.releases import release as write_release
 
 @pytest.fixture
 def raw_table(raw_table):
-    """Rows of different times, each a request of its own unless a test says otherwise."""
+    """Return rows of different times. Each row is its own request by default."""
     return partial(raw_table, request_rows=1)
 
 
 @pytest.fixture
 def criteo_rows():
-    """Makes `n` rows as lists of 40 texts: label, integers (I2 negative at times), hex categories, empty = missing."""
+    """Return `n` rows of 40 texts: label, integers, hex categories.
+
+    I2 is negative at times. An empty text is a missing value.
+    """
 
     def make(n: int, *, seed: int = 0) -> list[list[str]]:
         source = random.Random(seed)
@@ -53,7 +56,7 @@ def criteo_rows():
 
 @pytest.fixture
 def write_text():
-    """Writes rows as delimited lines, gzipped where the name says so."""
+    """Write rows as delimited lines, gzipped if the name ends in .gz."""
 
     def write(path: Path, rows: list[list[str]], *, delimiter: str = "\t", header: str = "", end: str = "\n") -> Path:
         text = (header + end if header else "") + "".join(delimiter.join(row) + end for row in rows)
@@ -66,7 +69,7 @@ def write_text():
 
 @pytest.fixture
 def truth():
-    """Reads Criteo text with the standard library alone: tuples of label, float or None, int or None."""
+    """Parse Criteo text with the standard library, to tuples of label, float or None, int or None."""
 
     def parse(rows: list[list[str]]) -> list[tuple]:
         text = io.StringIO("\n".join("\t".join(row) for row in rows))
@@ -80,7 +83,11 @@ def truth():
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads all of a reader: its rows' click columns as tuples, and what was set aside as parsed JSON lines."""
+    """Read everything from a reader.
+
+    Returns:
+        The click columns of its rows as tuples, and the rejected lines as parsed JSON.
+    """
 
     def run(reader, *, max_fraction: float = 1.0) -> tuple[list[tuple], list[dict]]:
         path = tmp_path / "read.jsonl"
@@ -100,13 +107,13 @@ def click_tuples(table) -> list[tuple]:
 
 @pytest.fixture
 def clicks():
-    """The click columns of a table or batch as tuples."""
+    """Return the click columns of a table or batch as tuples."""
     return click_tuples
 
 
 @pytest.fixture
 def write_lake():
-    """Writes a raw table into day partitions below a folder, `num_files` a day."""
+    """Write a raw table into day partitions below a folder, with `num_files` files a day."""
 
     def write(folder: Path, table, *, num_files: int = 1, row_group_size: int = 100) -> Path:
         for rows, partition in day_folders(folder, table):
@@ -137,7 +144,10 @@ def flags(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def released(tmp_path):
-    """Releases a model whose newest learned row is of `last_learned_time`, and which has `more` in its manifest."""
+    """Release a model whose newest training row is of `last_learned_time`.
+
+    `more` are further fields of its manifest.
+    """
 
     def release(last_learned_time: str, *, model_id: str = "m1", version: int = 1, **more) -> None:
         store = tmp_path / "my store"
@@ -149,7 +159,7 @@ def released(tmp_path):
 
 @pytest.fixture
 def run_main():
-    """Runs the step's command line with some flags and settings changed; gives its exit code."""
+    """Run the step's command line with some flags and settings changed, and return its exit code."""
     names = {each.name for each in fields(ExtractionSettings)}
 
     def run(flags: dict[str, str], **more: str) -> int:
@@ -163,7 +173,7 @@ def run_main():
 
 @pytest.fixture
 def run_step(tmp_path):
-    """Extracts the whole lake, or a window of it, by Criteo's recommender with settings of the section changed."""
+    """Extract the whole lake, or a window of it, for Criteo's recommender with changed settings."""
 
     def run(lake, window=ALL, *, run="run", **settings) -> RawDataset:
         opened = folder_lake(lake) if isinstance(lake, Path) else lake

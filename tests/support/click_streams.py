@@ -1,9 +1,9 @@
-"""Labels and scores with a planted AUC, as the oracle of the policies: when does a policy first ask for a run?
+"""Simulated labels and scores with a known AUC, to test when a policy first requests a run.
 
-Rows are independent, or requests whose rows share their user.
+Rows are independent, or belong to requests whose rows share their user.
 
-Binormal: scores of non-clicks are standard normal, those of clicks shifted, so that AUC = Phi(shift / sqrt 2). Scores
-are left as they are, no probabilities: only their order counts.
+The scores are binormal: those of non-clicks are standard normal, and those of clicks are shifted,
+so that AUC = Phi(shift / sqrt 2). Scores are no probabilities, because only their order counts.
 """
 
 from dataclasses import dataclass, replace
@@ -24,18 +24,22 @@ from monitoring.policies.policy import Action, Baseline, Evidence, MaturedRows, 
 
 @dataclass(frozen=True)
 class ClickTraffic:
-    """Rows that come one after another."""
+    """Parameters of simulated rows."""
 
     rate: float
     """Share of clicks."""
     rows_per_decision: int
     rows_per_request: int = 1
     user_spread: float = 0.0
-    """Standard deviation, over users, of what their rows share: in the score, and in the log-odds of a click."""
+    """Standard deviation, over users, of the effect that a user's rows share. It is added to the
+    score and to the log-odds of a click."""
 
 
 def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
-    """`rows` rows; `auc` is that of rows of one user, which is the AUC of all where users do not differ."""
+    """Draw `rows` rows with the given AUC among rows of one user.
+
+    Without a user effect that is also the overall AUC.
+    """
     requests = -(-rows // traffic.rows_per_request)
     groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
     shift = np.float32(np.sqrt(2.0) * NormalDist().inv_cdf(auc))
@@ -52,9 +56,12 @@ def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> 
 
 
 def draw_returning(random: Generator, *, users: int, requests: int) -> tuple[MaturedRows, NDArray[np.int64]]:
-    """Requests of four rows, as many of each user, in any order; and the user of each row.
+    """Draw requests of four rows from users who return equally often, in random order.
 
-    Of what a user tends to do the score knows nothing, and it has a bias of its own for each user.
+    The score knows nothing of a user's tendency to click, and has a bias of its own for each user.
+
+    Returns:
+        The rows, and the user of each row.
     """
     user = np.repeat(random.permutation(np.arange(requests) % users), 4)
     known, (tendency, bias) = random.normal(-1.0, 1.0, 4 * requests), random.normal(0.0, 1.0, (2, users))
@@ -64,7 +71,7 @@ def draw_returning(random: Generator, *, users: int, requests: int) -> tuple[Mat
 
 
 def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
-    """`second` after `first`."""
+    """Append `second` to `first`."""
     return MaturedRows(
         labels=np.concatenate((first.labels, second.labels)),
         scores=np.concatenate((first.scores, second.scores)),
@@ -73,13 +80,19 @@ def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
 
 
 def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
-    """Rows `begin` to `end`, a multiple of the rows of a request each, as one decision point sees them."""
+    """Return rows `begin` to `end` as one decision point sees them.
+
+    Both must be multiples of the rows of a request.
+    """
     groups: NDArray[np.int64] = rows.groups[begin:end]
     return MaturedRows(labels=rows.labels[begin:end], scores=rows.scores[begin:end], groups=groups - groups[0])
 
 
 def of_partition(rows: MaturedRows, name: str, *, partitions: int) -> MaturedRows:
-    """The rows of the requests that the client sends to the first of so many partitions; `name` begins their ids."""
+    """Return the rows of the requests that the client sends to partition 0 of `partitions`.
+
+    `name` starts the ids of the requests.
+    """
     requests, numbers = np.unique(rows.groups, return_inverse=True)
     chosen = np.array([partition_of(f"{name}, request {request}", partitions) == 0 for request in requests])[numbers]
     return MaturedRows(labels=rows.labels[chosen], scores=rows.scores[chosen], groups=rows.groups[chosen])
@@ -91,13 +104,16 @@ NO_KPIS = Kpis(
 
 
 class Windows:
-    """KPIs of a stream's windows of `rows` rows, computed once for all contestants."""
+    """KPIs of a stream's windows of `rows` rows, computed once for all policies."""
 
     def __init__(self, stream: MaturedRows, rows: int) -> None:
         self._stream, self._rows, self._known = stream, rows, dict[int, Kpis]()
 
     def kpis(self, end: int) -> Kpis:
-        """AUC with its interval; with too few clicks to be looked at by any policy it is not computed."""
+        """Return the AUC with its interval.
+
+        The AUC is not computed if there are too few clicks for any policy.
+        """
         if end not in self._known:
             begin = max(0, end - self._rows)
             labels = self._stream.labels[begin:end]
@@ -119,15 +135,16 @@ class Windows:
 def first_run(
     policy: Policy, stream: MaturedRows, *, step: int, windows: Windows | None, gate_auc: float, after: int = 0
 ) -> int | None:
-    """The row at which `policy` first asks for a run; None = never.
+    """Return the row at which `policy` first requests a run, or None if it never does.
 
     Args:
         policy: See `policies.policy.Policy`.
         stream: Rows in their order.
         step: Rows per decision point.
-        windows: KPIs of the stream; None = the policy does not look at them.
-        gate_auc: What the gate measured, exactly.
-        after: Answers before this row do not count, but for the sequential test's, which are for good.
+        windows: KPIs of the stream. None if the policy does not read them.
+        gate_auc: AUC that the gate measured, exactly.
+        after: Requests before this row are ignored, except for the sequential test, whose alarm
+            lasts.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):
@@ -139,7 +156,7 @@ def first_run(
             seen_until=float(end),
             kpis=NO_KPIS if windows is None or policy.name == SequentialPolicy.name else windows.kpis(end),
             rows_of={1: part(stream, begin, end)},
-            line=(1,),
+            lineage=(1,),
             matured_total=end,
             baselines={1: Baseline(auc=gate_auc, low=gate_auc, high=gate_auc)},
             drift=(),

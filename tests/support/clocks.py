@@ -1,10 +1,13 @@
-"""The one fake clock of the tests: it stands still until a test moves it."""
+"""The fake clock of the tests. Only a test moves it."""
 
 from datetime import datetime, timezone
 
 
 class Clock:
-    """Seconds that only a test moves: called, it tells the time; `sleep` moves it and remembers what was slept."""
+    """A clock in seconds that only a test moves.
+
+    A call returns the time. `sleep` moves the clock and records how long it slept.
+    """
 
     def __init__(self, now: float = 1_760_000_000.0) -> None:
         self.now = now
@@ -14,7 +17,7 @@ class Clock:
         return self.now
 
     def moment(self) -> datetime:
-        """The time with its zone."""
+        """Return the time as an aware datetime."""
         return datetime.fromtimestamp(self.now, timezone.utc)
 
     def advance(self, seconds: float) -> None:

@@ -1,18 +1,20 @@
-"""Cloud Storage on this machine: the emulator from PyPI, and before it what the emulator lacks of the real service.
+"""A local Cloud Storage: the emulator from PyPI, and features of the real service before it.
 
-The emulator (`gcp-storage-emulator`) keeps buckets and objects, answers uploads, downloads, listings and rewrites,
-counts generations and checks CRC32C. This front adds, as the service documents it:
+The emulator (`gcp-storage-emulator`) stores buckets and objects, serves uploads, downloads,
+listings and rewrites, counts generations and checks CRC32C. The front adds what the service
+documents:
 
-- preconditions (cloud.google.com/storage/docs/request-preconditions): 412 where `ifGenerationMatch` is another
-  generation, at the start and at the end of a resumable upload; 404 for a read of a `generation` that is gone. One
-  request at a time passes, so that asking and changing are one step;
-- resumable uploads (.../docs/performing-resumable-uploads): a part that is there already is taken for sent, and a
-  finished upload answers with its object again;
-- the metadata that a rewrite brings, the generation of what is downloaded, and words to a 404.
+- preconditions (cloud.google.com/storage/docs/request-preconditions): 412 if `ifGenerationMatch` is
+  another generation, at the start and at the end of a resumable upload, and 404 for a read of a
+  `generation` that is gone. Requests pass one at a time, so that the check and the change are one
+  step;
+- resumable uploads (.../docs/performing-resumable-uploads): a part that has already arrived counts
+  as sent, and a finished upload answers with its object again;
+- the metadata of a rewrite, the generation of a download, and a text with a 404.
 
-What neither has of the service: permissions, rate limits, listings in pages, retention.
+Neither has permissions, rate limits, paged listings or retention.
 
-It also breaks what a test asks it to break (`Fault`), on either side of the emulator.
+The front also injects faults (`Fault`) before or after the emulator.
 """
 
 import json
@@ -39,11 +41,11 @@ class Request:
     query: dict[str, list[str]]
     body: bytes
     range: str = ""
-    """Its Range header."""
+    """Range header of the request."""
 
     @property
     def name(self) -> str:
-        """The object that it is about; empty where it is about a bucket."""
+        """Return the name of the object, or an empty string if the request is about a bucket."""
         if "/o/" in self.path:
             return unquote(self.path.partition("/o/")[2].partition("/rewriteTo/")[0])
         if self.query.get("name"):
@@ -58,48 +60,52 @@ class Request:
 
     @property
     def is_upload(self) -> bool:
-        """Whether it brings content."""
+        """Return whether the request uploads content."""
         return self.path.startswith("/upload/")
 
     @property
     def is_download(self) -> bool:
-        """Whether it asks for content."""
+        """Return whether the request downloads content."""
         return self.method == "GET" and (self.path.startswith("/download/") or self.query.get("alt") == ["media"])
 
 
 @dataclass
 class Fault:
-    """What goes wrong with the requests that `on` picks."""
+    """A fault of the requests that `on` selects."""
 
     on: Callable[[Request], bool]
     do: str
-    """`status`: answered so, not passed on; `cut`: connection closed, not passed on; `lose`: passed on, answer not
-    sent; `half`: half of the answer's body, then closed; `stall`: half of it, and no more until the front is emptied;
-    `damage`: the answer's body changed by `change`; `hang`: no answer until the front is emptied."""
+    """Kind of fault. `status` answers with that status and passes nothing on. `cut` closes the
+    connection and passes nothing on. `lose` passes the request on but sends no answer. `half`
+    closes after half of the answer's body. `stall` sends half of it and waits until the front is
+    reset. `damage` changes the answer's body by `change`. `hang` sends no answer until the front is
+    reset."""
     status: int = 503
     message: str = "backendError"
     times: int = 1
-    """How many requests it meets."""
+    """Number of requests that get this fault."""
     change: Callable[[bytes], bytes] = lambda body: bytes([body[0] ^ 1]) + body[1:]
     met: int = 0
 
 
 @dataclass
 class Front:
-    """The service; `host` is what STORAGE_EMULATOR_HOST is set to."""
+    """The service. `host` is the value for STORAGE_EMULATOR_HOST."""
 
     host: str
     faults: list[Fault] = field(default_factory=list)
     seen: list[Request] = field(default_factory=list)
     before: Callable[[Request], None] = lambda request: None
-    """Called before each request is passed on, outside the lock: where another writer may come between."""
+    """Called before each request is passed on, outside the lock, so that another writer can act in
+    between."""
     released: threading.Event = field(default_factory=threading.Event)
-    """Set to end what hangs."""
+    """Event that ends hanging requests."""
     choosing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a request meets its fault, so that none meets more than it should."""
+    """Lock for choosing a request's fault, so that each fault applies to the right number of
+    requests."""
 
     def fail(self, on: Callable[[Request], bool], do: str, **more) -> Fault:
-        """Adds a fault."""
+        """Add a fault."""
         self.faults.append(Fault(on, do, **more))
         return self.faults[-1]
 
@@ -169,7 +175,7 @@ class _Service:
         return request.query.get("upload_id", [""])[0] in self._finished
 
     def _is_there(self, target: str, content_range: str) -> bool:
-        """Whether the bytes of this part have arrived before."""
+        """Return whether the bytes of this part have arrived before."""
         part = re.match(r"bytes (\d+)-(\d+)/", content_range)
         if part is None or part[1] == "0":
             return False
@@ -178,7 +184,7 @@ class _Service:
         return received is not None and int(received[1]) >= int(part[2])
 
     def _with_metadata(self, request: Request, body: bytes) -> bytes:
-        """The rewrite's answer after the object got what the rewrite's own body says of it."""
+        """Apply the metadata in the rewrite's body to the object, and return the rewrite's answer."""
         answer, bucket = json.loads(body), _bucket(request)
         name = quote(answer["resource"]["name"], safe="")
         told = json.dumps({"metadata": json.loads(request.body or b"{}").get("metadata")}).encode()
@@ -277,14 +283,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request, client_address) -> None:
-        """Clients that hang up are part of what is tested."""
+        """Ignore the error. Clients that hang up are part of the test."""
 
 
 class CloudStorage:
-    """The emulator and its front, running between enter and exit, with one bucket, `BUCKET`."""
+    """The emulator and its front with one bucket, `BUCKET`, running between enter and exit."""
 
     def __enter__(self) -> "CloudStorage":
-        # It sends head and body by themselves: on one machine that costs 40 ms of waiting each time.
+        # Head and body are sent separately. On one machine Nagle's algorithm would cost 40 ms each
+        # time.
         RequestHandler.disable_nagle_algorithm = True
         self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
         self._emulator.start()
@@ -297,7 +304,7 @@ class CloudStorage:
         return self
 
     def reset(self) -> None:
-        """Empties the bucket and forgets the faults."""
+        """Empty the bucket and drop the faults."""
         self._emulator.wipe(keep_buckets=True)
         front = self.front
         front.released.set()

@@ -1,4 +1,7 @@
-"""A command as somebody types it, and the parser of the program that it starts; nothing of it is run."""
+"""Command lines as a user types them, and the parser of the program that they start.
+
+Nothing is run.
+"""
 
 import argparse
 import importlib
@@ -12,15 +15,15 @@ from cli.__main__ import ROOMS
 from evergreen.runtime.flags import CommandParser
 
 OF_VALIDATION = ("tensorflow_metadata", "tensorflow_metadata.proto", "tensorflow_metadata.proto.v0")
-"""Modules of the validation environment, which parsing does not need."""
+"""Modules of the validation environment that parsing does not need."""
 
 
 class Parsed(BaseException):
-    """The parser was asked to take the words."""
+    """Raised when the parser is called, with the arguments."""
 
 
 def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:
-    """The program's parser, and the line's words for it."""
+    """Return the program's parser and the arguments that the line passes to it."""
     words = shlex.split(line)
     module, words = (words[2], words[3:]) if words[1] == "-m" else ("cli", words[1:])
     if module == "cli" and words[0] in ROOMS:
@@ -44,7 +47,7 @@ def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:
 
 
 def leaf(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser:
-    """The parser of the subcommand that the words name."""
+    """Return the parser of the subcommand that the arguments name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             found = ((each, words[at + 1 :]) for at, name in enumerate(words) if (each := action.choices.get(name)))

@@ -1,4 +1,4 @@
-"""A compiled pipeline by its parts, as tests ask for them."""
+"""The parts of a compiled pipeline, for tests."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ STEPS = tuple(ENVIRONMENT_OF_STEP)
 
 
 class Compiled:
-    """One compiled file, by its parts."""
+    """One compiled file and its parts."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text()
@@ -24,26 +24,29 @@ class Compiled:
 
     @property
     def num_pods(self) -> int:
-        """Pods of a run in which every step runs: Kubeflow drives each group and each step, and executes each step."""
+        """Return the number of pods of a run in which every step runs.
+
+        Kubeflow starts a driver for each group and each step, and an executor for each step.
+        """
         components = [self.spec["components"][task["componentRef"]["name"]] for task, _ in self.tasks.values()]
         return 1 + sum(1 if "dag" in component else 2 for component in components)
 
     @property
     def edges(self) -> list[tuple[str, str]]:
-        """Producer and consumer of each artifact that a step takes."""
+        """Return the producer and the consumer of each input artifact."""
         found = []
         for step in STEPS:
             for given in self.task(step)["inputs"].get("artifacts", {}).values():
                 if "taskOutputArtifact" in given:
                     producer = given["taskOutputArtifact"]["producerTask"]
-                else:  # through a group, which names its input after the task and its output
+                else:  # through a group, whose input is named by the task and its output
                     producer = given["componentInputArtifact"].removeprefix("pipelinechannel--").partition("-")[0]
                 found.append((producer, step))
         return found
 
     @property
     def places(self) -> dict:
-        """Folders and servers that it names."""
+        """Return the folders and servers that the pipeline names."""
         return read_places(self.path)
 
     def executor(self, step: str) -> dict:
@@ -56,7 +59,7 @@ class Compiled:
         return self.tasks[dashed(step)][0]
 
     def owner(self, task: str) -> str:
-        """The component whose graph holds `task`."""
+        """Return the component whose graph contains `task`."""
         return self.tasks[task][1]
 
 

@@ -1,7 +1,8 @@
-"""Images built by podman over stand-in bases, in a storage of their own, and containers of them.
+"""Images built by podman over stand-in bases in a separate storage, and containers of them.
 
-A base is a Debian with Debian's Python 3.11 (Debian 13 takes that of 12) under the very name in the Dockerfiles, so
-those are built unchanged. No release can take a stand-in for the real base; a second run builds from its layers.
+A base is a Debian with Python 3.11 (Debian 13 uses the one of Debian 12), tagged with the name in
+the Dockerfiles, so that the Dockerfiles are built unchanged. A release cannot use a stand-in by
+mistake. A second run builds from its layers.
 """
 
 import ast
@@ -33,18 +34,22 @@ DEBIAN = {
 }
 OLDER_PACKAGES_TOO = "sed s/trixie/bookworm/ $1/etc/apt/sources.list > $1/etc/apt/sources.list.d/older.list"
 PLAIN = [image for image in DOCKERFILES if environment(image)]
-"""The images without anything of NVIDIA's."""
+"""Images without NVIDIA software."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
-"""NVIDIA's image, which a laptop's tritonserver plays here; pods are held together by a container of it, too."""
+"""NVIDIA's image, replaced by the laptop's tritonserver. Its container also holds the pod's
+namespaces."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
-"""Names of the cluster, which are this machine in a container."""
+"""Host names of the cluster. In a container they resolve to this machine."""
 HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
-"""What the local runner sets for an environment of a laptop."""
+"""Variables that the local runner sets for an environment of a laptop."""
 
 
 @pytest.fixture(scope="session")
 def podman(tmp_path_factory):
-    """Runs podman with a storage of its own; runc, since crun refuses hybrid cgroups; as root, who may mount."""
+    """Run podman as root with a separate storage.
+
+    It uses runc, because crun refuses hybrid cgroups. Only root may mount.
+    """
     missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"containers need root and podman, runc, mmdebstrap; here: uid {os.geteuid()}, without {missing}")
@@ -53,10 +58,11 @@ def podman(tmp_path_factory):
         f'[storage]\ndriver = "overlay"\ngraphroot = "{STORAGE}"\nrunroot = "/run/containers/evergreen-tests"\n'
     )
     engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-    # Settings of containers.conf are of one machine: they reach no image. A step says `--network=none` itself.
+    # Settings in containers.conf apply to this machine and reach no image. A step sets
+    # `--network=none` itself.
     mounts = json.dumps([f"{path}:{path}:ro" for path in pip_places()] + [f"{folder}/pip.conf:/etc/pip.conf:ro"])
     (folder / "build.conf").write_text(f'{engine}[containers]\nnetns = "host"\nvolumes = {mounts}\n')
-    # Podman's own limits are above what a root without SYS_RESOURCE may set.
+    # Podman's default limits exceed what a root without SYS_RESOURCE may set.
     limits = 'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]'
     hosts = f'base_hosts_file = "{folder}/hosts"'
     (folder / "run.conf").write_text(f'{engine}infra_image = "{TRITON}"\n[containers]\n{limits}\n{hosts}\n')
@@ -73,7 +79,7 @@ def podman(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def images(podman, tmp_path_factory):
-    """Builds the images by the project's own command over stand-in bases; image -> reference."""
+    """Build the images by the project's own command over stand-in bases, and return references."""
     variables = podman("build")
     for base in sorted({stage.base for image in PLAIN for stage in stages(image)}):
         name = f"docker.io/library/{base}"
@@ -91,8 +97,8 @@ def images(podman, tmp_path_factory):
     logs = REPOSITORY / "build" / "test-images"
     logs.mkdir(parents=True, exist_ok=True)
     builds = {}
-    # Images of one lock share a layer, so they are built after each other; the locks beside each other: podman copies
-    # an environment to find out that it has that layer, on one core.
+    # Images of one lock share a layer and are built one after another. Different locks are built in
+    # parallel, because podman uses one core to find out that the layer exists.
     for locked in sorted({lock(image) for image in PLAIN}):
         names = [image for image in PLAIN if lock(image) == locked]
         command = [sys.executable, "-m", "tools.build_images", *names, "--engine", "podman", "--dirty"]
@@ -107,14 +113,17 @@ def images(podman, tmp_path_factory):
 
 
 def pip_settings() -> dict[str, str]:
-    """How pip of this machine is configured, by its files and variables."""
+    """Return pip's configuration on this machine, from its files and variables."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
     pairs = (line.partition("=") for line in listed.stdout.splitlines())
     return {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in pairs}
 
 
 def pip_places() -> list[str]:
-    """Files and folders of this machine that its pip's settings name; of an index also what lies beside its pages."""
+    """Return the local files and folders that pip's settings name.
+
+    For an index these include the folder of its pages.
+    """
     words = [word for value in pip_settings().values() for word in value.split()]
     indexes = [Path(word.removeprefix("file://")).parent for word in words if word.startswith("file://")]
     others = [Path(word) for word in words if word.startswith("/")]
@@ -123,7 +132,7 @@ def pip_places() -> list[str]:
 
 @pytest.fixture
 def volume():
-    """A folder that the images' user may write; not pytest's, which belongs to this user alone."""
+    """Create a folder that the images' user may write. pytest's own folder is private to this user."""
     with tempfile.TemporaryDirectory(prefix="evergreen-containers-") as folder:
         yield Path(folder)
 
@@ -134,7 +143,7 @@ def give_to_user(folder: Path) -> None:
 
 
 def in_containers(podman, images, steps, *flags):
-    """Runs a task's own command line in its image; stands for the local runner's `_run_step`."""
+    """Run a task's command line in its image, in place of the local runner's `_run_step`."""
 
     def contained(command, variables, log):
         step = command[command.index("--function_to_execute") + 1]

@@ -1,10 +1,10 @@
-"""Publisher, monitor and uploader as lives of real processes that SIGKILL ends where, or when, it is told to.
+"""Publisher, monitor and uploader in processes that SIGKILL ends at a given boundary or time.
 
-A life is forked from a process that has imported everything and started no thread (`serve`): it costs 40 ms instead of
-the seconds that its imports take. In a life every checkpoint of ours and every call of `os.fsync`, `rename`, `replace`,
-`unlink` and `link`, every COMMIT and every HTTP request is a boundary, before it and after it; the life kills itself at
-a boundary by number or by name. What SQLite does inside a COMMIT and Arrow inside a write is met by kills at random
-moments instead.
+Such a process is called a life. A life is forked from a process that has imported everything and
+started no thread (`serve`). That takes 40 ms instead of seconds of imports. Every checkpoint of the
+product and every `os.fsync`, `rename`, `replace`, `unlink`, `link`, COMMIT and HTTP request is a
+boundary, before it and after it. The life kills itself at a boundary that is given by number or by
+name. Kills at random moments cover what SQLite does inside a COMMIT and Arrow inside a write.
 """
 
 import json
@@ -27,7 +27,7 @@ WINDOW = 30.0
 
 
 class Boundaries:
-    """Counts the boundaries of this process; kills it at those that `kill_at` names or numbers."""
+    """Counts the boundaries of this process and kills it at those that `kill_at` names or numbers."""
 
     def __init__(self, kill_at: list[int | str], told: int) -> None:
         self.kill_at, self.told, self.seen = kill_at, told, 0
@@ -66,7 +66,7 @@ class Boundaries:
 
 
 def place_of(path, *others) -> str:
-    """Of which folder of the chain a file is, and whether it is one aside."""
+    """Describe a file by its folder of the chain, and by whether it is a temporary file."""
     path = Path(os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path)
     folders = [part for part in path.parts if part in ("archive", "uploaded", "lake", "state")]
     return f" in {'/'.join(folders)}{' of a file aside' if path.name.startswith('.') else ''}"
@@ -121,7 +121,7 @@ ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
 
 
 def live(order: dict, told: int) -> None:
-    """One life, in a process of its own."""
+    """Run one life in its own process."""
     os.environ.update(order["environment"])
     boundaries = Boundaries(order["kill_at"], told)
     boundaries.install()
@@ -129,7 +129,10 @@ def live(order: dict, told: int) -> None:
 
 
 def serve() -> None:
-    """Forks the lives that stdin orders, a list a line that live at the same time, and answers how each ended."""
+    """Fork the lives that stdin requests, and report how each ended.
+
+    A line is a list of lives that run at the same time.
+    """
     import google.cloud.storage  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
@@ -156,7 +159,11 @@ def serve() -> None:
 
 
 def end_of(process: int, listen: int, kill_after: float | None) -> dict:
-    """Waits for a life's end, or kills it after so many seconds of it: how it ended, and the boundaries it reached."""
+    """Wait for a life's end, or kill it after some seconds.
+
+    Returns:
+        How it ended, and the boundaries it reached.
+    """
     content, deadline = b"", None if kill_after is None else time.monotonic() + kill_after
     while True:
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -173,7 +180,7 @@ def end_of(process: int, listen: int, kill_after: float | None) -> dict:
 
 
 class Nursery:
-    """The process that lives are forked from, between enter and exit."""
+    """The process from which lives are forked, running between enter and exit."""
 
     def __enter__(self) -> "Nursery":
         root = Path(__file__).resolve().parents[2]

@@ -1,14 +1,14 @@
-"""A process killed in the middle of its work, as a test can raise it."""
+"""A simulated kill of a process in the middle of its work."""
 
 from collections.abc import Callable
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no `except Exception` of the product may catch it."""
+    """Simulates SIGKILL. No `except Exception` of the product may catch it."""
 
 
 def crash_at(point: str, visit: int = 1) -> Callable[[str], None]:
-    """A checkpoint that kills where the step `point` is reached for the `visit`-th time."""
+    """Return a checkpoint that raises `Killed` at the `visit`-th time of step `point`."""
     seen = 0
 
     def checkpoint(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A demo's summary in which all went well, and the lines that it is made of."""
+"""The summary of a successful demo, and its lines."""
 
 from demo.summary import (
     AucNumbers,

@@ -1,7 +1,7 @@
-"""Reads our Dockerfiles as a builder would, and lays out on this machine what an image's last stage would hold.
+"""Parses the project's Dockerfiles, and lays out the content of an image's last stage.
 
-Only what our Dockerfiles use: FROM, ARG, COPY of one source, RUN, ENV, WORKDIR, LABEL, USER, ENTRYPOINT. Anything else
-is an error, so that no instruction passes unread.
+Only the instructions in use are supported: FROM, ARG, COPY of one source, RUN, ENV, WORKDIR, LABEL,
+USER, ENTRYPOINT. Anything else is an error, so that no instruction is ignored.
 """
 
 import json
@@ -17,16 +17,16 @@ from tests.support.paths import REPOSITORY
 
 VENV = "/opt/venv"
 LOCKS = {"validation": "validation-trixie"}
-"""Image -> its lock, where that is not the one of the environment in which the step is tested: it is compared with
-that by `test_containers.py`."""
+"""Maps an image to its lock if that differs from the lock of the environment in which the step is
+tested. `test_containers.py` compares both."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""What runs in an image that is no step of the pipeline; both install the driver's lock."""
+"""Programs of images that are no step of the pipeline. Both install the driver's lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 
 @dataclass
 class Stage:
-    """One FROM and what follows it."""
+    """One FROM and the instructions that follow it."""
 
     base: str
     name: str = ""
@@ -36,7 +36,7 @@ class Stage:
         return [argument for found, argument in self.instructions if found == keyword]
 
     def copies(self) -> list[tuple[str, str, str]]:
-        """Stage copied from (empty: the context), source and absolute target of each COPY."""
+        """Return the source stage (empty for the context), source and absolute target of each COPY."""
         here, found = "/", []
         for keyword, argument in self.instructions:
             if keyword == "WORKDIR":
@@ -50,7 +50,7 @@ class Stage:
         return found
 
     def variables(self, inherited: dict[str, str]) -> dict[str, str]:
-        """ENV over what the base image has, with `${NAME}` filled in."""
+        """Return ENV over the variables of the base image, with `${NAME}` filled in."""
         found = dict(inherited)
         for argument in self.all("ENV"):
             for assignment in shlex.split(argument):
@@ -59,7 +59,7 @@ class Stage:
         return found
 
     def labels(self, arguments: dict[str, str]) -> dict[str, str]:
-        """LABEL with ARG's defaults, or `arguments` in their place, filled in."""
+        """Return LABEL with the values of ARG, or of `arguments`, filled in."""
         known: dict[str, str] = {}
         for argument in self.all("ARG"):
             name, _, default = argument.partition("=")
@@ -69,7 +69,7 @@ class Stage:
 
 
 def stages(image: str) -> list[Stage]:
-    """The stages of the image's Dockerfile; the last is what is shipped."""
+    """Return the stages of the image's Dockerfile. The last one is shipped."""
     text = (REPOSITORY / DOCKERFILES[image]).read_text()
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")).replace("\\\n", " ")
     found: list[Stage] = []
@@ -85,17 +85,23 @@ def stages(image: str) -> list[Stage]:
 
 
 def environment(image: str) -> str | None:
-    """The environment that stands for the image on a laptop; None: NVIDIA's image has the packages."""
+    """Return the environment that replaces the image on a laptop.
+
+    Returns None if NVIDIA's image has the packages.
+    """
     return None if image in STEP_OF_VARIANT else ENVIRONMENT_OF_STEP.get(image, "driver")
 
 
 def lock(image: str) -> str | None:
-    """The lock that the image installs, without `.lock`; None: NVIDIA's image has the packages."""
+    """Return the lock that the image installs, without `.lock`.
+
+    Returns None if NVIDIA's image has the packages.
+    """
     return LOCKS.get(image, environment(image))
 
 
 def module(image: str) -> str:
-    """What `python -m` runs in the image."""
+    """Return the module that `python -m` runs in the image."""
     return PROGRAMS.get(image) or f"components.{STEP_OF_VARIANT.get(image, image)}"
 
 
@@ -105,10 +111,14 @@ def entrypoint(image: str) -> list[str]:
 
 
 def lay_out(image: str, root: Path, context: Path = REPOSITORY) -> Path:
-    """Copies what the last stage takes out of the context to where it lies in the image, below `root`; returns that."""
+    """Copy what the last stage takes from the context to its position in the image, below `root`.
+
+    Returns:
+        `root`.
+    """
     for origin, source, target in stages(image)[-1].copies():
         if origin:
-            continue  # what another stage has built
+            continue  # built by another stage
         final = root / target.lstrip("/")
         final.parent.mkdir(parents=True, exist_ok=True)
         if (context / source).is_dir():

@@ -1,8 +1,8 @@
-"""The commands that a page shows: what its blocks of code say, and by which mark each is run, or is not.
+"""The commands that a page shows in its code blocks, and how each block is run or why it is not.
 
-`sh` and `python` hold programs that must end with 0. `console` shows commands behind `$ ` and what they print, where
-`...` stands for anything. A comment before a block says how it is run, see `MARK`; `all need` holds for every block of
-the page that has no mark of its own.
+`sh` and `python` blocks hold programs that must exit with 0. `console` blocks show commands after
+`$ ` and their output, where `...` matches anything. A comment before a block says how it is run,
+see `MARK`. `all need` applies to every block of the page that has no mark of its own.
 """
 
 import re
@@ -15,8 +15,9 @@ from markdown_it import MarkdownIt
 from tests.support.paths import REPOSITORY
 
 MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
-"""`needs: a cluster` is not run; `run by: tests/...` is run there; `until: TEXT` runs beside the blocks that follow,
-from when it has printed TEXT to the end of the page, where it is interrupted."""
+"""Mark before a block. `needs: a cluster` is not run. `run by: tests/...` is run by that test.
+`until: TEXT` starts in the background, and the next blocks run once it has printed TEXT. It is
+interrupted at the end of the page."""
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
 OTHER = ("text", "yaml", "mermaid", "dockerfile")
 DOCUMENTS = sorted(
@@ -47,7 +48,10 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its commands, without comments; a program of Python, a loop and a function are one each."""
+        """Return the commands without comments.
+
+        A Python program, a loop and a function count as one command each.
+        """
         if self.kind == PYTHON:
             return [self.text]
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
@@ -56,7 +60,7 @@ class Block:
         return [line for line in lines if line and line[0] not in "# \t}" and line not in ("done", "fi")]
 
     def steps(self) -> Iterator[tuple[str, str | None]]:
-        """(script, what it must print; None = anything)."""
+        """Return (script, expected output) of each step. None as output matches anything."""
         if self.kind != CONSOLE:
             yield self.text, None
             return
@@ -66,13 +70,13 @@ class Block:
 
 
 def inline_code(page: Path) -> list[str]:
-    """What the page's sentences and tables show as code."""
+    """Return the inline code in the page's sentences and tables."""
     inlines = [token for token in MarkdownIt().enable("table").parse(page.read_text()) if token.type == "inline"]
     return [child.content for token in inlines for child in token.children or () if child.type == "code_inline"]
 
 
 def blocks(page: Path) -> list[Block]:
-    """The page's blocks that show commands, in order."""
+    """Return the page's blocks that show commands, in order."""
     found, mark, default = [], {}, {}
     for token in MarkdownIt().parse(page.read_text()):
         if token.type == "html_block":

@@ -1,4 +1,4 @@
-"""Evidence made by hand, for policies that look at some of it."""
+"""Evidence made by hand for the tests of policies."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ KPIS = Kpis(
 
 
 def evidence_of(kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=None, **changes) -> Evidence:
-    """Evidence about the version of the window; `rows` and `baseline` are its own."""
+    """Return evidence about the version of the window, with its own `rows` and `baseline`."""
     version = changes.pop("version", kpis.version)
     values = {
         "time": 0.0,
@@ -20,7 +20,7 @@ def evidence_of(kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=
         "seen_until": changes.get("time", 0.0),
         "kpis": kpis,
         "rows_of": {} if rows is None else {version: rows},
-        "line": (version,),
+        "lineage": (version,),
         "matured_total": 0,
         "baselines": {} if baseline is None else {version: baseline},
         "drift": (),
@@ -29,7 +29,7 @@ def evidence_of(kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=
 
 
 def rows_of(labels, scores, groups=None) -> MaturedRows:
-    """Rows as a policy sees them; each its own request unless `groups` says otherwise."""
+    """Return rows as a policy sees them. Each is its own request unless `groups` is given."""
     return MaturedRows(
         labels=np.asarray(labels, np.uint8),
         scores=np.asarray(scores, np.float32),

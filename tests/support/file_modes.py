@@ -1,4 +1,4 @@
-"""Modes of the files that a program left, as whoever shares the disk meets them."""
+"""Checks of the modes of files that a program wrote."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def argo_umask() -> Iterator[None]:
-    """Has the umask that Argo's executor gives a step; afterwards the one before."""
+    """Set the umask that Argo's executor gives a step, and restore the former one afterwards."""
     before = os.umask(0)
     try:
         yield
@@ -17,6 +17,9 @@ def argo_umask() -> Iterator[None]:
 
 
 def too_open(folder: Path, allowed: int) -> dict[str, str]:
-    """Mode of each file and folder below `folder` that has a bit beyond `allowed`, execution aside."""
+    """Return the mode of each file and folder below `folder` with a bit beyond `allowed`.
+
+    The execution bits are ignored.
+    """
     modes = {path: path.lstat().st_mode & 0o777 for path in folder.rglob("*") if not path.is_symlink()}
     return {str(path.relative_to(folder)): oct(mode) for path, mode in modes.items() if mode & ~0o111 & ~allowed}

@@ -1,9 +1,10 @@
-"""A stand-in for a running Triton whose state lies in files, so that it outlives the process that talks to it.
+"""A stand-in for a running Triton whose state is stored in files, so that it outlives its process.
 
-It keeps the real server's rules: a load reads config.pbtxt and takes exactly the versions it names, all or none, if
-the rows of its warm-up are there; what is loaded answers from the server's own copy, whatever becomes of the
-repository; the highest version answers who names none; a server that starts loads what is configured. It scores with
-ONNX Runtime. The real server is asked in the tests beside.
+It follows the real server's rules. A load reads config.pbtxt and loads exactly the versions it
+names, all or none, if their warm-up rows exist. A loaded version answers from the server's own
+copy, even if the repository changes. The highest version answers requests without a version. A
+starting server loads what is configured. It scores with ONNX Runtime. Other tests check the real
+server.
 """
 
 import shutil
@@ -20,14 +21,17 @@ from tests.support.served_names import MODEL_NAME
 
 
 class FileTriton:
-    """The server `url` over `repository`; its memory is `<state>/<url>/<model>/<version>/model.onnx`."""
+    """The server `url` over `repository`.
+
+    Its memory is `<state>/<url>/<model>/<version>/model.onnx`.
+    """
 
     def __init__(self, url, *, repository, state):
         self.url, self._repository, self._memory = url, Path(repository), Path(state) / url
         self._down = Path(state) / f"{url}.down"
 
     def start(self):
-        """As a pod that starts: memory is empty, and what is configured is loaded."""
+        """Start like a pod: clear the memory and load what is configured."""
         shutil.rmtree(self._memory, ignore_errors=True)
         self._down.unlink(missing_ok=True)
         if (self._repository / MODEL_NAME / "config.pbtxt").exists():
@@ -70,7 +74,7 @@ class FileTriton:
         shutil.rmtree(self._memory / name, ignore_errors=True)
 
     def loaded(self, name=MODEL_NAME):
-        """Versions in memory, ascending."""
+        """Return the loaded versions, ascending."""
         return sorted(int(path.name) for path in (self._memory / name).glob("*"))
 
     def graph(self, version, name=MODEL_NAME):

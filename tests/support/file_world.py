@@ -1,4 +1,4 @@
-"""A store, a repository and two servers whose memory is files: for tests that need many releases and no real server."""
+"""A model registry, a repository and two servers backed by files, for tests with many releases."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ URLS = ("triton-a:8001", "triton-b:8001")
 
 
 class World:
-    """One of them; releases keep two versions in the repository."""
+    """A registry, a repository and two servers. Releases keep two versions in the repository."""
 
     def __init__(self, root, make_candidate):
         self.settings = ReleaseSettings(
@@ -42,7 +42,11 @@ class World:
         return self._candidates[seed]
 
     def release(self, seed, **altered):
-        """Releases to the servers, of which a test changes some methods; each gets the server itself first."""
+        """Release to the servers.
+
+        The test can replace methods of a server. Each replacement gets the server as its first
+        argument.
+        """
         settings = self.settings
         if altered:
             settings = dataclasses.replace(settings, connect=lambda url: AlteredDouble(self.connect(url), **altered))

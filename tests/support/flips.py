@@ -1,4 +1,4 @@
-"""Flipped bits: a disk that returns other bytes than were written, and says nothing."""
+"""Simulated bit rot: a disk that silently returns other bytes than were written."""
 
 import random
 from collections import Counter
@@ -10,9 +10,9 @@ QUIET, REFUSED, SAME = "read as something else", "refused", "read as it was"
 
 
 def count_flips(path: Path, read, *, flips: int, seed: int = 0) -> Counter:
-    """How `read()` took each of so many single flipped bits of the file, which is itself again afterwards.
+    """Flip single bits of the file and count how `read()` reacted. The file is restored afterwards.
 
-    `read` raises ContractError, or returns what is compared with what it returned before.
+    `read` must raise ContractError or return the same value as before.
     """
     content, right = path.read_bytes(), read()
     found = Counter({QUIET: 0, REFUSED: 0, SAME: 0})

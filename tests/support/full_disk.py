@@ -1,4 +1,4 @@
-"""A disk that becomes full, for this process alone."""
+"""A simulated full disk for this process alone."""
 
 import resource
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_of_at_most(num_bytes):
-    """The kernel refuses to make a file of this process larger (EFBIG), as it refuses what a full disk cannot hold."""
+    """Limit the size of this process's files. Larger writes fail with EFBIG, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

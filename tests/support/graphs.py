@@ -1,4 +1,4 @@
-"""Served graphs: built in a folder of their own, changed by a test, and opened."""
+"""Helpers that build served graphs in a temporary folder, change them and open them."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from evergreen.serving.parity import open_graph
 
 
 def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):
-    """A session of the graph, which also answers with `names` of its inner values, before the probability."""
+    """Open a session of the graph that returns its inner values `names` before the probability."""
     with TemporaryDirectory() as folder:
         write_graph(Path(folder), workflow, tables, network=network, name="any", widths=widths, numbers=numbers)
         graph = Path(folder) / GRAPH_FILE
@@ -21,11 +21,11 @@ def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float
 
 
 def with_inner_values(graph, names):
-    """The file of a graph that also answers with `names` of its inner values, before the probability."""
+    """Return the file of a graph that returns its inner values `names` before the probability."""
     model = onnx.load(graph, load_external_data=False)
     del model.graph.output[:]
     model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [*names, "probability"]))
-    inner = graph.with_name("inner.onnx")  # beside the file of the tables
+    inner = graph.with_name("inner.onnx")  # next to the file of the tables
     inner.write_bytes(model.SerializeToString())
     return inner
 

@@ -1,4 +1,4 @@
-"""An HTML page as its tags, for the tests of reports."""
+"""An HTML page parsed into its tags, for the tests of reports."""
 
 import re
 from html import unescape
@@ -26,7 +26,7 @@ class _PageTags(HTMLParser):
 
 
 def parse_page(page: str) -> list[tuple[str, dict[str, str | None]]]:
-    """Every tag with its attributes; each must be closed in its turn."""
+    """Return every tag with its attributes, and assert that each is closed in order."""
     tags = _PageTags()
     tags.feed(page)
     assert tags.open == []
@@ -34,7 +34,7 @@ def parse_page(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def assert_needs_nothing(page: str) -> None:
-    """The page runs no script, fetches nothing, and its links lead inside itself."""
+    """Assert that the page runs no script, fetches nothing and links only to itself."""
     tags = parse_page(page)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags}
     assert not [text for text in ("http", "url(", "@import") if text in page]
@@ -72,20 +72,20 @@ class _PageText(HTMLParser):
 
 
 def text_of(page: str) -> str:
-    """All text of a page, words separated by single spaces."""
+    """Return all text of a page, words separated by single spaces."""
     read = _PageText()
     read.feed(page)
     return " ".join(" ".join(read.words).split())
 
 
 def table_of(page: str, caption: str) -> list[list[str]]:
-    """The texts of the cells of the table with that caption, row by row, its head first."""
+    """Return the cell texts of the table with that caption, row by row, header first."""
     read = _PageText()
     read.feed(page)
     return read.tables[caption]
 
 
 def health_of(page: str) -> tuple[str, str]:
-    """Tone and text of the status page's banner."""
+    """Return tone and text of the status page's banner."""
     found = re.search(r'<div class="banner (\w+)" id="health">(.*?)</div>', page)
     return found[1], unescape(found[2])

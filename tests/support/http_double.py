@@ -1,4 +1,4 @@
-"""An HTTP server for tests, in threads of its own; what it answers is its subclass's."""
+"""An HTTP server for tests, in its own threads. A subclass defines its answers."""
 
 import threading
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Reply(NamedTuple):
-    """What a request is answered."""
+    """Answer to a request."""
 
     body: bytes
     status: int = 200
@@ -15,7 +15,10 @@ class Reply(NamedTuple):
 
 
 class HttpDouble:
-    """Serves from its start to `close`; whatever an answer needs is there before."""
+    """Serves from its start to `close`.
+
+    A subclass sets up its state before calling this constructor.
+    """
 
     def __init__(self) -> None:
         double = self
@@ -44,17 +47,17 @@ class HttpDouble:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def answer(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply | None:
-        """What such a request is answered; None = the connection ends without an answer."""
+        """Return the answer to such a request, or None to end the connection without an answer."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop the server."""
         self.server.shutdown()
         self.server.server_close()
 
 
 class Page(HttpDouble):
-    """One text, for whoever asks for `path`."""
+    """Serves one text at `path`."""
 
     def __init__(self, text: str, path: str = "/metrics") -> None:
         self.text, self.path = text, path

@@ -1,7 +1,7 @@
-"""librdkafka's mock cluster: brokers that speak Kafka's protocol on loopback, in this process, and can be taken away.
+"""librdkafka's mock cluster: in-process brokers that speak Kafka's protocol and can be stopped.
 
-confluent-kafka's own switch, `test.mock.num.brokers`, starts the same cluster but offers no way to stop a broker; the
-library beside it does (`rd_kafka_mock_broker_set_down`), and so it is asked directly.
+confluent-kafka's own switch, `test.mock.num.brokers`, starts the same cluster but cannot stop a
+broker. The library itself can (`rd_kafka_mock_broker_set_down`), so it is called directly.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _SIGNATURES = {
 def _library() -> ctypes.CDLL:
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     paths = list(folder.glob("librdkafka-*"))
-    if not paths:  # only wheels for Linux have it there
+    if not paths:  # only wheels for Linux bundle it there
         pytest.skip("no librdkafka beside confluent-kafka, whose mock cluster the tests need")
     library = ctypes.CDLL(str(paths[0]))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -42,7 +42,7 @@ def _library() -> ctypes.CDLL:
 
 
 class KafkaCluster:
-    """A cluster of `BROKERS` brokers; a context manager."""
+    """A context manager with a cluster of `BROKERS` brokers."""
 
     def __init__(self) -> None:
         self._library = library = _library()
@@ -52,7 +52,7 @@ class KafkaCluster:
         self._client = library.rd_kafka_new(_PRODUCER, settings, error, len(error))
         assert self._client, error.value
         self._cluster = library.rd_kafka_mock_cluster_new(self._client, BROKERS)
-        # A group's first rebalance waits 3 s for further readers, as a broker's does.
+        # A group's first rebalance waits 3 s for more readers, as in a real broker.
         library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
         self.brokers: str = library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
@@ -60,11 +60,11 @@ class KafkaCluster:
         assert self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1) == 0
 
     def refuse_topic(self, name: str, error: int) -> None:
-        """Answers every question about the topic with Kafka's error code; 0 ends it."""
+        """Answer every question about the topic with Kafka's error code, until the code 0 is set."""
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
     def take_away(self) -> None:
-        """Closes every broker's port and connections; what they store stays."""
+        """Close every broker's port and connections. Their stored messages stay."""
         for number in range(1, BROKERS + 1):
             assert self._library.rd_kafka_mock_broker_set_down(self._cluster, number) == 0
 

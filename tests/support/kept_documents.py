@@ -1,10 +1,10 @@
-"""The monitor's small documents, in memory, as a restart finds them."""
+"""The monitor's small documents, stored in memory and read back as after a restart."""
 
 import json
 
 
 class KeptDocuments:
-    """Documents as JSON, and what was counted with them."""
+    """Documents as JSON, and the counters stored with them."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A component run as its container does it: KFP's executor on the function's source, inputs and outputs as JSON."""
+"""Runs a component as its container does: KFP's executor with inputs and outputs as JSON."""
 
 import ast
 import json
@@ -12,20 +12,23 @@ from typing import Any
 from tests.support.paths import REPOSITORY
 
 LOCAL_RUN = {"run_resource": "evergreen-retraining-x7k2p", "run_id": ""}
-"""What KFP gives every step beside the run's name on this machine."""
+"""Values that KFP passes to every step besides the run's name, on this machine."""
 
 
 def run_component(
     step: str, folder: Path, parameters: Mapping[str, Any], *, inputs: Mapping[str, str], outputs: Mapping[str, str]
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
-    """Runs the component of `step`; gives the process, and what KFP recorded (None if it failed).
+    """Run the component of `step`.
 
     Args:
-        step: Room of the component, whose name is the function's.
-        folder: Each artifact lies here under its own name; also for the executor's files.
+        step: Package of the component. The function has the same name.
+        folder: Each artifact is stored here under its own name, next to the executor's files.
         parameters: The function's parameters, over `LOCAL_RUN`.
         inputs: Kind of each input artifact, such as `Dataset`.
         outputs: Kind of each output artifact.
+
+    Returns:
+        The process, and what KFP recorded, or None if it failed.
     """
     source = (REPOSITORY / "components" / step / "component.py").read_text()
     (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))

@@ -1,15 +1,17 @@
-"""A KFP API server for tests: real HTTP, with experiments, runs, pipelines, versions and schedules in memory.
+"""A KFP API server for tests over real HTTP. Its state is in memory.
 
-It keeps the real server's rules: its filters; names of pipelines and of a pipeline's versions are taken once; a
-schedule has exactly one source, a cron expression that robfig/cron takes (five fields too, read as seconds to months)
-and between 1 and 10 runs at a time; several schedules may have one name. `fire` starts a schedule's run, `constants`
-are what the server puts in place of the placeholders of a pipeline's tasks, and `end` ends a run.
+It has experiments, runs, pipelines, versions and schedules, and follows the real server's rules. It
+applies filters. Names of pipelines and of a pipeline's versions are unique. A schedule has exactly
+one source, a cron expression that robfig/cron accepts (also with five fields, read as seconds to
+months), and between 1 and 10 concurrent runs. Several schedules may have one name. `fire` starts a
+schedule's run, `constants` are the values for the placeholders of a pipeline's tasks, and `end`
+ends a run.
 
-Faults on request: an answer of any status, to the next few requests or to all; a request that hangs; an answer that is
-lost after the server has acted; a run that is created only after its client has given up; a token that must be
-shown; a moment between looking and creating. What the real server does and this does not: who may do what, validation
-of the pipeline, MySQL's collation. Its answers are compared with those of a real server
-(tests/pipelines/test_kfp_double.py).
+Tests can inject an answer of any status for the next requests or for all, a request that hangs, and
+a lost answer after the server has acted. They can also inject a run created after its client has
+given up, a required token, and a callback between lookup and creation. The double lacks access
+control, validation of the pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py
+compares its answers with those of a real server.
 """
 
 import json
@@ -26,30 +28,33 @@ FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experim
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
 
 INNER = ("body", "resource_name")
-"""What the double keeps of a run and the API does not tell."""
+"""State of a run that the API does not return."""
 
 
 CODES = {400: 3, 404: 5, 409: 6, 403: 7, 500: 13, 503: 14, 401: 16}
-"""gRPC's code of an answer, by its status."""
+"""Maps an answer's status to gRPC's code."""
 DEFAULT_EXPERIMENT = {"experiment_id": "default", "display_name": "Default"}
 
 
 class ErrorAnswer(Exception):
-    """An answer other than 200."""
+    """An answer with a status other than 200."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
     def document(self, path: str) -> dict:
-        """The answer's body: uploads are no part of the gRPC gateway and have errors of their own form."""
+        """Return the answer's body.
+
+        Uploads bypass the gRPC gateway, and their errors have another form.
+        """
         if "/pipelines/upload" in path:
             return {"error_message": str(self), "error_details": str(self)}
         return {"code": CODES.get(self.status, 2), "message": str(self)}
 
 
 class Late(Exception):
-    """No answer now: the server acts after its client has given up."""
+    """Sends no answer. The server acts after its client has given up."""
 
 
 CRON_FIELD = re.compile(r"(\*|\?|[0-9A-Za-z]+)([-/,][0-9A-Za-z*]+)*")
@@ -64,20 +69,20 @@ class KfpServer(HttpDouble):
         self.requests: list[tuple[str, str]] = []
         self.failure: int | None = None
         self.failure_text = "as the test says"
-        self.failures: list[int] = []  # statuses of the next answers, before any are right again
-        self.lost: list[tuple[str, str]] = []  # (method, end of path) of requests that are done and never answered
-        self.num_late = 0  # of the next requests for a run, how many get no answer, and a run only at `commit_late`
-        self.late: list[dict] = []  # their bodies
-        self.token: str | None = None  # what `Authorization: Bearer` must show
-        self.before_create = lambda body: None  # called outside the lock: another client may create meanwhile
-        self.advance: dict[str, str] = {}  # state that a run is in -> state after it was looked at by name
+        self.failures: list[int] = []  # statuses of the next answers, before normal ones
+        self.lost: list[tuple[str, str]] = []  # (method, end of path) of requests that are executed but never answered
+        self.num_late = 0  # number of run requests without an answer. Their runs are created at `commit_late`
+        self.late: list[dict] = []  # bodies of those requests
+        self.token: str | None = None  # required token in `Authorization: Bearer`
+        self.before_create = lambda body: None  # called outside the lock, so that another client can create in between
+        self.advance: dict[str, str] = {}  # state of a run -> state after it was read by name
         self.uploads: list[bytes] = []
-        self.files: dict[str, bytes] = {}  # uploaded file by id of the version
+        self.files: dict[str, bytes] = {}  # uploaded file by version id
         self.schedules: list[dict] = []
         self.made_schedules = 0
-        self.errors: dict[str, str] = {}  # id of a run -> message of its error
+        self.errors: dict[str, str] = {}  # run id -> message of its error
         self.lock = threading.Lock()
-        self.silence = threading.Event()  # set: accept and never answer
+        self.silence = threading.Event()  # if set, accept and never answer
         self.release = threading.Event()
         super().__init__()
 
@@ -114,7 +119,7 @@ class KfpServer(HttpDouble):
         return run
 
     def commit_late(self, created_at: str = "") -> list[dict]:
-        """Create the runs whose clients have given up, by default later than all others; return them."""
+        """Create and return the runs whose clients have given up, by default later than all others."""
         for body in self.late:
             self.create_run(body)
             self.runs[-1]["created_at"] = created_at or self.runs[-1]["created_at"]
@@ -130,7 +135,10 @@ class KfpServer(HttpDouble):
         return [run for run in self.runs if run["state"] not in ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")]
 
     def fire(self, schedule_id: str) -> dict:
-        """Starts a run of the schedule, as its controller does: by the template that was compiled with the schedule."""
+        """Start a run of the schedule as its controller does.
+
+        It uses the template that was compiled with the schedule.
+        """
         (schedule,) = (each for each in self.schedules if each["recurring_run_id"] == schedule_id)
         name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
         run = self.add_run(name, "PENDING", schedule["experiment_id"])
@@ -140,10 +148,10 @@ class KfpServer(HttpDouble):
         return run
 
     def constants(self, run: dict) -> dict[str, dict[str, object]]:
-        """The constants that each task of the run is given, by the task's name.
+        """Return the constants that each task of the run receives, by the task's name.
 
-        The server (2.17, driver/resolve.go) replaces a constant that is a placeholder and nothing else. A schedule's
-        template has no display name, and so an empty one.
+        The server (2.17, driver/resolve.go) replaces a constant that consists of one placeholder. A
+        schedule's template has no display name, so the name is empty.
         """
         reference = run["body"].get("pipeline_version_reference")
         if reference:
@@ -166,7 +174,7 @@ class KfpServer(HttpDouble):
         return found
 
     def end(self, run: dict, state: str, **tasks: str) -> None:
-        """Ends a run; `tasks` are the states of its tasks by name, with `_` for `-`."""
+        """End a run. `tasks` are the states of its tasks by name, with `_` for `-`."""
         run["state"] = state
         run["finished_at"] = run["created_at"]
         before = ("RUNNING",) if "recurring_run_id" in run else ("PENDING", "RUNNING")
@@ -268,7 +276,7 @@ class KfpServer(HttpDouble):
         if unknown := query.get("sort_by", "").replace("created_at desc", ""):
             raise ErrorAnswer(400, f"this double does not sort by {unknown}")
         chosen = self.select([each for each in self.versions if each["pipeline_id"] == pipeline_id], query)
-        # They are kept in the order in which they came.
+        # They are stored in order of arrival.
         ordered = chosen[::-1] if query.get("sort_by") else chosen
         start, size = int(query.get("page_token") or 0), int(query.get("page_size") or 10)
         token = str(start + size) if start + size < len(ordered) else ""
@@ -318,7 +326,7 @@ class KfpServer(HttpDouble):
         return {key: value for key, value in run.items() if key not in INNER}
 
     def experiment_of(self, body: dict) -> str:
-        """The experiment that a new run belongs to, the default one where none is named."""
+        """Return the experiment of a new run, by default the default one."""
         experiment = body.get("experiment_id", DEFAULT_EXPERIMENT["experiment_id"])
         if experiment not in {each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)}:
             raise ErrorAnswer(404, f"experiment {experiment}")
@@ -333,7 +341,10 @@ class KfpServer(HttpDouble):
             raise ErrorAnswer(500, text)
 
     def check_parameters(self, version_id: str, body: dict) -> None:
-        """A parameter that the pipeline does not have is refused; versions that a test made by hand have any."""
+        """Refuse a parameter that the pipeline does not have.
+
+        Versions made by hand accept any parameter.
+        """
         given = body.get("runtime_config", {}).get("parameters", {})
         if version_id in self.files and given:
             known = documents(self.files[version_id].decode())[0]["root"]["inputDefinitions"]["parameters"]
@@ -351,7 +362,7 @@ class KfpServer(HttpDouble):
         pipeline = {"pipeline_id": f"p{len(self.pipelines) + 1}", "display_name": query["name"], "name": query["name"]}
         pipeline |= {"created_at": "2026-01-01T00:00:00Z"}
         self.pipelines.append(pipeline)
-        # A pipeline comes with a first version of its own name.
+        # A new pipeline gets a first version of its own name.
         self.add_version({"pipelineid": pipeline["pipeline_id"], "name": query["name"]})
         return pipeline
 
@@ -404,7 +415,7 @@ class KfpServer(HttpDouble):
     def list_schedules(self, query: dict) -> dict:
         wanted = query.get("experiment_id")
         chosen = self.select([s for s in self.schedules if wanted in (None, s["experiment_id"])], query)
-        # Smaller pages than asked for, as a server may.
+        # Pages are smaller than requested, as a server may choose.
         start = int(query.get("page_token") or 0)
         token = str(start + 1) if start + 1 < len(chosen) else ""
         shown = chosen[start : start + 1]
@@ -432,7 +443,8 @@ class KfpServer(HttpDouble):
         raise ErrorAnswer(400, f"operation {predicate['operation']}")
 
     def page(self, rows: list[dict], query: dict) -> dict:
-        # Smaller pages than asked for, as a server may: the caller must follow the token.
+        # Pages are smaller than requested, as a server may choose, so the caller must follow the
+        # token.
         start = int(query.get("page_token") or 0)
         shown = [{k: v for k, v in row.items() if k not in INNER} for row in rows[start : start + 2]]
         token = str(start + 2) if start + 2 < len(rows) else ""
@@ -440,18 +452,18 @@ class KfpServer(HttpDouble):
 
 
 def not_ended(run: dict) -> dict:
-    """What a new run has beside what was asked for."""
+    """Return the fields of a new run that were not requested."""
     history = [{"update_time": run["created_at"], "state": "PENDING"}]
     return {"scheduled_at": run["created_at"], "finished_at": "1970-01-01T00:00:00Z", "state_history": history}
 
 
 def without_empty(answer: dict) -> dict:
-    """The answer as protobuf's JSON has it: what is empty is left out."""
+    """Return the answer as protobuf's JSON, which omits empty fields."""
     return {key: value for key, value in answer.items() if value}
 
 
 def uploaded_pipeline(body: bytes) -> bytes:
-    """The one file of a multipart form, which must be a compiled pipeline."""
+    """Return the one file of a multipart form, which must be a compiled pipeline."""
     content = uploaded_file(body)
     try:
         found = documents(content.decode())
@@ -463,7 +475,7 @@ def uploaded_pipeline(body: bytes) -> bytes:
 
 
 def uploaded_file(body: bytes) -> bytes:
-    """The one file of a multipart form."""
+    """Return the one file of a multipart form."""
     boundary = body.partition(b"\r\n")[0]
     header, _, content = body.split(boundary)[1].partition(b"\r\n\r\n")
     assert b'name="uploadfile"' in header

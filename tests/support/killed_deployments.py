@@ -1,8 +1,12 @@
-"""Deployments that kill themselves at a named place, for a process that is forked for each (`warm`).
+"""Deployments that kill themselves at a named checkpoint, each in a forked process (`warm`).
 
-A job is JSON: `action` (release | rollback | bake), `store`, `repository`, `urls` and `state` of a `file_world`,
-`candidate` (paths of the three manifests), `kill_at` (checkpoint; for `bake` the number of a boundary, see
-`crash_chain`), `occurrence` (from 1), `lives`.
+A job is JSON with these keys:
+
+- `action`: release, rollback or bake
+- `store`, `repository`, and `urls` and `state` of a `file_world`
+- `candidate`: paths of the three manifests
+- `kill_at`: a checkpoint, or for `bake` the number of a boundary, see `crash_chain`
+- `occurrence`, from 1, and `lives`
 """
 
 import json
@@ -16,7 +20,7 @@ IMPORTS = (
     "from controller import baking, rollback; from evergreen.serving import release; "
     "from tests.support import crash_chain"
 )
-"""What the process has that is forked."""
+"""Imports of the process that is forked."""
 PROGRAM = "import sys; from tests.support.killed_deployments import main; main(sys.argv[1])"
 
 
@@ -62,7 +66,7 @@ def deploy(job):
 
 
 def bake(job):
-    """A round of a controller, whose servers go on when it is killed."""
+    """Run one round of a controller. Its servers survive when it is killed."""
     from controller.baking import Baking
     from evergreen.runtime.errors import TemporaryError
     from tests.support.crash_chain import Boundaries
@@ -80,12 +84,12 @@ def bake(job):
 
     settings = settings_of(job, lambda name: reach(name))
     settings = replace(settings, connect=lambda url: AlteredDouble(connect_of(job)(url), load=load))
-    with suppress(TemporaryError):  # another one is at work
+    with suppress(TemporaryError):  # another one is running
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 
 
 def main(text):
-    """Does the job that the text describes; `lives` = 2: twice at once."""
+    """Run the job in `text`. With `lives` = 2 it runs twice at once."""
     job = json.loads(text)
     beside = os.fork() if job.get("lives") == 2 else None
     bake(job) if job["action"] == "bake" else deploy(job)

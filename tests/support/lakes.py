@@ -1,4 +1,4 @@
-"""Lakes in folders and, beside them, in the emulated bucket `models`; and what of those was fetched."""
+"""Lakes in folders, the same lakes in the emulated bucket `models`, and counts of what was fetched."""
 
 from collections import Counter
 from pathlib import Path
@@ -24,24 +24,24 @@ OUTCOMES = arrow_schema(raw_rows.OUTCOME_TYPES)
 
 
 def folder_lake(folder: Path, **settings) -> Lake:
-    """The lake in a folder, as it is now."""
+    """Open the lake in a folder with its current files."""
     return Lake(files=LakeFiles(FolderObjects(folder)), features=CRITEO, **settings)
 
 
 def open_storage(uri: str, **settings) -> BucketObjects:
-    """Storage with little patience."""
+    """Open a bucket with short timeouts."""
     return BucketObjects(uri, **{"retry_seconds": 20.0, "first_delay_seconds": 0.001, **settings})
 
 
 def put(folder: Path, uri: str = URI) -> None:
-    """Makes the folder's files the objects below `uri`."""
+    """Upload the folder's files as the objects below `uri`."""
     objects = open_storage(uri)
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".objects.lock"):
         objects.write(path.relative_to(folder).as_posix(), path)
 
 
 def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None, **settings) -> RawDataset:
-    """The step without its command line; `opened` are settings of the cache."""
+    """Run the step without its command line. `opened` are settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
@@ -49,7 +49,7 @@ def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None,
 
 
 def extract_by_command(folder: Path, lake: Path, *, run: str = "run", start: str = "", **settings) -> RawDataset:
-    """The step as a command over a store in `folder`; nothing of what it writes lies elsewhere."""
+    """Run the step as a command over a registry in `folder`. All its outputs are below `folder`."""
     accept_into(folder / "store", criteo_with(extraction=settings))
     flags = {"run": run, "store": folder / "store", "work": folder / "work", "lake": lake, "window-start": start}
     flags["output"] = folder / f"{run}.json"
@@ -58,18 +58,24 @@ def extract_by_command(folder: Path, lake: Path, *, run: str = "run", start: str
 
 
 def fetched(seen) -> Counter:
-    """How often each object was asked for, by its name within the lake; markers of versions are read, not fetched."""
+    """Count how often each object was fetched, by its name within the lake.
+
+    Version markers are read, not fetched, and do not count.
+    """
     names = [request.name.removeprefix("a lake/") for request in seen if request.is_download]
     return Counter(name for name in names if not name.endswith(raw_rows.VERSION_COMPLETE))
 
 
 def is_fetch_of(name: str):
-    """Picks the downloads of one object."""
+    """Return a predicate that selects the downloads of one object."""
     return lambda request: request.is_download and request.name == f"a lake/{name}"
 
 
 def cached(work: Path) -> dict[str, list[str]]:
-    """Generations that the one cache below `work` holds, by object; the names of unfinished ones end in .part."""
+    """Map each object to the generations in the cache below `work`.
+
+    Names of unfinished downloads end in .part.
+    """
     (cache,) = (work / ".lake-cache").iterdir()
     found: dict[str, list[str]] = {}
     for path in sorted(p for p in (cache / "objects").rglob("*") if p.is_file()):
@@ -79,21 +85,21 @@ def cached(work: Path) -> dict[str, list[str]]:
 
 
 def table_in(uri: str, *columns: str) -> pa.Table:
-    """The rows of a folder of Parquet files, in their order; all columns by default."""
+    """Return the rows of a folder of Parquet files in order, with all columns by default."""
     paths = sorted(local_path(uri).glob("*.parquet"))
     return pa.concat_tables([pq.ParquetFile(path).read(list(columns) or None) for path in paths])
 
 
 def rows_in(*uris: str | None) -> list[dict]:
-    """The rows of folders of Parquet files, in their order; None has none."""
+    """Return the rows of folders of Parquet files in order. None stands for no folder."""
     return [row for uri in uris if uri and any(local_path(uri).glob("*")) for row in table_in(uri).to_pylist()]
 
 
 def keys_in(*uris: str | None) -> list[tuple[str, int]]:
-    """(request id, row) of those rows."""
+    """Return (request id, row) of those rows."""
     return [(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in rows_in(*uris)]
 
 
 def keys_of(table) -> list[tuple[str, int]]:
-    """(request id, row) of a table's rows."""
+    """Return (request id, row) of a table's rows."""
     return list(zip(table[raw_rows.REQUEST_ID].to_pylist(), table[raw_rows.ROW].to_pylist()))

@@ -1,7 +1,8 @@
-"""One bench a backend: how both ends of a fresh log are opened, how its time passes, and what it cannot do.
+"""One bench for each log backend, for the conformance suite.
 
-A backend joins the exam by a subclass of `Bench` in `BENCHES`. Leases run on an injected clock where the backend lets
-them; what runs on a server's clock is waited for, with a deadline.
+A bench opens both ends of a fresh log, lets its time pass and names what the backend cannot do. A
+backend joins the suite by a subclass of `Bench` in `BENCHES`. Leases run on an injected clock if
+the backend allows it. Otherwise tests wait for the server's clock, with a deadline.
 """
 
 import itertools
@@ -24,11 +25,11 @@ from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
 
 SECONDS = 120.0
-"""Deadline of everything that is waited for."""
+"""Deadline of every wait."""
 
 
 def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list[Delivery]:
-    """Pulls from these readers of one log until `count` messages have come."""
+    """Pull from these readers of one log until `count` messages have arrived."""
     got: list[Delivery] = []
 
     def enough() -> bool:
@@ -41,7 +42,7 @@ def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list
 
 
 class OpenLog(NamedTuple):
-    """Both ends of the log that a URL names."""
+    """Both ends of the log at a URL."""
 
     publisher: Publisher
     subscriber: Subscriber
@@ -62,10 +63,10 @@ class Bench:
     """Whether a message published again is delivered once."""
     knows_backlog = True
     handed_out_at_once = 1
-    """Messages by which a pull may exceed its bytes."""
+    """Number of messages by which a pull may exceed its byte limit."""
     lease_seconds = 30.0
     environment: dict[str, str] = {}
-    """What another process needs to reach the log by `url`."""
+    """Environment variables with which another process reaches the log at `url`."""
 
     def __init__(self) -> None:
         self._open: list[Publisher | Subscriber] = []
@@ -73,7 +74,7 @@ class Bench:
 
     @property
     def url(self) -> str:
-        """For another process, with leases as short as the backend allows."""
+        """URL for another process, with leases as short as the backend allows."""
         raise NotImplementedError
 
     def publisher(self) -> Publisher:
@@ -83,11 +84,14 @@ class Bench:
         raise NotImplementedError
 
     def expire_leases(self) -> None:
-        """Lets the time pass after which what was pulled and not acknowledged comes again."""
+        """Let the leases expire, so that messages pulled but not acknowledged are delivered again."""
         raise NotImplementedError
 
     def rest(self, subscriber: Subscriber) -> list[Delivery]:
-        """What the log still gives: all that comes before a message published now, which is acknowledged."""
+        """Return the remaining messages.
+
+        A message is published now, and all that arrive before it are returned. It is acknowledged.
+        """
         name = f"sentinel-{next(self._sentinels)}"
         publisher = self.publisher()
         publisher.publish([(name, b"")])
@@ -107,7 +111,7 @@ class Bench:
 
 
 class SqliteBench(Bench):
-    """One file, on a hand-moved clock."""
+    """One SQLite file on a manual clock."""
 
     deduplicates = True
 
@@ -136,7 +140,7 @@ class SqliteBench(Bench):
 
 
 class PubsubBench(Bench):
-    """A topic of its own on Google's emulator."""
+    """A separate topic on Google's emulator."""
 
     knows_backlog = False
     lease_seconds = 10.0
@@ -176,7 +180,9 @@ class PubsubBench(Bench):
         return self._open[-1]
 
     def expire_leases(self) -> None:
-        """As after ten seconds, which are Pub/Sub's shortest lease: it gets back what the readers pulled."""
+        """Return the readers' pulled messages to Pub/Sub, as after the shortest lease of ten
+        seconds.
+        """
         for reader in self._open:
             if isinstance(reader, PubsubSubscriber) and not reader._closing.is_set():
                 reader._set_lease(list(reader._pulled), 0)
@@ -189,9 +195,11 @@ class PubsubBench(Bench):
 
 
 class KafkaBench(Bench):
-    """A topic of its own on librdkafka's mock cluster; one partition, so that messages come in order.
+    """A separate topic on librdkafka's mock cluster, with one partition, so that messages are
+    ordered.
 
-    A living reader's leases run out by its clock, a killed one's by the brokers', for which the next pulls wait.
+    The leases of a living reader expire by its clock. Those of a killed reader expire by the
+    brokers' clock, for which the next pulls wait.
     """
 
     handed_out_at_once = 50

@@ -1,7 +1,7 @@
-"""An engine in NumPy that keeps every promise of the seam: logistic regression, and fits with it.
+"""A NumPy engine that implements the whole engine interface: logistic regression.
 
-Its parameters are the table (width 1: a weight per id), a weight per dense value and the bias; its optimizer is
-Adagrad, whose sums lie where Adam's second moments do.
+Its parameters are the table (width 1: a weight per id), a weight per dense value and the bias. Its
+optimizer is Adagrad. The sums are stored in place of Adam's second moments.
 """
 
 import numpy as np
@@ -12,13 +12,17 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
 
-# Its names and shapes are only those of the files that `start` writes; the engine uses width 1 and the bias of them.
+# Names and shapes are those of the files that `start` writes. The engine uses only width 1 and the
+# bias.
 CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, min_batch_size=32)
 
 
 class LogisticEngine:
-    """See the module; `calls` records what it was asked for, `rates` the learning rate of each step."""
+    """The engine of this module.
+
+    `calls` records the calls, and `rates` the learning rate of each step.
+    """
 
     backend = "logistic"
     open_rows = staticmethod(open_rows)
@@ -94,7 +98,7 @@ class LogisticEngine:
 
 
 class StopAfter:
-    """A stop request that comes after so many looks at it."""
+    """A stop request that becomes true after a number of checks."""
 
     def __init__(self, looks):
         self.looks = looks
@@ -105,7 +109,10 @@ class StopAfter:
 
 
 class TimedEngine(LogisticEngine):
-    """Learning takes ten seconds a call, saving one; `saves` are the times at which saves ended."""
+    """An engine in which learning takes ten seconds a call and saving one.
+
+    `saves` are the times at which saves ended.
+    """
 
     def __init__(self, *arguments, clock, **keywords):
         super().__init__(*arguments, **keywords)
@@ -122,7 +129,7 @@ class TimedEngine(LogisticEngine):
 
 
 def fitted(training_set, settings, path, start=None, lines=None, engine=None, **keywords):
-    """A fit with checkpoints at `path`; gives the result, the engine and the lines that it emitted."""
+    """Run a fit with checkpoints at `path` and return the result, the engine and the output lines."""
     lines = [] if lines is None else lines
     engine = engine or LogisticEngine(training_set.slot_sizes, settings)
     job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)
@@ -134,5 +141,5 @@ def content(folder):
 
 
 def learned_rows(engine, first=0):
-    """Row numbers of the calls of `learn` from the `first`-th on."""
+    """Return the row numbers of the calls of `learn` from call `first` on."""
     return [call[1] for call in engine.calls if call[0] == "learn"][first:]

@@ -1,8 +1,8 @@
-"""Names and labels of every metric that alerts and dashboards may ask for, and whether an expression keeps to them.
+"""Names and labels of every metric for alerts and dashboards, and a check of expressions.
 
-The monitor's come from its own page. Triton's are recorded from the server of the serving environment, which
-tests/e2e/test_metric_names.py asks again. kube-state-metrics' and NVIDIA's GPU metrics are taken from their documents:
-no machine here has them.
+The monitor's metrics come from its own page. Triton's are recorded from the server of the serving
+environment, and tests/e2e/test_metric_names.py verifies them. Those of kube-state-metrics and
+NVIDIA's GPUs are taken from their documentation, because no test machine has them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.support.snapshots import FULL
 
 Labels = frozenset[str]
 SCRAPED: Labels = frozenset({"namespace", "pod", "container", "endpoint", "job", "instance"})
-"""What Prometheus adds by a PodMonitor."""
+"""Labels that Prometheus adds for a PodMonitor."""
 
 _MODEL, _NONE = frozenset({"model", "version"}), frozenset[str]()
 _OF_EACH_MODEL = (
@@ -64,7 +64,7 @@ TRITON: dict[str, Labels] = {
     **{f"{name}_{part}": _MODEL for name in _SUMMARIES for part in ("sum", "count")},
     **dict.fromkeys((*_CACHE, *_MACHINE), _NONE),
 }
-"""Of Triton 2.51 with the Deployment's --metrics-config and a local response cache."""
+"""Metrics of Triton 2.51 with the Deployment's --metrics-config and a local response cache."""
 FAILURE_REASONS = frozenset({"OTHER", "CANCELED", "BACKEND", "REJECTED"})
 QUANTILES = frozenset({"0.5", "0.9", "0.95", "0.99", "0.999"})
 GPU: dict[str, Labels] = dict.fromkeys(
@@ -110,7 +110,7 @@ PROMETHEUS: dict[str, Labels] = {"up": SCRAPED, "ALERTS": frozenset({"alertname"
 
 @cache
 def monitor() -> dict[str, Labels]:
-    """What a monitor at work shows, by its own code."""
+    """Return the metrics of a monitor at work, from its own code."""
     found: dict[str, Labels] = {}
     for family in text_string_to_metric_families(metrics_page(FULL).decode()):
         for sample in family.samples:
@@ -119,22 +119,22 @@ def monitor() -> dict[str, Labels]:
 
 
 def known() -> dict[str, Labels]:
-    """Every metric with all labels that its series may carry."""
+    """Return every metric with all labels that its series may have."""
     scraped = {name: labels | SCRAPED for name, labels in {**monitor(), **TRITON, **GPU, **DCGM}.items()}
     return {**scraped, **KUBE_STATE, **PROMETHEUS}
 
 
 def selectors(expression: str) -> Iterator[promql.VectorSelector]:
-    """The selectors of a PromQL expression; ValueError where it is none."""
+    """Yield the selectors of a PromQL expression. Raises ValueError if it is not PromQL."""
     yield from _selectors(promql.parse(expression))
 
 
 def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> list[str]:
-    """What an expression asks for that nobody exports: names, and labels that the metric does not have.
+    """Return the names and labels in an expression that nobody exports.
 
     Args:
-        expression: PromQL, with no template in it.
-        recorded: Series of recording rules, which may be asked for beside those in `known`; their labels.
+        expression: PromQL without templates.
+        recorded: Series of recording rules with their labels, which are allowed besides `known`.
     """
     names = {**known(), **(recorded or {})}
     found = []

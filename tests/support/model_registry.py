@@ -1,7 +1,9 @@
-"""Kubeflow's Model Registry for tests: it answers what the client asks, and holds both to the published OpenAPI file.
+"""Kubeflow's Model Registry for tests.
 
-`model_registry_api.json` is that file's part about what the client asks for. A request whose path, parameter or body is
-not in it is a fault, and so is an answer of this double that the file does not allow.
+It checks requests and answers by the published OpenAPI file.
+
+`model_registry_api.json` is the part of that file about the client's requests. A request whose
+path, parameter or body is not in it is a fault, and so is an answer that the file does not allow.
 """
 
 import json
@@ -18,7 +20,9 @@ ROOT = "/api/model_registry/v1/"
 
 
 def _told_apart(schema):
-    """OpenAPI's discriminators as JSON Schema has them: the named property says which alternative holds."""
+    """Translate OpenAPI's discriminators to JSON Schema: the named property selects the
+    alternative.
+    """
     if isinstance(schema, list):
         return [_told_apart(each) for each in schema]
     if not isinstance(schema, dict) or "discriminator" not in schema:
@@ -41,21 +45,21 @@ def _resolved(node):
 
 
 def _faults(described, value) -> list[str]:
-    """What is wrong with a body that the file describes."""
+    """Return the faults of a body that the file describes."""
     schema = _told_apart(_resolved(described)["content"]["application/json"]["schema"])
     checker = Draft202012Validator({**schema, "unevaluatedProperties": False, "components": COMPONENTS})
     return [f"{error.json_path}: {error.message[:300]}" for error in checker.iter_errors(value)]
 
 
 class ModelRegistry(HttpDouble):
-    """A running registry; `items` are what it holds, by the collection's name."""
+    """A running registry. `items` is its content by the collection's name."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict]] = {"registered_models": [], "model_versions": [], "artifacts": []}
-        self.version_of: dict[str, str] = {}  # an artifact's id -> its version's
+        self.version_of: dict[str, str] = {}  # artifact id -> version id
         self.faults: list[str] = []
         self.is_old = False
-        """Whether it has the API v1alpha3 alone."""
+        """Whether it only has the API v1alpha3."""
         super().__init__()
 
     def answer(self, method, path, body, headers) -> Reply:
@@ -65,7 +69,7 @@ class ModelRegistry(HttpDouble):
         return Reply(json.dumps(found).encode(), status, {"Content-Type": "application/json"})
 
     def _judged(self, method, url, body) -> tuple[int, dict]:
-        """Status and body; notes every fault of either side."""
+        """Return status and body, and record every fault of either side."""
         ways = {path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path) for path in API["paths"]}
         path = next((path for path, match in ways.items() if match), "")
         operation, query = API["paths"].get(path, {}).get(method), dict(parse_qsl(url.query))

@@ -1,4 +1,4 @@
-"""A model repository to put versions into by hand: small ones, whose bytes need no meaning."""
+"""Small versions for a model repository, with meaningless bytes."""
 
 import re
 
@@ -15,7 +15,7 @@ OPTIONS = ServingOptions(warmup_rows=1)
 
 
 def small_version(folder, number, *, data=b""):
-    """A folder with a graph and golden rows that differ by number."""
+    """Create a folder with a graph and golden rows that differ by number."""
     random = np.random.default_rng(number)
     graph = folder / f"graph {number}"
     graph.mkdir(exist_ok=True)
@@ -33,17 +33,17 @@ def small_version(folder, number, *, data=b""):
 
 
 def everything(objects):
-    """Content by name of all objects but the lock."""
+    """Map the names of all objects except the lock to their content."""
     return {each.name: objects.read(each.name).content for each in objects.list() if not each.name.endswith(".lease")}
 
 
 def named(repository):
-    """Versions that the configuration names."""
+    """Return the versions that the configuration names."""
     config = repository.read_config()
     return [] if config is None else versions_of(config)
 
 
 def with_versions(text, versions):
-    """A written configuration that serves exactly `versions`; all else stays."""
+    """Return the configuration changed to serve exactly `versions`."""
     listed = "".join(f"    versions: {version}\n" for version in sorted(versions))
     return re.sub(r"specific \{[^}]*\}", f"specific {{\n{listed}  }}", text)

@@ -1,4 +1,4 @@
-"""The monitor and the uploader as real processes over one SQLite log."""
+"""The monitor and the uploader as real processes on one SQLite log."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.support.recommenders import accept_into, criteo_with
 
 
 class Processes:
-    """Monitors and uploaders of one folder; all ended with the test."""
+    """Monitors and uploaders of one folder. All end with the test."""
 
     def __init__(self, folder) -> None:
         self.folder = folder / "with a space"
@@ -61,7 +61,10 @@ class Processes:
         return json.loads(self.page("/status") or "{}").get("counters", {}).get(name, 0)
 
     def ask(self, path: str) -> Answer:
-        """A page's answer; none while a monitor starts (the address may still be its predecessor's)."""
+        """Return a page's answer, or none while a monitor starts.
+
+        Until then the address may still belong to its predecessor.
+        """
         try:
             address = json.loads((self.state / "http.json").read_text())
         except FileNotFoundError:
@@ -73,6 +76,6 @@ class Processes:
         return answer.text if answer.status == 200 else ""
 
     def refusal(self, path: str) -> str:
-        """What a page says that is not to be had now, where the loop has a reason; empty otherwise."""
+        """Return the loop's reason why a page is unavailable, or an empty string."""
         answer = self.ask(path)
-        return "" if answer.status == 200 or "no turn of the loop has ended yet" in answer.text else answer.text
+        return "" if answer.status == 200 or "no iteration of the loop has ended yet" in answer.text else answer.text

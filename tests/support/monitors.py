@@ -1,4 +1,4 @@
-"""A monitor with an injected clock over a real SQLite log, and records with known labels."""
+"""A monitor with an injected clock and a real SQLite log, and records with known labels."""
 
 import json
 import zlib
@@ -32,7 +32,7 @@ WINDOW = 60.0
 
 @dataclass
 class FakeTrigger:
-    """An honest double: holds one run, refuses a second, remembers what it was asked."""
+    """A trigger that holds one run, refuses a second and records its calls."""
 
     answers: list[str] = field(default_factory=list)
     runs: dict[str, RunState] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def prediction(request_id: str, rows: int = 8, *, time: float = START, version: 
 def matured(
     request_id: str, time: float, version: int, labels, scores, *, positions=None, users=None
 ) -> MaturedRequests:
-    """One request with its final labels."""
+    """Return one request with its final labels."""
     n = len(labels)
     return MaturedRequests(
         ids=np.array([request_id], object),
@@ -94,7 +94,7 @@ def matured(
 
 
 def add_in_pulls(store: Store, records, size: int) -> None:
-    """Stores the records, so many at a time."""
+    """Store the records in batches of `size`."""
     for start in range(0, len(records), size):
         pull = records[start : start + size]
         made = [each for each in pull if isinstance(each, PredictionBatch)]
@@ -118,9 +118,9 @@ def publish(log: SqliteLog, *records, form: RecordFormat = FORM) -> None:
 
 
 def read_rows(folder: Path) -> list[dict]:
-    """All archived or uploaded rows below `folder`, as dictionaries."""
+    """Return all archived or uploaded rows below `folder` as dictionaries."""
     paths = sorted(folder.glob("day=*/*.parquet"))
-    # Opened one by one: a dataset would add the partition column.
+    # Files are opened one by one, because a dataset would add the partition column.
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
 
 
@@ -129,7 +129,7 @@ def read_events(state: Path) -> list[dict]:
 
 
 def monitor_settings(folder: Path, **changes) -> MonitorSettings:
-    """Settings of a monitor whose state, archive and model store lie in `folder`."""
+    """Return settings of a monitor whose state, archive and model registry are in `folder`."""
     values = {
         "log": "sqlite:///unused",
         "state": folder / "state",
@@ -142,7 +142,10 @@ def monitor_settings(folder: Path, **changes) -> MonitorSettings:
 
 
 class Bench:
-    """One monitor in a folder with a space in its name; `restart` makes the next one as after a kill."""
+    """One monitor in a folder with a space in its name.
+
+    `restart` creates the next one, as after a kill.
+    """
 
     def __init__(self, folder: Path, **changes) -> None:
         self.folder, self.clock, self.trigger = folder / "a monitor", Clock(START), FakeTrigger()
@@ -168,19 +171,19 @@ class Bench:
         return self.monitor
 
     def turn(self, number: int, seconds: float) -> None:
-        """Turns of the monitor, each followed by so many seconds."""
+        """Run turns of the monitor, each followed by `seconds`."""
         for _ in range(number):
             self.monitor.tick()
             self.clock.advance(seconds)
 
     def tick(self, *records, at: float | None = None) -> None:
-        """Lets the monitor take a turn, once the records are published and it is `at`."""
+        """Run one turn of the monitor after publishing the records and moving the clock to `at`."""
         publish(self.log, *records)
         self.clock.now = self.clock.now if at is None else at
         self.monitor.tick()
 
     def judge(self, name: str, **of_traffic) -> None:
-        """Publishes such `traffic`, and has the monitor judge it."""
+        """Publish such `traffic` and let the monitor decide on it."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()
 
@@ -195,7 +198,7 @@ class Bench:
 
     @property
     def url(self) -> str:
-        """The log's, for who opens an end of its own."""
+        """URL of the log."""
         return f"sqlite:///{self.folder / 'log.db'}?lease_seconds=5".replace(" ", "%20")
 
     @property
@@ -216,7 +219,10 @@ DRIFT |= {"window_rows": 1000, "cooldown_seconds": 1000.0}
 
 
 def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400) -> None:
-    """Publishes 20 requests whose clicks follow (`good`) or ignore (`bad`) the scores, and closes their window."""
+    """Publish 20 requests and let their attribution window end.
+
+    Clicks follow the scores if `auc` is `good`, and ignore them if it is `bad`.
+    """
     scores, time, num_requests = np.linspace(0.0, 1.0, rows), b.clock.now, 20
     is_clicked = np.arange(rows) >= rows // 2 if auc == "good" else np.arange(rows) % 2 == 0
     request_of = np.arange(rows) // 2 % num_requests

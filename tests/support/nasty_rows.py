@@ -1,7 +1,7 @@
-"""Raw rows such as no client should send and some will: for tests of whatever encodes them.
+"""Unusual raw rows for tests of encoders.
 
-And a workflow with every kind of vocabulary: empty, one category, evicted ones, consecutive numbers, spread ones, and
-the ends of what a category may be.
+A workflow has every kind of vocabulary: empty, one category, evicted categories, consecutive
+numbers, spread numbers, and the smallest and largest category.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ STRANGE_DENSE = np.array(
 
 
 def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
-    """See above; the 26 columns take the kinds in turn."""
+    """Return a workflow whose 26 columns take the kinds of vocabularies in turn."""
     random = np.random.default_rng(seed)
     spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
     evicted = spread.copy()
@@ -51,7 +51,10 @@ def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
 
 
 def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=True):
-    """Dense [n, 13] and categorical [n, 26]: known, unseen, strange and missing values, in every column."""
+    """Return dense [n, 13] and categorical [n, 26] rows.
+
+    Every column has known, unseen, unusual and missing values.
+    """
     random = np.random.default_rng(seed)
     dense = np.floor(np.exp(random.uniform(0, np.log(dense_up_to), (num_rows, 13)))).astype(np.float32)
     strange = random.random(dense.shape) < (0.3 if strange_dense else 0)
@@ -60,7 +63,8 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, 26), np.int64)
     for column, vocabulary in enumerate(workflow.vocabularies):
         known = random.choice(np.append(vocabulary, 7), num_rows)
-        # A key of one slot, moved to where another slot's would lie if slots were told apart by adding to it.
+        # A key of one slot plus an offset, which would collide with another slot's key if slots
+        # were encoded by addition.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack([known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)])

@@ -1,7 +1,7 @@
-"""What the networks say by their papers: float64 NumPy, row by row, without the code under test.
+"""Reference networks from their papers: float64 NumPy, row by row, without the code under test.
 
-Each takes the dense parameters by their `state_dict` names, normalised values [D] and vectors [F, E] of one row, and
-gives its logit.
+Each takes the dense parameters by their `state_dict` names, and the normalised values [D] and
+vectors [F, E] of one row. It returns the logit.
 """
 
 import numpy as np
@@ -10,12 +10,12 @@ from evergreen.config.model import NETWORKS, NetworkConfig
 
 
 def shaped(kind: str, settings, **widths) -> NetworkConfig:
-    """The configuration of a network with these settings and widths."""
+    """Return the configuration of a network with these settings and widths."""
     return NETWORKS[kind](**settings, **widths)
 
 
 def logits(config, dense_parameters, dense, embeddings):
-    """Logits [n] of normalised values [n, D] and vectors [n, F, E]."""
+    """Return logits [n] of normalised values [n, D] and vectors [n, F, E]."""
     of_row = {"dcn": _dcn, "deepfm": _deepfm, "dlrm": _dlrm}[config.network]
     p = {name: values.astype(np.float64) for name, values in dense_parameters.items()}
     rows = zip(dense.astype(np.float64), embeddings.astype(np.float64))

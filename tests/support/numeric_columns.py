@@ -1,4 +1,4 @@
-"""Numeric columns of every kind of options, and what each becomes, by its docstring's words in float64."""
+"""Numeric columns with every kind of options, and their reference values in float64."""
 
 import math
 
@@ -21,7 +21,7 @@ STEPS = {name: each.transform for name, each in OPTIONS.items()} | {"usual": ("c
 
 
 def values_of(name, count, *, seed=0):
-    """Float32 values of a column, negative and large ones among them, NaN = missing."""
+    """Return float32 values of a column, including negative, large and missing (NaN) ones."""
     random = np.random.default_rng([seed, len(name)])
     values = {"tiny": random.normal(size=count) * 1e-30, "constant": np.zeros(count)}.get(
         name, random.normal(size=count) * 10.0 ** random.integers(-3, 6, count)
@@ -30,7 +30,7 @@ def values_of(name, count, *, seed=0):
 
 
 def unscaled(name, values):
-    """The values before they are scaled."""
+    """Return the values before scaling."""
     fill = OPTIONS[name].fill if name in OPTIONS else 0.0
     found = [fill if math.isnan(value) else float(value) for value in values]
     for step in STEPS[name]:
@@ -43,7 +43,7 @@ def unscaled(name, values):
 
 
 def scaling_of(name, values):
-    """What a column of these unscaled values is scaled by: subtracted, divided by."""
+    """Return the offset and the divisor by which these unscaled values are scaled."""
     last = STEPS[name][-1] if STEPS[name] else None
     if last == "standardize":
         return values.mean(), values.std(ddof=min(1, len(values) - 1)) or 1.0

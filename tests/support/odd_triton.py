@@ -1,4 +1,4 @@
-"""A real gRPC server that answers Triton's calls with bytes or statuses that a test chooses."""
+"""A real gRPC server that answers Triton's calls with bytes or statuses chosen by a test."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,14 +15,17 @@ DTYPES = {"FP32": "<f4", "INT64": "<i8"}
 
 
 class OddTriton:
-    """Answers as `real` does, but for the methods in `odd`: bytes of the right reply -> bytes, or a gRPC status."""
+    """Answers like `real`, except for the methods in `odd`.
+
+    Each of those changes the bytes of the right reply, or returns a gRPC status.
+    """
 
     def __init__(self, real):
         self.real = real
         self.odd = {}
         self.asked = []
         self.token = None
-        """What `authorization` must be; None = it is not looked at."""
+        """Required value of `authorization`. None skips the check."""
         self.executor = ThreadPoolExecutor(4)
 
     def handlers(self):
@@ -82,7 +85,7 @@ class OddTriton:
 
 @contextmanager
 def odd_triton(real):
-    """Yields the server over `real` (`file_triton.FileTriton`), and its address."""
+    """Yield the server over `real` (`file_triton.FileTriton`), and its address."""
     odd = OddTriton(real)
     server = grpc.server(odd.executor, options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((odd.handlers(),))
@@ -95,7 +98,7 @@ def odd_triton(real):
 
 
 def edited(change):
-    """The right reply to an inference after `change(message)`, as bytes."""
+    """Return a function that applies `change(message)` to the bytes of an inference reply."""
 
     def answer(right):
         reply = service_pb2.ModelInferResponse.FromString(right)

@@ -1,4 +1,4 @@
-"""Where the repository is."""
+"""Path of the repository."""
 
 from pathlib import Path
 

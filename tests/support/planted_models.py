@@ -1,8 +1,9 @@
-"""Rows scored by two models whose AUCs differ by a planted amount, as the oracle of the gate and the canary.
+"""Rows scored by two models with a known AUC difference, as the reference for gate and canary.
 
-The log-odds of a click are normal over rows; a model sees them through normal noise, most of which both models share,
-as two models of one line do. Half of each variance lies between requests. Scores are the best probabilities that such
-a model can give, so worse ones rank worse and are calibrated nevertheless. Population AUCs are integrals, no samples.
+The log-odds of a click are normal over rows. A model sees them through normal noise. Both models
+share most of the noise, like two models of one lineage. Half of each variance is between requests.
+Scores are the best probabilities that such a model can give, so a worse model ranks worse but is
+still calibrated. Population AUCs are computed by integration, not sampled.
 """
 
 from dataclasses import dataclass
@@ -14,19 +15,20 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 SPREAD = 1.3
-"""Standard deviation of the log-odds; with `NOISE`, AUCs of about 0.78."""
+"""Standard deviation of the log-odds. With `NOISE` the AUC is about 0.78."""
 NOISE = 0.5
 """Variance of the champion's noise."""
 OWN_NOISE = 0.03
-"""Part of it that the candidate does not share: by it the AUC difference of two equal models has a standard error of
-0.0017 over 20,000 rows with 3 % of clicks, as consecutive models of the simulated lake had."""
+"""Part of the noise that the candidate does not share. With it the AUC difference of two equal
+models has a standard error of 0.0017 over 20,000 rows with 3 % of clicks, as for consecutive models
+of the simulated lake."""
 
 _PHI = np.vectorize(NormalDist().cdf, otypes=[float])
 
 
 @dataclass(frozen=True)
 class PlantedRows:
-    """Rows in the order of their requests, each [n]."""
+    """Rows in the order of their requests, each field [n]."""
 
     labels: NDArray[np.uint8]
     candidate: NDArray[np.float64]
@@ -35,14 +37,14 @@ class PlantedRows:
 
 
 def draw(random: Generator, *, rows: int, rate: float, rows_per_request: int = 1, noise: float = NOISE) -> PlantedRows:
-    """Rows with the scores of a champion and of a candidate.
+    """Draw rows with the scores of a champion and of a candidate.
 
     Args:
-        random: Where they come from.
-        rows: At least so many; the last request is whole.
+        random: Source of randomness.
+        rows: Minimum number of rows. The last request is complete.
         rate: Share of clicks.
         rows_per_request: Rows that share half of every variance.
-        noise: Variance of the candidate's noise; see `noise_that_loses`, `noise_that_costs`.
+        noise: Variance of the candidate's noise, see `noise_that_loses` and `noise_that_costs`.
     """
     requests, mean = -(-rows // rows_per_request), mean_log_odds(rate)
 
@@ -65,13 +67,15 @@ def draw(random: Generator, *, rows: int, rate: float, rows_per_request: int = 1
 
 
 def expit(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of log-odds."""
+    """Return the probabilities of log-odds."""
     return 1.0 / (1.0 + np.exp(-log_odds))
 
 
 def _probability(mean: float, seen: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
-    """The mean of the probability given what the model sees, by Gauss and Hermite's rule on a grid between which
-    log-odds are interpolated."""
+    """Return the mean probability given what the model sees.
+
+    It uses Gauss-Hermite quadrature on a grid of log-odds with interpolation in between.
+    """
     weight = SPREAD**2 / (SPREAD**2 + noise)
     at, (nodes, weights) = np.linspace(-15.0, 15.0, 601), np.polynomial.hermite_e.hermegauss(15)
     means = expit(mean + weight * at[:, None] + SPREAD * np.sqrt(1 - weight) * nodes) @ (weights / weights.sum())
@@ -79,7 +83,7 @@ def _probability(mean: float, seen: NDArray[np.float64], noise: float) -> NDArra
 
 
 def _grid(rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Deviations of the log-odds on a grid, and their weights among clicks and among other rows."""
+    """Return a grid of log-odds deviations, and their weights among clicks and among other rows."""
     at = np.linspace(-6.0, 6.0, 241)
     weights = np.exp(-(at**2) / 2)
     clicks = expit(mean_log_odds(rate) + SPREAD * at)
@@ -89,7 +93,7 @@ def _grid(rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArra
 
 @lru_cache(maxsize=64)
 def mean_log_odds(rate: float) -> float:
-    """The mean of log-odds by which `rate` of the rows are clicked."""
+    """Return the mean of the log-odds for which `rate` of the rows are clicked."""
     at = np.linspace(-6.0, 6.0, 241)
     weights = np.exp(-(at**2) / 2) / np.exp(-(at**2) / 2).sum()
     low, high = -20.0, 10.0
@@ -101,14 +105,14 @@ def mean_log_odds(rate: float) -> float:
 
 @lru_cache(maxsize=64)
 def population_auc(rate: float, noise: float) -> float:
-    """The AUC of a model with noise of this variance, over rows of different requests."""
+    """Return the AUC of a model with noise of this variance, over rows of different requests."""
     at, clicks, others = _grid(rate)
     return float(clicks @ _PHI((at[:, None] - at[None, :]) / np.sqrt(2 * noise)) @ others)
 
 
 @lru_cache(maxsize=64)
 def noise_that_loses(rate: float, auc_loss: float) -> float:
-    """The variance of noise by which a model's AUC lies `auc_loss` below the champion's."""
+    """Return the noise variance for which a model's AUC is `auc_loss` below the champion's."""
     if auc_loss == 0.0:
         return NOISE
     wanted, low, high = population_auc(rate, NOISE) - auc_loss, OWN_NOISE, 8.0
@@ -119,7 +123,10 @@ def noise_that_loses(rate: float, auc_loss: float) -> float:
 
 
 def population_log_loss(rate: float, noise: float) -> float:
-    """The mean log loss of a model with noise of this variance: the mean entropy of its probabilities."""
+    """Return the mean log loss of a model with noise of this variance.
+
+    It is the mean entropy of its probabilities.
+    """
     at = np.linspace(-6.0, 6.0, 601)
     weights = np.exp(-(at**2) / 2) / np.exp(-(at**2) / 2).sum()
     share = _probability(mean_log_odds(rate), np.sqrt(SPREAD**2 + noise) * at, noise)
@@ -128,7 +135,7 @@ def population_log_loss(rate: float, noise: float) -> float:
 
 @lru_cache(maxsize=64)
 def noise_that_costs(rate: float, part: float) -> float:
-    """The variance of noise by which a model's log loss exceeds the champion's by `part` of it."""
+    """Return the noise variance that raises the champion's log loss by the share `part`."""
     wanted, low, high = (1 + part) * population_log_loss(rate, NOISE), NOISE, 20.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -137,7 +144,9 @@ def noise_that_costs(rate: float, part: float) -> float:
 
 
 def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float64]:
-    """The probabilities with odds multiplied alike, by which the log loss of calibrated ones grows by `part` of it."""
+    """Multiply the odds by one factor that raises the log loss of calibrated rows by the share
+    `part`.
+    """
     entropy = -(probabilities * np.log(probabilities) + (1 - probabilities) * np.log1p(-probabilities)).mean()
     odds, low, high = probabilities / (1 - probabilities), 0.0, 10.0
 
@@ -153,8 +162,11 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
 
 
 def draw_slices(random: Generator, requests: NDArray[np.int64], *, columns: int = 26) -> dict[str, NDArray[np.bool_]]:
-    """The five most frequent values of each column, and the others of each; by name, a quarter to a twentieth of the
-    rows [n]. Every second column is of the request, and none has to do with clicks or scores."""
+    """Draw slices by name: the five most frequent values of each column, and its other values.
+
+    Each slice has a quarter to a twentieth of the rows [n]. Every second column is constant in a
+    request. No column depends on clicks or scores.
+    """
     frequencies = 1 / np.arange(1, 31)
     frequencies /= frequencies.sum()
     found = {"all rows": np.ones(len(requests), dtype=bool)}

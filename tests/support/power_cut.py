@@ -1,8 +1,9 @@
-"""A disk that forgets at a power cut what was not flushed: SIGKILL alone shows no missing fsync.
+"""A disk that loses unflushed data at a power cut. A SIGKILL alone does not reveal a missing fsync.
 
-POSIX promises no more than this: a file's bytes are on disk once the file was flushed, and a new, renamed or removed
-name once its folder was. Of each folder's later changes any first few may have reached the disk. Changes are those by
-`os.mkdir`, `rename`, `replace` and `unlink`; a file counts from when it is renamed into place.
+POSIX only promises this: a file's bytes are durable after a flush of the file, and a new, renamed
+or removed name after a flush of its folder. Any prefix of a folder's later changes may have reached
+the disk. Changes are calls of `os.mkdir`, `rename`, `replace` and `unlink`. A file is tracked once
+it is renamed into place.
 """
 
 import os
@@ -16,12 +17,12 @@ from tests.support.crashes import Killed
 
 
 class Disk:
-    """Watches the changes below `root`, and crashes before the `crash_at`th of them or of the flushes."""
+    """Watches the changes below `root`, and crashes before the `crash_at`th change or flush."""
 
     def __init__(self, root: Path, crash_at: int | None) -> None:
         self.root, self.crash_at, self.seen = root, crash_at, 0
         self._pending: list[tuple[Path, Callable[[], None]]] = []
-        """Folder and undoing of each change that its folder's flush has not followed, in order."""
+        """Folder and undo action of each change since its folder's last flush, in order."""
         self._flushed: set[int] = set()
         self._torn: list[Path] = []
         self._is_dead = False
@@ -33,7 +34,7 @@ class Disk:
     def _watched(self, note, real):
         def call(*args, **more):
             if self._is_dead or self.seen == self.crash_at:
-                self._is_dead = True  # nothing that runs on the way out happens either
+                self._is_dead = True  # cleanup on the way out does not happen either
                 raise Killed
             self.seen += 1
             undo = note(*args)
@@ -74,7 +75,7 @@ class Disk:
             self._flushed.add(status.st_ino)
 
     def cut_power(self, source: random.Random) -> None:
-        """Leaves what a disk may hold then."""
+        """Restore a state that a disk may have after the power cut."""
         for path in self._torn:
             if path.exists():
                 os.truncate(path, source.randrange(path.stat().st_size))

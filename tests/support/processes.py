@@ -1,4 +1,4 @@
-"""A server that is tested from outside: its pages and processes; waiting without a fixed time; threads at once."""
+"""Helpers for servers tested from outside: pages, processes, waits and parallel threads."""
 
 import contextlib
 import glob
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Requests without the proxy that the environment may name."""
+"""Sends requests without the proxy of the environment."""
 
 
 class Answer(NamedTuple):
-    """What a server answers for a page."""
+    """Answer of a server for a page."""
 
     status: int
-    """0 = nobody answered."""
+    """HTTP status, or 0 if nobody answered."""
     text: str
     headers: Mapping[str, str]
 
 
 def ask(url: str, *, timeout: float = 60.0) -> Answer:
-    """The answer of any status."""
+    """Return the answer, whatever its status."""
     try:
         with DIRECT.open(url, timeout=timeout) as answer:
             return Answer(answer.status, answer.read().decode(), answer.headers)
@@ -37,18 +37,21 @@ def ask(url: str, *, timeout: float = 60.0) -> Answer:
 
 
 def running_in_group(group):
-    """Process ids of a server and its stubs; a process that ended and was not asked for is not running."""
+    """Return the process ids of a server and its stubs. Zombies are ignored."""
     return sorted({process for process, state in _threads_of_group(group) if state != "Z"})
 
 
 def freeze_group(group):
-    """Stops a server and its stubs, and returns when no thread of them runs: on a busy machine some 20 ms later."""
+    """Stop a server and its stubs with SIGSTOP, and wait until no thread of them runs.
+
+    On a busy machine that takes about 20 ms.
+    """
     os.killpg(group, signal.SIGSTOP)
     wait_for(lambda: all(state in "TZ" for _, state in _threads_of_group(group)), "the stop of all threads")
 
 
 def _threads_of_group(group):
-    """Process id and state, a letter of /proc, of each thread."""
+    """Yield process id and state (a letter of /proc) of each thread."""
     for stat in glob.glob("/proc/[0-9]*/task/*/stat"):
         with contextlib.suppress(OSError):
             state, _, its_group = Path(stat).read_text().rpartition(")")[2].split()[:3]
@@ -57,7 +60,7 @@ def _threads_of_group(group):
 
 
 def runs(pid):
-    """Whether a process is there, and not only as a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -65,7 +68,7 @@ def runs(pid):
 
 
 def wait_for(condition, what="the condition", *, seconds=120.0):
-    """The first true answer of `condition()`."""
+    """Return the first true answer of `condition()`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
@@ -74,7 +77,7 @@ def wait_for(condition, what="the condition", *, seconds=120.0):
 
 
 def at_once(num, do):
-    """Runs `do(me)` in `num` threads that begin together."""
+    """Run `do(me)` in `num` threads that start together."""
     start = threading.Barrier(num)
     threads = [threading.Thread(target=lambda me=me: (start.wait(120), do(me))) for me in range(num)]
     [thread.start() for thread in threads]

@@ -1,4 +1,4 @@
-"""A real Prometheus on this machine, scraping given servers as a PodMonitor's pods, and what it answers."""
+"""A real local Prometheus that scrapes given servers like the pods of a PodMonitor."""
 
 import json
 import shutil
@@ -17,10 +17,10 @@ from tests.support.processes import wait_for
 
 
 class Prometheus:
-    """Between `with` and its end. `pods`: the metrics URL of each pod, by its name.
+    """A Prometheus that runs within a `with` block. `pods` maps each pod's name to its metrics URL.
 
-    The target's labels are those that the Prometheus Operator gives a PodMonitor's target; `interval` is as short as
-    the tests need. `flags` are further ones of the server.
+    Targets have the labels that the Prometheus Operator gives a PodMonitor's target. `interval` is
+    as short as the tests need. `flags` are further flags of the server.
     """
 
     def __init__(self, folder, pods, *, interval="1s", namespace="evergreen", flags=()):
@@ -83,12 +83,12 @@ class Prometheus:
             return False
 
     def ask(self, query, **at):
-        """The samples now or at `time`: value by the label `pod`; "" for a sample without one."""
+        """Return the samples now or at `time` by the label `pod`, or by "" without that label."""
         found = self._get("query", query=query, **at)["result"]
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
 
     def series(self, selector):
-        """Labels of the series that match, as prometheus-adapter finds out what there is."""
+        """Return the labels of the matching series, as prometheus-adapter discovers them."""
         return self._get("series", **{"match[]": selector})
 
     def _get(self, path, **parameters):

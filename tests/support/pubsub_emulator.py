@@ -1,4 +1,4 @@
-"""Google's Pub/Sub emulator as a process of the tests: started once on a free port, always ended."""
+"""Google's Pub/Sub emulator as a child process, started once on a free port and always stopped."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ _START_SECONDS = 60.0
 
 
 class Emulator:
-    """One emulator; `start` after `stop` gives one on the same port that knows nothing of the first."""
+    """One emulator. `start` after `stop` starts an empty one on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._script = folder, find_emulator()
@@ -34,7 +34,7 @@ class Emulator:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "JAVA_OPTS": "-Xmx512m -XX:TieredStopAtLevel=1"},
-                start_new_session=True,  # the script may leave Java as its child: both are one group
+                start_new_session=True,  # the script may leave Java as its child, so both are in one group
             )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
@@ -45,7 +45,7 @@ class Emulator:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Ends the script and its Java, as a power cut would."""
+        """Kill the script and its Java, as a power cut would."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -53,7 +53,7 @@ class Emulator:
             process.wait(120)
 
     def freeze(self) -> None:
-        """It answers nobody until `thaw`; its connections stay."""
+        """Stop answering until `thaw`. Connections stay open."""
         freeze_group(self._process.pid)
 
     def thaw(self) -> None:

@@ -1,4 +1,4 @@
-"""Helpers of tests that ask real servers: a connection with one method changed, traffic in the background."""
+"""Helpers for tests of real servers: a connection with one changed method, background traffic."""
 
 import asyncio
 import os
@@ -20,10 +20,10 @@ def live_version(client, rows, model=MODEL_NAME):
 
 
 def kill_stubs(server):
-    """Kills a server's stubs; it does not ask how one ended, so that each stays, as a zombie."""
+    """Kill a server's stubs and leave them as zombies."""
     stubs = set()
     for children in Path(f"/proc/{server.pid}/task").glob("*/children"):
-        # A thread of the server, or a stub, may end while it is asked for.
+        # A thread of the server, or a stub, may end during the query.
         with suppress(OSError):
             stubs |= {int(child) for child in children.read_text().split()}
     killed = {stub for stub in stubs if runs(stub)}
@@ -33,11 +33,11 @@ def kill_stubs(server):
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
-"""A line of the served program that begins what it does for each batch."""
+"""Line of the served program that starts the work on each batch."""
 
 
 def change_code(triton, version, old, new):
-    """Plants another behaviour in a released version, and makes the server read it."""
+    """Change the code of a released version, and let the server load it."""
     code = triton.repository / MODEL_NAME / str(version) / "model.py"
     assert old in code.read_text()
     code.write_text(code.read_text().replace(old, new))
@@ -49,12 +49,12 @@ def change_code(triton, version, old, new):
 
 
 def Altered(url, **methods):  # noqa: N802
-    """A real connection of which the test changes some methods."""
+    """Return a real connection with some methods replaced by the test."""
     return AlteredDouble(Triton(url), **methods)
 
 
 class Traffic:
-    """What the clients of `under_load` saw: per client the versions in order, and every failure."""
+    """Answers to the clients of `under_load`: versions in order per client, and every failure."""
 
     def __init__(self, num_clients):
         self.answers = [[] for _ in range(num_clients)]
@@ -63,9 +63,10 @@ class Traffic:
 
 @contextmanager
 def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
-    """Clients ask every few milliseconds, one per url, as long as the body works.
+    """Send requests every few milliseconds, one client per url, while the body runs.
 
-    With `until`, each goes on afterwards until it has `enough` answers from that version and the last is one of them.
+    With `until`, each client continues until it has `enough` answers from that version, including
+    the last one.
     """
     traffic, stop, done = Traffic(len(urls)), threading.Event(), threading.Event()
 
@@ -99,7 +100,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
 
 class BackgroundTraffic:
-    """Asks from a thread of its own, by the subclass's coroutine `_ask`, until `_stop` is set at the block's end."""
+    """Sends requests from its own thread by the subclass's coroutine `_ask`, until the block ends."""
 
     def __init__(self):
         self._stop = threading.Event()
@@ -116,7 +117,10 @@ class BackgroundTraffic:
 
 
 class RetryingTraffic(BackgroundTraffic):
-    """A client that scores the same rows every few milliseconds, retries, and keeps answers and failures."""
+    """A client that scores the same rows every few milliseconds and retries.
+
+    It records answers and failures.
+    """
 
     def __init__(self, url, rows, *, attempts=10):
         super().__init__()
@@ -133,6 +137,6 @@ class RetryingTraffic(BackgroundTraffic):
                 await asyncio.sleep(0.005)
 
     def more(self, count=5):
-        """Returns after `count` more answers."""
+        """Wait for `count` more answers."""
         wanted = len(self.answers) + count
         wait_for(lambda: len(self.answers) >= wanted)

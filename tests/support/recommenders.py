@@ -1,4 +1,4 @@
-"""Criteo's recommender with other settings, accepted into a store or written as a run's parameter."""
+"""Criteo's recommender with other settings, in a registry or as a run's parameter."""
 
 import json
 import shlex
@@ -12,20 +12,20 @@ from evergreen.registry.recommenders import accept, read_accepted
 
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
-    """Criteo's with these settings by section."""
+    """Return Criteo's recommender with these settings by section."""
     return CRITEO_RECOMMENDER.with_settings(
         {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
     )
 
 
 def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> None:
-    """Makes it the newest of the store, where it is not."""
+    """Make it the newest recommender of the registry, unless it is already."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(store, recommender, who="a test", why="a test", now=datetime(2026, 1, 1, tzinfo=timezone.utc))
 
 
 def settings_text(changes: dict[str, Any]) -> str:
-    """The settings by path as the parameter `settings` takes them; a text is written as it is."""
+    """Format settings by path for the parameter `settings`. Strings are written as they are."""
     words = (f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items())
     return shlex.join(words)

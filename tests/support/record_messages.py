@@ -1,4 +1,7 @@
-"""Messages of records with Criteo's columns, and what Protobuf itself makes of a published schema."""
+"""Messages of records with Criteo's columns.
+
+Classes are also generated from a published schema by Protobuf itself.
+"""
 
 import re
 
@@ -12,7 +15,7 @@ encode, decode = FORM.encode, FORM.decode
 
 
 def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
-    """Whether each field of each message is repeated, its type, name and number."""
+    """Return the fields of each message: whether repeated, type, name and number."""
     messages: dict[str, list[tuple[bool, str, str, int]]] = {"LogRecord": []}
     inner = None
     for line in proto.splitlines()[3:]:
@@ -28,7 +31,7 @@ def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
 
 
 def reader_of(proto: str):
-    """The class that another reader of the log makes of the schema."""
+    """Return the class that another reader of the log generates from the schema."""
     file = descriptor_pb2.FileDescriptorProto(name="other.proto", syntax="proto3")
     messages = fields_of(proto)
     for message, fields in messages.items():

@@ -1,8 +1,9 @@
-"""What four real Tritons counted in 150 s (`queue_series.json`), as series, and the truth by arithmetic on it.
+"""Counters of four real Tritons over 150 s (`queue_series.json`), and the expected values.
 
-Each stands for a pod and was read every 5 s, as Prometheus would: `busy` (one model under load, one that wakes half-way
-with few slow requests, one idle), `restarted` (killed half-way, while its traffic paused: its counters begin again),
-`quiet` (three requests, once), `stuck` (its requests do not end). `answered` counts the answers that the clients got.
+Each stands for a pod and was read every 5 s, as by Prometheus. `busy` has one model under load, one
+with few slow requests from the middle on, and one idle. `restarted` was killed in the middle while
+its traffic paused, so its counters start again. `quiet` got three requests, once. `stuck` never
+completes its requests. `answered` counts the answers that the clients received.
 """
 
 import json
@@ -18,7 +19,7 @@ PODS = tuple(RECORD["readings"])
 
 
 def recorded_series(pods=PODS) -> dict[str, str]:
-    """Every series of these pods with the labels a PodMonitor gives, in promtool's notation."""
+    """Return every series of these pods in promtool's notation, with the labels of a PodMonitor."""
     found = {}
     for pod in pods:
         readings = RECORD["readings"][pod]
@@ -30,7 +31,10 @@ def recorded_series(pods=PODS) -> dict[str, str]:
 
 
 def counted(pod: str, metric: str, start: int, end: int) -> int:
-    """What all models of a pod counted between two moments (seconds); a counter that fell began again at zero."""
+    """Return the increase of a counter over all models of a pod between two times in seconds.
+
+    A counter that fell has restarted at zero.
+    """
     readings = RECORD["readings"][pod][start // INTERVAL : end // INTERVAL + 1]
     total = 0
     for before, after in zip(readings, readings[1:]):
@@ -40,6 +44,6 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
 
 
 def truth(end: int, pods=PODS, *, window: int = 60) -> float:
-    """Queue microseconds per request of these pods together, in the window that ends at `end`."""
+    """Return these pods' queue microseconds per request in the window that ends at `end`."""
     sums = {metric: sum(counted(pod, metric, end - window, end) for pod in pods) for metric in (QUEUE, SUCCESS)}
     return sums[QUEUE] / sums[SUCCESS]

@@ -1,9 +1,9 @@
-"""Traffic under continuous retraining, as the oracle of the judge: what does it decide over hours of releases?
+"""Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
-A model version is released every so many seconds. It has learned the rows whose labels were final then, but for the
-newest tenth, on which the gate measured it. A version that has learned rows from after the change of the world predicts
-as well as before it; one that has not has the lower AUC on the rows after it. Scores are binormal, as in
-`tests.support.click_streams`; each request has one row.
+A model version is released every few seconds. It has learned the rows whose labels were final at
+that time, except the newest tenth, on which the gate measured it. After a drift, a version that has
+learned rows from after it predicts as well as before. A version that has not has the lower AUC on
+later rows. Scores are binormal, as in `tests.support.click_streams`. Each request has one row.
 """
 
 from collections import deque
@@ -19,80 +19,85 @@ from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.monitor import JudgeSettings, PolicySettings
 from evergreen.config.release import BakingSettings
 from evergreen.contracts.records import NO_POSITION
-from monitoring.policies.judging import Judge, serving_ahead
+from monitoring.policies.evaluation import Evaluator, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import Baseline, DecisionPoint
 from monitoring.rows import MaturedRequests
 
 START = 1_767_225_600.0
-"""Where the streams begin, a multiple of every `decide_seconds` here."""
+"""Start of the streams, a multiple of every `decide_seconds` used here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Releases:
-    """A recommender that is retrained and released all the time; times in seconds from the stream's start."""
+    """A recommender that is retrained and released continuously.
+
+    Times are seconds from the stream's start.
+    """
 
     every: float
     """Seconds between two releases."""
     seconds: float
     """Length of the stream."""
     window: float = 1800.0
-    """The attribution window."""
+    """Attribution window in seconds."""
     decide: float = 60.0
     rows_per_second: float = 20.0
     click_rate: float = 0.25
     auc: float = 0.79
     fallen_auc: float = 0.62
     changed_at: float | None = None
-    """When the world changes; None = never."""
+    """Time of the drift. None means no drift."""
     changed_again_at: float | None = None
-    """When it changes once more."""
+    """Time of the second drift."""
     learns: bool = True
-    """Whether a version that has learned rows from after the change predicts as well as before it."""
+    """Whether a version that has learned rows from after the drift predicts as well as before
+    it."""
     learned_after: float = 300.0
-    """Seconds of rows from after a change that a version must have learned to know it."""
+    """Seconds of rows from after a drift that a version must have learned to predict well again."""
     gate_half_width: float = 0.0
-    """Of the gate's interval; 0 = the gate measures the AUC exactly, which uses the bound up."""
+    """Half width of the gate's interval. 0 means that the gate measures the AUC exactly, which uses
+    up the bound."""
     holdout_share: float = 0.1
-    """Newest share of a round's rows, one release interval of them, that judges its model."""
+    """Newest share of a run's rows (one release interval) on which its model is evaluated."""
 
     def version_at(self, time: float) -> int:
-        """The version that serves, from 1."""
+        """Return the serving version, from 1."""
         return int(time // self.every) + 1
 
     def learned_until(self, version: int) -> float:
-        """Time of the newest row that the version has learned."""
+        """Return the time of the newest row that the version has learned."""
         return (version - 1 - self.holdout_share) * self.every - self.window
 
     def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
-        """Whether the version has learned enough rows from after a change."""
+        """Return whether the version has learned enough rows from after a drift."""
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False
-        return self.learned_until(version) >= changed_at + self.learned_after
+        return self.trained_until(version) >= changed_at + self.learned_after
 
     def auc_of(self, version: int, time: float) -> float:
-        """The AUC of the version on rows of this time."""
+        """Return the AUC of the version on rows of this time."""
         changes = [each for each in (self.changed_at, self.changed_again_at) if each is not None and time >= each]
         is_known = not changes or (self.learns and self.knows_the_change(version, changes[-1]))
         return self.auc if is_known else self.fallen_auc
 
     def baseline(self, version: int) -> Baseline:
-        """What the gate measured: the version's mean AUC over the rows held out for it."""
+        """Return the gate's measurement: the version's mean AUC over its holdout rows."""
         end = (version - 1) * self.every - self.window
-        times = np.linspace(self.learned_until(version), end, 101)[1:]
+        times = np.linspace(self.trained_until(version), end, 101)[1:]
         auc = float(np.mean([self.auc_of(version, time) for time in times]))
         return Baseline(
             auc=auc,
             low=auc - self.gate_half_width,
             high=auc + self.gate_half_width,
             previous_version=version - 1 or None,
-            learned_until=START + self.learned_until(version),
+            trained_until=START + self.trained_until(version),
         )
 
 
 def rows_between(random: Generator, releases: Releases, begin: float, end: float) -> MaturedRequests:
-    """The requests of [begin, end), evenly spaced."""
+    """Return the requests of [begin, end), evenly spaced."""
     num = round((end - begin) * releases.rows_per_second)
     offsets = begin + (np.arange(num) + 0.5) / releases.rows_per_second
     versions = np.array([releases.version_at(each) for each in offsets.tolist()], np.int32)
@@ -100,7 +105,7 @@ def rows_between(random: Generator, releases: Releases, begin: float, end: float
     pairs = {
         pair: _shift(releases.auc_of(*pair)) for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
     }
-    # Within a decision span neither the version nor the world changes more than once, and only at its ends.
+    # Version and drift change at most once in a decision span, and only at its ends.
     assert len(set(pairs.values())) == 1, "releases and the change must lie at decision points"
     scores = random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
     return requests_of(START + offsets, versions, labels, scores)
@@ -109,7 +114,7 @@ def rows_between(random: Generator, releases: Releases, begin: float, end: float
 def requests_of(
     times: NDArray[np.float64], versions: NDArray[np.int32], labels: NDArray[np.uint8], scores: NDArray[np.float32]
 ) -> MaturedRequests:
-    """Requests of one row each; arrays [m]."""
+    """Return requests of one row each, from arrays [m]."""
     num = len(times)
     return MaturedRequests(
         ids=np.array([f"{version}-{time:.6f}" for version, time in zip(versions.tolist(), times.tolist())], object),
@@ -117,7 +122,7 @@ def requests_of(
         versions=versions,
         sizes=np.ones(num, np.int64),
         numbers=np.arange(num),
-        # Probabilities of the same order: only the order counts.
+        # These are probabilities in the same order, because only the order counts.
         scores=(1.0 / (1.0 + np.exp(-scores))).astype(np.float32),
         positions=np.full(num, NO_POSITION, np.int32),
         labels=labels,
@@ -134,17 +139,17 @@ def decisions(
     baking: BakingSettings | None = None,
     window_rows: int = 400,
 ) -> Iterator[DecisionPoint]:
-    """What the shipped judge decides over the stream, fed as the monitor feeds it."""
+    """Yield the shipped monitor's decisions over the stream."""
     settings = JudgeSettings(
         window_rows=window_rows, attribution_window_seconds=releases.window, decide_seconds=releases.decide
     )
-    judge = Judge(settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline)
+    judge = Evaluator(settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline)
     open_rows: deque[tuple[float, MaturedRequests]] = deque()
     ahead = serving_ahead(settings)
     for step in range(int(releases.seconds / releases.decide)):
         begin, end = step * releases.decide, (step + 1) * releases.decide
         made = rows_between(random, releases, begin, end)
-        judge.note_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
+        judge.record_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
         open_rows.append((end, made))
         point = end - ahead
         while open_rows and open_rows[0][0] <= point:
@@ -157,5 +162,5 @@ def _shift(auc: float) -> float:
 
 
 def without_change(releases: Releases) -> Releases:
-    """The same releases in a world that stays as it is."""
+    """Return the same releases without drift."""
     return replace(releases, changed_at=None)

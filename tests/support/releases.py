@@ -1,4 +1,4 @@
-"""A release's verdict and manifest in a model store, as gate and deployment leave them, and its line in the journal."""
+"""A release's verdict, manifest and journal line in a model registry."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from evergreen.registry.promotion_journal import RELEASE, Promotion, append_prom
 
 
 def keep_model(store, model_id, **changes) -> Model:
-    """Writes the manifest of a stored model, whose files are none of its business."""
+    """Write the manifest of a stored model, without its files."""
     folder = model_folder(store, model_id)
     values = {
         "model_id": model_id, "uri": folder.as_uri(), "backend": "pytorch", "config": {}, "slot_sizes": [4] * 26,
@@ -24,7 +24,7 @@ def keep_model(store, model_id, **changes) -> Model:
 
 
 def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: Any) -> Verdict:
-    """The gate's word for a candidate whose held-out scores lie in the file `scores`."""
+    """Return the gate's verdict on a candidate whose holdout scores are in the file `scores`."""
     fields: dict[str, Any] = {
         "candidate_model_id": model_id, "champion_model_id": None, "decision": "pass", "accepted": True,
         "reason": "auc is high enough", "num_rows": num_rows, "num_clicks": 1, "candidate": ModelQuality(),
@@ -34,7 +34,7 @@ def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: An
 
 
 def release(store: Path, version: int, model_id: str = "m1", **changes: Any) -> Release:
-    """Writes the manifest of a version; it is not live by that."""
+    """Write the manifest of a version without making it live."""
     fields: dict[str, Any] = {
         "model_name": "click_model",
         "version": version,
@@ -57,7 +57,7 @@ def release(store: Path, version: int, model_id: str = "m1", **changes: Any) -> 
 
 
 def make_live(store: Path, made: Release) -> None:
-    """Writes the journal's line that makes the release the champion."""
+    """Write the journal's line that makes the release the champion."""
     append_promotion(
         store,
         Promotion(

@@ -1,4 +1,4 @@
-"""The manifests as a cluster gets them, by `kubectl kustomize`, and how to find one's way in them."""
+"""The manifests as a cluster receives them, from `kubectl kustomize`, and helpers to search them."""
 
 import os
 import re
@@ -19,7 +19,8 @@ K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
 _DASK = "cpu+dask-extraction+dask-preprocessing"
 VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender", "cpu+archivers", _DASK, "kind")
-"""What the manifests' tests judge: overlays, overlays with components that a user may switch on, and `make kind`'s."""
+"""Variants that the manifests' tests check: overlays, overlays with optional components, and that
+of `make kind`."""
 RENDERED = REPOSITORY / "build" / "manifests"
 
 Manifest = dict[str, Any]
@@ -27,7 +28,7 @@ Manifest = dict[str, Any]
 
 
 def render(folder: Path) -> str:
-    """What `kubectl apply -k` would send, as YAML; the test is skipped where there is no kubectl."""
+    """Return what `kubectl apply -k` would send, as YAML. The test is skipped without kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
@@ -36,9 +37,10 @@ def render(folder: Path) -> str:
 
 
 def render_variant(variant: str, scratch: Path) -> str:
-    """Renders `<overlay>` or `<overlay>+<component>...`, the latter by a kustomization written into `scratch`.
+    """Render `<overlay>` or `<overlay>+<component>...`.
 
-    In the place of an overlay, `base` is what all of them have, and `kind` what `make kind` applies.
+    The latter uses a kustomization written into `scratch`. Two names may replace the overlay.
+    `base` is common to all overlays, and `kind` is what `make kind` applies.
     """
     overlay, *components = variant.split("+")
     source = K8S / overlay if overlay in ("base", "kind") else K8S / "overlays" / overlay
@@ -55,7 +57,7 @@ def render_variant(variant: str, scratch: Path) -> str:
 
 
 def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Manifest]:
-    """The overlay's objects after a user edited its `cluster.env`, in the new folder `copy`."""
+    """Return the overlay's objects after an edit of its `cluster.env`, in the new folder `copy`."""
     shutil.copytree(K8S, copy)
     path = copy / "overlays" / overlay / "cluster.env"
     path.write_text("".join(f"{k}={v}\n" for k, v in {**read_values(path), **values}.items()))
@@ -63,20 +65,23 @@ def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Mani
 
 
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """The one object of that kind and name, be it with the hash of its contents that kustomize puts behind a name."""
+    """Return the one object of that kind and name.
+
+    Its name may end with kustomize's content hash.
+    """
     hashed = re.compile(rf"{re.escape(name)}(-[2456789bcdfghkmt]{{10}})?")
     (found,) = [m for m in manifests if m["kind"] == kind and hashed.fullmatch(m["metadata"]["name"])]
     return found
 
 
 def title(manifest: Manifest) -> str:
-    """How a failed test names the object."""
+    """Return the name of the object for a failed test."""
     metadata = manifest["metadata"]
     return f"{manifest['kind']} {metadata.get('namespace', '-')}/{metadata['name']}"
 
 
 def pod_template(manifest: Manifest) -> Manifest | None:
-    """Metadata and spec of the pods that a workload makes; None if it makes none."""
+    """Return metadata and spec of a workload's pods, or None if it creates none."""
     kind, spec = manifest["kind"], manifest.get("spec", {})
     if kind == "CronJob":
         template: Manifest = spec["jobTemplate"]["spec"]["template"]
@@ -85,25 +90,25 @@ def pod_template(manifest: Manifest) -> Manifest | None:
 
 
 def pod_spec(manifest: Manifest) -> Manifest | None:
-    """Spec of the pods that a workload makes; None if it makes none."""
+    """Return the spec of a workload's pods, or None if it creates none."""
     template = pod_template(manifest)
     return template and template["spec"]
 
 
 def workloads(manifests: list[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
-    """Each workload with its pods' spec."""
+    """Yield each workload with its pods' spec."""
     for manifest in manifests:
         if (spec := pod_spec(manifest)) is not None:
             yield manifest, spec
 
 
 def containers(spec: Manifest) -> list[Manifest]:
-    """All containers of a pod, those that only initialise included."""
+    """Return all containers of a pod, including init containers."""
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:
-    """Whether a LabelSelector selects an object with these labels; an empty one selects all.
+    """Return whether a LabelSelector selects an object with these labels. An empty one selects all.
 
     Raises:
         ValueError: the selector has an operator that Kubernetes does not know.

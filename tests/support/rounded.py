@@ -1,10 +1,10 @@
-"""Tables as they are served, by the definition: in float64, one number after another."""
+"""Reference rounding of served tables: in float64, one number after another."""
 
 import numpy as np
 
 
 def rounded(table, numbers):
-    """The float32 vectors [rows, width] that a server looks up."""
+    """Return the float32 vectors [rows, width] that a server looks up."""
     if numbers == "float32":
         return table
     if numbers == "float16":

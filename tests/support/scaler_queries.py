@@ -1,4 +1,4 @@
-"""The queries that the shipped manifests send to Prometheus, as the autoscalers send them."""
+"""The queries that the shipped manifests send to Prometheus."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,10 @@ KEDA, ADAPTER = K8S / "components" / "keda", K8S / "components" / "prometheus-ad
 
 
 def read_queries(folder: Path) -> dict[str, str]:
-    """PromQL by the name of its metric, of KEDA's triggers or of prometheus-adapter's rules for external metrics.
+    """Map each metric's name to its PromQL, of KEDA's triggers or prometheus-adapter's rules.
 
-    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`); the shipped ones have no field.
+    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`). The shipped ones have
+    no field.
     """
     if folder == ADAPTER:
         queries = {metric_name(rule): str(rule["metricsQuery"]) for rule in adapter_rules()}
@@ -28,17 +29,17 @@ def read_queries(folder: Path) -> dict[str, str]:
 
 
 def adapter_rules() -> list[dict]:
-    """The rules in the values of prometheus-adapter's chart."""
+    """Return the rules in the values of prometheus-adapter's chart."""
     return yaml.safe_load((ADAPTER / "values.yaml").read_text())["rules"]["external"]
 
 
 def of_pods(query: str, *pods: str) -> str:
-    """The query asked about these pods alone."""
+    """Restrict the query to these pods."""
     return query.replace('pod=~"triton-.+"', f'pod=~"{"|".join(pods)}"')
 
 
 def metric_name(rule: dict) -> str:
-    """The name under which an adapter's rule publishes; Go's `$0`, `$1` in it are not used here."""
+    """Return the name that an adapter's rule publishes. Go's `$0` and `$1` do not occur in it."""
     series = str(rule["seriesQuery"]).partition("{")[0]
     assert re.search(rule["name"]["matches"], series), f"{series} is not what the rule is about: it publishes nothing"
     return rule["name"]["as"]

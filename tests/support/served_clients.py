@@ -1,4 +1,4 @@
-"""Fixtures of the client: a server's double, rows, and a log's content."""
+"""Fixtures for the tests of the client: a server double, rows, and a log's content."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ def server():
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory):
-    """A model store into which the recommender of the simulated world was accepted."""
+    """A model registry with the recommender of the simulator."""
     store = tmp_path_factory.mktemp("store")
     accept_into(store)
     return store
@@ -39,7 +39,7 @@ def objects(tmp_path):
 
 @pytest.fixture
 def publish(objects):
-    """Writes a traffic plan, or what is none, into the repository."""
+    """Writes a traffic plan, valid or not, into the repository."""
 
     def write(plan):
         objects.write(TRAFFIC_FILE, plan.dumps() if isinstance(plan, TrafficPlan) else plan)
@@ -56,13 +56,13 @@ def served(server):
 
 @pytest.fixture
 def score_rows():
-    """The function by which the server scores; its canary gives 1 less this."""
+    """The scoring function of the server. The canary's scores are 1 minus these."""
     return known_scores
 
 
 @pytest.fixture
 def make_rows():
-    """Makes dense [n, 13] and categorical [n, 26] with missing values; seeded."""
+    """Makes seeded rows: dense [n, 13] and categorical [n, 26] with missing values."""
 
     def make(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ def make_rows():
 
 @pytest.fixture
 def read_log():
-    """All records in an SQLite log, in the order of publication."""
+    """Reads all records of an SQLite log in the order of publication."""
     from evergreen.events.sqlite import SqliteLog
 
     def read(path: Path, features: Features = CRITEO):
@@ -92,7 +92,7 @@ def read_log():
 
 @pytest.fixture
 def sleeps():
-    """An injected sleep that returns at once and remembers; `sleeps.asked` is the list."""
+    """An injected sleep that returns at once and records its arguments in `sleeps.asked`."""
 
     class Sleeps:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Real and file-backed servers over a small model store, for the tests of deployment."""
+"""Real and file-backed servers with a small model registry, for the tests of deployment."""
 
 import dataclasses
 import shutil
@@ -38,7 +38,7 @@ def with_scores():
 
 @pytest.fixture
 def exported(tmp_path):
-    """Exports a stored model; the graph's file."""
+    """Exports a stored model and returns the graph's file."""
 
     def make(model, name="graph"):
         export(model, tmp_path / name)
@@ -49,9 +49,9 @@ def exported(tmp_path):
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory):
-    """A real tritonserver over one repository, for all tests that start from nothing being served."""
+    """A real tritonserver with one repository, shared by all tests that start with nothing served."""
     root = tmp_path_factory.mktemp("triton with space")
-    # After a stub was killed, this Triton uses up whatever time it is given to stop.
+    # After a stub was killed, this Triton always takes the full time that it is given to stop.
     settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}
@@ -61,7 +61,7 @@ def triton(tmp_path_factory):
 
 @pytest.fixture
 def client(triton):
-    """A connection to `triton`; afterwards nothing is served and the repository is empty."""
+    """A connection to `triton`. Afterwards nothing is served and the repository is empty."""
     client = Triton(triton.grpc_url)
     yield client
     client.unload(MODEL_NAME)
@@ -72,12 +72,12 @@ def client(triton):
 
 @pytest.fixture
 def settings(triton, client, tmp_path):
-    """A release to `triton` from a store of this test."""
+    """Settings of a release to `triton` from a registry of this test."""
     return ReleaseSettings(
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # One starts in half the time of two, and these tests ask for nothing at once.
+        # One server starts in half the time of two, and these tests send no parallel requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",
         who="run-7",
@@ -86,7 +86,7 @@ def settings(triton, client, tmp_path):
 
 @pytest.fixture
 def unserved(tmp_path):
-    """A release that no server is told of."""
+    """Settings of a release without servers."""
     return ReleaseSettings(store=tmp_path / "a store", repository=(tmp_path / "repository").as_uri())
 
 
@@ -98,7 +98,7 @@ def repository(settings):
 
 @pytest.fixture
 def deploy(settings, make_candidate):
-    """Releases the model of `seed`; keyword arguments change the settings."""
+    """Releases the model of `seed`. Keyword arguments change the settings."""
     return lambda seed, **changes: release(
         *make_candidate(settings.store, seed), settings=dataclasses.replace(settings, **changes)
     )
@@ -112,7 +112,7 @@ def world(tmp_path, make_candidate):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_objects(request, tmp_path):
-    """Opens a model repository's storage; every call is one more handle on the same root."""
+    """Opens a model repository's storage. Every call returns another handle on the same root."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "model repository")
     return request.getfixturevalue("open_bucket")
@@ -120,19 +120,22 @@ def open_objects(request, tmp_path):
 
 @pytest.fixture
 def open_bucket(cloud_storage):
-    """Opens a bucket's storage for a model repository, with little patience."""
+    """Opens a bucket as a model repository's storage, with short timeouts."""
     return lambda: BucketObjects("gs://models/triton", retry_seconds=20.0, first_delay_seconds=0.001)
 
 
 @pytest.fixture
 def make_version(tmp_path):
-    """A folder with a graph and golden rows that differ by number; the graph's bytes need no meaning."""
+    """Creates a folder with a graph and golden rows that differ by number.
+
+    The graph's bytes are meaningless.
+    """
     return lambda number, **more: small_version(tmp_path, number, **more)
 
 
 @pytest.fixture
 def put_live(make_version):
-    """Stages and publishes a small version, and names it with those in `beside`: a release without servers."""
+    """Stages, publishes and configures a small version without servers. Those in `beside` stay."""
 
     def do(repository, number, *, beside=(), options=OPTIONS):
         repository.stage(number, make_version(number), options)

@@ -1,4 +1,4 @@
-"""What Criteo's recommender is called in Triton, for tests that serve it."""
+"""Criteo's names in Triton, for tests that serve this recommender."""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import ServedNames

@@ -1,4 +1,4 @@
-"""Tritons for tests that kill canaries at every step: they count requests as Triton does, and tests alter them."""
+"""Triton doubles for tests that kill canaries at every step. They count requests as Triton does."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from tests.support.file_triton import FileTriton
 
 
 class ServerDouble(FileTriton):
-    """A server over the repository folder that tells of its requests."""
+    """A server over the repository folder that counts its requests."""
 
     def __init__(self, url, *, repository, state):
         super().__init__(url, repository=repository, state=state)
@@ -23,12 +23,12 @@ class ServerDouble(FileTriton):
             self.counted[counter][name, version] += number
 
     def start(self):
-        """As a pod that starts, whose counters are at zero."""
+        """Start like a pod, with counters at zero."""
         self.counted = {name: Counter() for name in COUNTERS}
         return super().start()
 
     def metrics(self):
-        """Triton's Prometheus text."""
+        """Return Triton's Prometheus text."""
         lines = ["# HELP nv_inference_request_success Number of successful inference requests"]
         for counter, name in COUNTERS.items():
             for (model, version), value in self.counted[counter].items():
@@ -38,7 +38,10 @@ class ServerDouble(FileTriton):
 
 
 class AlteredDouble:
-    """A server of which the test changes some methods; each gets the server itself first."""
+    """A server with some methods replaced by the test.
+
+    Each replacement gets the server as its first argument.
+    """
 
     def __init__(self, real, **methods):
         self._real = real

@@ -1,4 +1,4 @@
-"""Matured rows that both arms of a canary scored, as the monitor archives them."""
+"""Matured rows scored by both arms of a canary, as the monitor archives them."""
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ TYPES = {
 
 
 def write_shadow_rows(path, **columns):
-    """Writes the columns (one value = of all rows) as a Parquet file, whole when it has its name."""
+    """Write the columns as a Parquet file, atomically. A scalar fills a whole column."""
     num_rows = len(columns["request_id"])
     arrays = {}
     for name, values in columns.items():

@@ -1,4 +1,4 @@
-"""A real Triton whose models take a known time and compute nothing, and a client that counts its answers."""
+"""A real Triton whose models only sleep for a known time, and a client that counts its answers."""
 
 import threading
 from collections.abc import Iterator
@@ -15,11 +15,14 @@ from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000
-"""Microseconds that a request may wait: here the queue refuses nobody."""
+"""Maximum queue time in microseconds. It is so long that no request is refused."""
 
 
 class Client:
-    """Sends the same row to one server; counts what was answered. No deadline: a cancelled call can kill Triton."""
+    """Sends the same row to one server and counts the answers.
+
+    It sets no deadline, because a cancelled call can kill Triton.
+    """
 
     def __init__(self, url: str) -> None:
         self.grpc = grpc_client.InferenceServerClient(url)
@@ -34,13 +37,16 @@ class Client:
         self._lock = threading.Lock()
 
     def ask(self, model: str = MODEL_NAME) -> None:
-        """One request, answered."""
+        """Send one request and wait for its answer."""
         self.grpc.infer(model, self._inputs)
         with self._lock:
             self.answered += 1
 
     def ask_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
-        """That many requests side by side, under way; a server that ends answers none of them."""
+        """Send `count` requests in parallel and return their threads.
+
+        A server that ends answers none of them.
+        """
 
         def ask() -> None:
             with suppress(Exception):
@@ -54,7 +60,7 @@ class Client:
 
 @contextmanager
 def sleeping_triton(folder: Path, models: dict[str, float]) -> Iterator[tuple[TritonServer, Client]]:
-    """A server of sleeping models, seconds by name, and a client of it."""
+    """Start a server of sleeping models (seconds by name), and a client of it."""
     options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
     for name, seconds in models.items():
         write_model(folder / "repository", name, f"time.sleep({seconds} * len(requests))", options=options)

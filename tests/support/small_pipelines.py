@@ -1,4 +1,4 @@
-"""A tiny pipeline of real KFP components under our images' names, and a runner for it; ours, compiled as placed."""
+"""A tiny pipeline of real KFP components, its runner, and the compiled project pipeline."""
 
 import os
 import sys
@@ -61,7 +61,10 @@ def tiny(folder: str, passes: bool, fails: bool, preemptions: int, refuses: bool
 
 @pytest.fixture
 def run_tiny(tmp_path):
-    """Runs the tiny pipeline through the local runner in a folder with a space; returns the folder it wrote to."""
+    """Runs the tiny pipeline through the local runner.
+
+    Returns its folder, whose name has a space.
+    """
     folder = tmp_path / "with space"
     folder.mkdir()
     package = tmp_path / "tiny.yaml"
@@ -90,14 +93,18 @@ def run_tiny(tmp_path):
 
 @pytest.fixture(scope="session")
 def compile_with(tmp_path_factory):
-    """`compile_with(**placement)`: our pipeline, compiled for that placement once a session; to be read only."""
+    """`compile_with(**placement)` compiles the project's pipeline once a session.
+
+    Do not change the result.
+    """
     known: dict[str, Compiled] = {}
 
     def make(**placement) -> Compiled:
         placed = Placement(**placement)
         if repr(placed) not in known:
             path = tmp_path_factory.mktemp("a folder") / "retraining.yaml"
-            # KFP reads the source of every frame of the stack again and again, and pytest's is deep.
+            # KFP reads the source of every frame of the stack repeatedly, and pytest's stack is
+            # deep.
             with ThreadPoolExecutor(1) as shallow:
                 shallow.submit(compile_pipeline, path, placed).result()
             known[repr(placed)] = Compiled(path)

@@ -1,11 +1,11 @@
-"""A monitor's snapshot in which every number exists, and its metrics as Prometheus reads them."""
+"""A monitor's snapshot in which every number exists, and its metrics as Prometheus parses them."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.metrics.open_labels import OpenEstimate
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Snapshot
 from monitoring.web.metrics import metrics_page
 from monitoring.web.store_status import Disk, LastRun, Promotions, RunCounts, StoreStatus
@@ -71,7 +71,7 @@ FULL = Snapshot(
     decisions=(DECISION,),
     decided_at=1990.0,
     open_labels=(OPEN_LABELS,),
-    acting=ActingStatus(
+    actions=ActionStatus(
         phase="running",
         request_id="drift-1",
         started_at=1500.0,
@@ -106,7 +106,7 @@ EVENTS = [
 
 
 def samples(snapshot: Snapshot) -> dict[tuple, float]:
-    """Numbers by name and labels; the label that all have is left out."""
+    """Map names and labels to numbers, without the label that all metrics have."""
     families = text_string_to_metric_families(metrics_page(snapshot).decode())
     found = [sample for family in families for sample in family.samples]
     assert {sample.labels.pop("recommender", "") for sample in found} == {snapshot.recommender}

@@ -1,4 +1,4 @@
-"""What our source files import, by their syntax and by a fresh interpreter that loads them."""
+"""Imports of the project's source files, by syntax and by loading them in a fresh interpreter."""
 
 import ast
 import json
@@ -23,11 +23,11 @@ HEAVY = (
     "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
     "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
 )  # fmt: skip
-"""Libraries that take seconds, or that an image may lack."""
+"""Libraries that take seconds to import, or that an image may lack."""
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
-    """The modules that its imports name."""
+    """Yield the modules in its import statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -36,7 +36,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 
 
 def told_after(code: str, told: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
-    """The value of the expression `told` in a fresh interpreter once `code` has run there, and what was printed."""
+    """Run `code` in a fresh interpreter and return the value of `told`, and the output."""
     tell = f"finally:\n import json, sys\n print(json.dumps({told}))"
     done = subprocess.run(
         [sys.executable, "-c", f"try:\n {code or 'pass'}\n{tell}"],

@@ -1,4 +1,7 @@
-"""Fixtures of a model store with real files: toy models (`tests.support.toy_models`) with their second opinion."""
+"""Fixtures of a model registry with real files: toy models and reference scores.
+
+The toy models are those of `tests.support.toy_models`.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from tests.support.toy_models import toy_model, toy_workflow
 
 @pytest.fixture(scope="session")
 def make_parts():
-    """A workflow and a toy model that fits it; seeded; some vocabularies empty."""
+    """Makes a seeded workflow with some empty vocabularies, and a toy model that fits it."""
 
     def make(seed=0, vocabularies=None, **shape):
         workflow = toy_workflow(seed, vocabularies)
@@ -25,7 +28,7 @@ def make_parts():
 
 @pytest.fixture
 def raw_rows(raw_table):
-    """`n` raw rows as served tensors: dense [n, 13] and categorical [n, 26]."""
+    """Makes `n` raw rows as served tensors: dense [n, 13] and categorical [n, 26]."""
 
     def make(n=64, seed=0):
         table = raw_table(n, seed=seed)
@@ -38,9 +41,12 @@ def raw_rows(raw_table):
 
 @pytest.fixture
 def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
-    """A stored model with its RawDataset and Verdict; the scores are the second opinion's, not the graph's.
+    """Makes a stored model with its RawDataset and Verdict.
 
-    `parts`: its workflow and toy model, else made; `quality`: what the gate measured.
+    The scores are reference scores, not the graph's.
+
+    `parts` are its workflow and toy model, by default new ones. `quality` is the gate's
+    measurement.
     """
 
     def make(store, seed, *, n=60, accepted=True, parts=None, quality=None):

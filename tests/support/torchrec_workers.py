@@ -1,4 +1,7 @@
-"""A group of TorchRec's workers whose leader is the process of the tests; the others stay for the tests that follow."""
+"""A group of TorchRec workers led by the test process.
+
+The other workers are reused by later tests.
+"""
 
 import os
 import socket
@@ -12,13 +15,13 @@ _FOLLOW = "from components.training.torchrec.engine import follow; follow()"
 
 
 class Workers:
-    """The group that there is; one at a time."""
+    """The current group. There is only one at a time."""
 
     def __init__(self):
         self._size, self._others, self._variables = 1, [], None
 
     def be(self, size):
-        """Makes it a group of `size`."""
+        """Make the group one of `size` workers."""
         if size == self._size:
             return
         self.end()
@@ -43,12 +46,13 @@ class Workers:
 
         from components.training.torchrec.tables import begin_group
 
-        # TorchRec asks a new group once in each process, which the others' are and this one is not.
+        # TorchRec checks a new group once in each process. The others are new processes, but this
+        # one is not.
         collective_utils._INITIALIZED = False
         begin_group()
 
     def end(self):
-        """Ends the other processes."""
+        """Stop the other processes."""
         if self._size == 1:
             return
         from components.training.torchrec.engine import end_group

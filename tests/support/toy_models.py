@@ -1,8 +1,8 @@
-"""Stored models without torch: a workflow, a table, and a network that this file writes as ONNX, node by node.
+"""Stored models without torch: a workflow, a table, and a network written as ONNX node by node.
 
-The network is one that the product does not know: one hidden layer on concat(vectors, dense values). So whatever is
-tested with it needs nothing of a network but its exported graph. `scores` is its second opinion: float64 NumPy, row by
-row, from raw values by the docstrings of `contracts.workflow`.
+The product does not know this network: one hidden layer on concat(vectors, dense values). A test
+with it therefore depends only on the exported graph. `scores` computes reference scores from raw
+values, in float64 NumPy, row by row, by the docstrings of `contracts.workflow`.
 """
 
 import math
@@ -23,18 +23,18 @@ HIDDEN = 8
 
 @dataclass(frozen=True, eq=False)
 class ToyModel:
-    """Weights of the toy network, and its table."""
+    """Weights and table of the toy network."""
 
     table: np.ndarray
     dense: dict[str, np.ndarray]
 
     @property
     def document(self):
-        """Its configuration in a manifest."""
+        """Configuration of the network for a manifest."""
         return {"network": "toy", "embedding_dim": self.table.shape[1]}
 
     def network(self):
-        """The exported graph."""
+        """Return the exported graph."""
         width = len(self.dense["hidden.weight"])
         dim, num_slots = self.table.shape[1], (width - 13) // self.table.shape[1]
         nodes = [
@@ -57,7 +57,7 @@ class ToyModel:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def save(self, folder: Path) -> None:
-        """Writes the model's files."""
+        """Write the model's files."""
         shapes = {TABLE: self.table.shape, **{name: values.shape for name, values in self.dense.items()}}
         with new_model(folder, shapes, with_moments=False) as stored:
             stored.weights.table[:] = self.table
@@ -66,7 +66,7 @@ class ToyModel:
         write_whole(folder / NETWORK_FILE, self.network().SerializeToString(deterministic=True))
 
     def scores(self, workflow, dense, categorical):
-        """Probabilities [n] of raw rows."""
+        """Return the probabilities [n] of raw rows."""
         p = {name: values.astype(np.float64) for name, values in self.dense.items()}
         known, answers = _known(workflow), []
         for dense_row, categorical_row in zip(dense, categorical):
@@ -79,7 +79,7 @@ class ToyModel:
 
 
 def toy_model(workflow, seed=0, *, embedding_dim=4, hidden=HIDDEN, scale=0.15):
-    """Random weights that fit the workflow."""
+    """Return random weights that fit the workflow."""
     random = np.random.default_rng(seed)
     width = 26 * embedding_dim + 13
     dense = {
@@ -93,7 +93,10 @@ def toy_model(workflow, seed=0, *, embedding_dim=4, hidden=HIDDEN, scale=0.15):
 
 
 def toy_workflow(seed=0, vocabularies=None):
-    """The cardinalities and keys of the shared `raw_table`; every fifth column never saw a frequent category."""
+    """Return a workflow with the cardinalities and keys of `raw_table`.
+
+    Every fifth vocabulary is empty.
+    """
     random = np.random.default_rng(seed)
     if vocabularies is None:
         vocabularies = []
@@ -110,7 +113,7 @@ def toy_workflow(seed=0, vocabularies=None):
 
 
 def _known(workflow):
-    """Row in its table of every key that each vocabulary holds."""
+    """Map every key of each vocabulary to its row in the table."""
     return [{int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE} for vocabulary in workflow.vocabularies]
 
 

@@ -26,7 +26,10 @@ def make_plan(sequence=1, *, canary=CANARY, share=0.5, shadow=0.0):
 
 
 def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **settings):
-    """Runs the conversation; the plan is read at its start, and then hardly ever unless `interval` says so."""
+    """Run the conversation.
+
+    The plan is read at its start, and then once every `interval` seconds.
+    """
 
     async def run():
         plan = PlanFollower(objects, MODEL_NAME, interval_seconds=interval)

@@ -1,9 +1,10 @@
-"""The part of a Kubernetes API server that the training step asks: TrainJobs, their pods and logs, over real HTTP.
+"""The part of a Kubernetes API server that the training step uses: TrainJobs, their pods and logs.
 
-It keeps the real server's rules: a name is taken once, a deletion with dependents leaves the object with a time of
-deletion until they are gone, a custom resource takes a JSON or merge patch and no strategic one, log lines carry their
-time and `sinceSeconds` counts back from now. Refusals are `Status` objects. It runs no controller: what happens to a
-job is the test's to do, by `start_pod`, `write`, `end` and `remove`.
+It follows the real server's rules over real HTTP. A name is unique. A deletion with dependents
+leaves the object with a deletion time until they are gone. A custom resource accepts a JSON or
+merge patch but no strategic one. Log lines have their time, and `sinceSeconds` counts back from
+now. Refusals are `Status` objects. It runs no controller. The test changes a job by `start_pod`,
+`write`, `end` and `remove`.
 """
 
 import json
@@ -33,7 +34,7 @@ REASONS = {
 
 
 class Answer(Exception):
-    """Another answer than 200 or 201."""
+    """An answer with a status other than 200 or 201."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -41,7 +42,7 @@ class Answer(Exception):
 
 
 class TrainJobApi(HttpDouble):
-    """A running API server; `validate` is given each object that is created."""
+    """A running API server. `validate` is called with each created object."""
 
     def __init__(self, validate=lambda job: None) -> None:
         self.validate = validate
@@ -49,16 +50,16 @@ class TrainJobApi(HttpDouble):
         self.pods: dict[str, dict] = {}
         self.logs: dict[str, list[tuple[datetime, str]]] = {}
         self.asked: set[tuple[str, str]] = set()
-        """Verbs and resources, as rights name them."""
+        """Verbs and resources of the requests, in the terms of RBAC rules."""
         self.failures: list[int] = []
-        """Statuses of the next answers, before any are right again."""
+        """Statuses of the next answers, before normal ones."""
         self.lingers = False
         """Whether a deleted job stays until the test removes it."""
         self.made = 0
         self.now = 0.0
         """Seconds since `START`."""
         self.silence, self.release = threading.Event(), threading.Event()
-        """Set: accept and never answer, until the end."""
+        """`silence`: accept and never answer. `release`: end that."""
         super().__init__()
 
     def close(self) -> None:
@@ -66,7 +67,7 @@ class TrainJobApi(HttpDouble):
         super().close()
 
     def configuration(self, token: str = "the token") -> Configuration:
-        """What a client of this server is made of."""
+        """Return the client configuration for this server."""
         made = Configuration()
         made.host, made.api_key = self.url, {"authorization": f"bearer {token}"}
         return made
@@ -149,11 +150,11 @@ class TrainJobApi(HttpDouble):
         self.jobs[job]["status"] = {"jobsStatus": [counts]}
 
     def write(self, pod, *lines) -> None:
-        """Let the pod write lines now."""
+        """Append log lines of the pod at the current time."""
         self.logs[pod] += [(START + timedelta(seconds=self.now), line) for line in lines]
 
     def end(self, job, kind, reason="JobsCompleted", message="") -> None:
-        """Ends the job as `Complete` or `Failed`."""
+        """End the job as `Complete` or `Failed`."""
         condition = {"type": kind, "status": "True", "reason": reason, "message": message}
         self.jobs[job].setdefault("status", {})["conditions"] = [condition]
 

@@ -1,4 +1,4 @@
-"""A small world with a planted logit, in HugeCTR's Parquet form: rows for training, a workflow, a TrainingSet."""
+"""Small training data with a planted logit, in HugeCTR's Parquet form."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from tests.support.workflows import workflow_of
 
 SLOT_SIZES = [6 + 3 * i for i in range(26)]
 STEP_MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
-"""Section `model` of a recommender whose training the step's tests wait for."""
+"""Section `model` of a recommender that trains quickly."""
 
 
 class World:
-    """Rows whose click logit is planted: weights per id and per dense value."""
+    """Rows with a planted click logit: weights per id and per dense value."""
 
     def __init__(self, slot_sizes=SLOT_SIZES, seed=0, strength=0.6):
         self.slot_sizes = list(slot_sizes)
@@ -29,7 +29,7 @@ class World:
         self.by_dense = random.normal(0, 0.2, 13)
 
     def drifted(self, columns, seed=9):
-        """The same world after the weights of some columns changed places."""
+        """Return the same simulator after the weights of some columns were permuted."""
         other = World(self.slot_sizes)
         other.by_dense, other.by_id = self.by_dense, list(self.by_id)
         random = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ class World:
         return other
 
     def rows(self, n, seed=1):
-        """labels, dense, ids and the planted logit of `n` rows."""
+        """Return labels, dense values, ids and the planted logit of `n` rows."""
         random = np.random.default_rng(seed)
         dense = random.normal(size=(n, 13)).astype(np.float32)
         ids = np.stack(
@@ -49,13 +49,13 @@ class World:
         return labels, dense, ids, logit
 
     def encoded(self, n, seed=1):
-        """The same rows as training reads them."""
+        """Return the same rows as training reads them."""
         labels, dense, ids, _ = self.rows(n, seed)
         return Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
 
 
 def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
-    """Rows in HugeCTR's Parquet form."""
+    """Write rows in HugeCTR's Parquet form."""
     folder.mkdir(parents=True)
     table = pa.table(
         {LABEL: pa.array(labels, pa.float32())}
@@ -63,7 +63,8 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
         | {name: pa.array(ids[:, i], pa.int64()) for i, name in enumerate(CATEGORICAL)}
     )
     bounds = np.linspace(0, len(labels), num_files + 1).astype(int)
-    # Two digits would sort part_10 before part_2: the list's order counts, not the names'.
+    # With two digits part_10 would sort before part_2. The order of the list counts, not that of
+    # the names.
     names = [f"part_{i + 9}.parquet" for i in range(num_files)]
     for name, start, stop in zip(names, bounds, bounds[1:]):
         pq.write_table(table.slice(start, stop - start), folder / name, row_group_size=5000)
@@ -73,13 +74,16 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
 
 
 def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
-    """A feature workflow whose vocabularies have these sizes; growing one keeps its beginning."""
+    """Write a feature workflow whose vocabularies have these sizes.
+
+    A larger one keeps the smaller one's keys.
+    """
     workflow_of([start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)]).save(folder)
     return folder
 
 
 def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -> TrainingSet:
-    """The manifest of the encoded rows in `folder`, which are those to learn and those held out."""
+    """Return the manifest of the encoded rows in `folder`, training and holdout rows together."""
     values = {
         "train_uri": folder.as_uri(), "holdout_uri": folder.as_uri(), "num_train_rows": num_rows,
         "num_holdout_rows": num_rows, "new_categories": [0] * 26, "workflow_uri": workflow.as_uri(),
@@ -90,7 +94,10 @@ def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -
 
 
 def training_sets(root: Path):
-    """`make` writes rows, workflow and manifest below `root` and gives the TrainingSet."""
+    """Return `make`, which writes rows, workflow and manifest below `root`.
+
+    `make` returns the TrainingSet.
+    """
 
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):
         folder = root / "work with space" / name
@@ -103,7 +110,7 @@ def training_sets(root: Path):
 
 
 def fit_by_pytorch(training_set: TrainingSet, config, settings, path: Path, *, start=None, emit=None, **keywords):
-    """The result of a fit on the CPU, whose checkpoints lie in `path`."""
+    """Run a fit on the CPU with checkpoints in `path`, and return its result."""
     from components.training.fit import FitJob, fit
     from components.training.pytorch.engine import PytorchEngine
 
@@ -113,5 +120,5 @@ def fit_by_pytorch(training_set: TrainingSet, config, settings, path: Path, *, s
 
 
 def dcn(**settings):
-    """A DCN for Criteo's rows."""
+    """Return a DCN for Criteo's rows."""
     return DcnConfig(num_dense=len(DENSE), num_categorical=len(CATEGORICAL), **settings)

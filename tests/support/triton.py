@@ -24,14 +24,14 @@ ONE_INSTANCE = ServingOptions(instances=1)
 
 
 def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **more: Any) -> None:
-    """A model that does `work`, lines of Python, with `requests` and answers each with its first input.
+    """Write a model that runs the Python lines `work` with `requests` and returns its first input.
 
-    `more`: `code` = all of its program, else; `version`; `options` of its serving.
+    `more` may hold `code` (the complete program instead), `version`, and the `options` of serving.
     """
     version, options = more.get("version", 1), more.get("options", ONE_INSTANCE)
     folder = repository / name / str(version)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(more.get("code") or _CODE.format(work=work.replace("\n", "\n" + " " * 8)))
     (repository / name / "config.pbtxt").write_text(triton_config(name, options, [version], features=CRITEO))
-    # The local server's start asks for a graph beside the code; the code does not read it.
+    # The local server requires a graph next to the code at its start. The code does not read it.
     (folder / "model.onnx").touch()

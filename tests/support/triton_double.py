@@ -1,4 +1,4 @@
-"""A real gRPC server that speaks Triton's protocol, scores by a known function and fails on command."""
+"""A real gRPC server with Triton's protocol that scores by a known function and fails on command."""
 
 import asyncio
 import json
@@ -14,41 +14,42 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-    """[n] probabilities that depend on every feature, computed here and nowhere else."""
+    """Return [n] probabilities that depend on every feature, computed here and nowhere else."""
     logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
     logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
     return (1 / (1 + np.exp(-logit))).astype(np.float32)
 
 
 class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Parses the tensors like Triton; `failures` are raised first, one per request."""
+    """Parses the tensors like Triton. `failures` are raised first, one per request."""
 
     def __init__(self) -> None:
         self.version = 1
         self.versions: list[int] = []
-        """Versions of the next answers; then `version`."""
+        """Versions of the next answers, before `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None
-        """Version under the canary's name; None = it is not served, a text = what no server of ours calls a version."""
+        """Version under the canary's name. None means that it is not served. A text is an
+        unexpected version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.asked: list[str] = []
-        """Model of every request."""
+        """Model name of every request."""
         self.reply_scores = None
-        """Changes the scores [n] before they are sent, into any array."""
+        """Changes the scores [n], into any array, before they are sent."""
         self.wait: asyncio.Event | None = None
         self.token: str | None = None
-        """Without which a call is refused; None = each is let in."""
+        """Required token of a call. None accepts every call."""
         self.wire_seconds: list[float] = []
-        """What each request's deadline left when it came."""
+        """Remaining deadline of each request on arrival, in seconds."""
         self.cancelled = 0
         """Calls that ended before their answer."""
         self.requests: list[int] = []
         """Rows of every request that was parsed."""
         self.in_flight = self.most_in_flight = 0
         self.columns: dict[int, dict[str, list[str]]] = {}
-        """What a version takes, where it is not Criteo's columns."""
+        """Columns that a version accepts, if they are not Criteo's."""
 
     async def _let_in(self, context):
         found = dict(context.invocation_metadata()).get("authorization")
@@ -127,7 +128,7 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 class RunningServer:
-    """The server in its own thread and event loop, so that another process can call it too."""
+    """The server in its own thread and event loop, so that other processes can call it too."""
 
     def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.scoring, self._credentials = ScoringServer(), credentials
@@ -161,13 +162,13 @@ class RunningServer:
         self.loop.call_soon_threadsafe(event.set)
 
     def kill(self) -> None:
-        """Stops at once: open calls and the port with it."""
+        """Stop at once and close the port and open calls."""
         if self._server is not None:
             self._call(self._server.stop(None))
             self._server = None
 
     def start_again(self) -> None:
-        """Serves at the same port as before `kill`."""
+        """Serve on the same port as before `kill`."""
         self._call(self._start(self.port))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Raw datasets and a model store's releases, for the tests of validation."""
+"""Raw datasets, and releases in a model registry, for the tests of validation."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_dataset(
     first_event_time: str = "2026-01-01T00:00:00Z",
     last_event_time: str = TIME,
 ) -> RawDataset:
-    """The manifest of the training rows in `folder`; none is held out."""
+    """Return the manifest of the training rows in `folder`. There is no holdout."""
     return RawDataset(
         source_uri="file:///lake",
         window_start=None,
@@ -42,7 +42,11 @@ def make_dataset(
 
 
 def release_validated(store: Path, model_id: str, report: ValidationReport, *, raw_digest: str = "d" * 64) -> Path:
-    """Makes a model with the statistics, schema and windows of `report` the champion; returns its folder."""
+    """Make a model with the statistics, schema and windows of `report` the champion.
+
+    Returns:
+        The model's folder.
+    """
     folder = store / "models" / model_id
     parts = [(Model.STATISTICS, report.statistics_uri), (Model.SCHEMA, report.schema_uri)]
     parts += [(Model.WINDOWS, report.windows_uri)] if report.windows_uri else []

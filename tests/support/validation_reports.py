@@ -1,4 +1,4 @@
-"""A validation report with something in every section, for the tests of its page and its document."""
+"""A validation report with content in every section, for the tests of its page and its document."""
 
 import tempfile
 from pathlib import Path
@@ -59,11 +59,14 @@ def _count_rows(table: pa.Table) -> ProfileCounter:
 
 
 NUMBERS = ShownValues()
-"""No word is known, and no column is hidden."""
+"""Shows no string category by name, and hides no column."""
 
 
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
-    """What validation measures of `now` beside the champion's rows; skew and quarantine are made up."""
+    """Return validation's measurements of `now` next to the champion's rows.
+
+    Skew and quarantine are made up.
+    """
     counter = _count_rows(now)
     window = counter.profile()
     statistics = statistics_of(now)
@@ -90,7 +93,10 @@ def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) 
 def document_of(
     now: pa.Table, before: pa.Table | None, *, run: str = HOSTILE, shown: ShownValues = NUMBERS
 ) -> dict[str, Any]:
-    """The document of `now` beside `before`, with a hostile finding and a hostile schema difference."""
+    """Return the document of `now` next to `before`.
+
+    It includes a hostile finding and a hostile schema difference.
+    """
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
     if before is not None:
@@ -105,6 +111,9 @@ def document_of(
 
 
 def document_with_drift(judged: Any, **options: Any) -> dict[str, Any]:
-    """The document of 3,000 rows beside 3,000 others, I2 lost and C5 replaced by one category."""
+    """Return the document of 3,000 rows next to 3,000 others.
+
+    I2 is lost, and C5 is replaced by one category.
+    """
     now = judged(3000, seed=1, I2=pa.nulls(3000, pa.float32()), C5=pa.array([7] * 3000, pa.int64()))
     return document_of(now, judged(3000), **options)

@@ -1,4 +1,4 @@
-"""TFDV's statistics of a table by the code that the step runs: from a Parquet file, batch by batch."""
+"""TFDV's statistics of a table by the step's code: from a Parquet file, batch by batch."""
 
 import tempfile
 from pathlib import Path
@@ -15,7 +15,10 @@ from evergreen.statistics.profile_counter import ProfileCounter
 
 
 def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO) -> Any:
-    """The statistics of the judged columns of `table`, counted by one process in batches of `batch_rows`."""
+    """Return the statistics of the checked columns of `table`.
+
+    One process computes them in batches of `batch_rows`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part-0.parquet"
         pq.write_table(table, path, row_group_size=batch_rows)
@@ -23,7 +26,10 @@ def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Fe
 
 
 def value_counts(feature: Any) -> dict[str, float]:
-    """Rows per category for the 1000 most frequent ones, most frequent first; empty without values."""
+    """Return the rows per category of the 1000 most frequent ones, most frequent first.
+
+    The result is empty if the column has no values.
+    """
     if feature is None or feature.WhichOneof("stats") != "string_stats":
         return {}
     return {bucket.label: bucket.sample_count for bucket in feature.string_stats.rank_histogram.buckets}

@@ -1,4 +1,4 @@
-"""Time that only sleeping moves."""
+"""Virtual time that only sleeps move."""
 
 import asyncio
 
@@ -6,7 +6,10 @@ from inference_client.timing import Timing
 
 
 class VirtualTime:
-    """A clock that moves to the earliest sleeper when everything else waits; a cancelled sleep moves nothing."""
+    """A clock that moves to the earliest sleeper when everything else waits.
+
+    A cancelled sleep does not move it.
+    """
 
     def __init__(self) -> None:
         self.now = 5000.0
@@ -40,7 +43,7 @@ class VirtualTime:
                 first[2].set()
 
     def run(self, main):
-        """Runs a coroutine to its end in this time."""
+        """Run a coroutine to its end in this time."""
 
         async def both():
             advancing = asyncio.create_task(self._advance())
@@ -53,7 +56,7 @@ class VirtualTime:
 
 
 class SteppedTime:
-    """A clock that each sleep moves at once; every wake calls the `at_wake` actions."""
+    """A clock that each sleep moves at once. Every wake-up calls the `at_wake` actions."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now, self.at_wake = now, []

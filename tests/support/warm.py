@@ -1,7 +1,7 @@
-"""Programs as processes of their own that are forked from one which has imported what they import.
+"""Programs in processes that are forked from one with their imports done.
 
-Two to three of a small step's four seconds go into its libraries. A forked program has its own arguments, environment,
-working directory, signals and exit code, and nothing of what another one did.
+Libraries take two to three of a small step's four seconds. A forked program has its own arguments,
+environment, working directory, signals and exit code, and shares no state with other programs.
 """
 
 import json
@@ -38,7 +38,10 @@ exec(asked["program"], {"__name__": "__main__"})
 
 
 class Warm:
-    """A process of `python` that has done `imports` and waits; a context, at whose end it is killed."""
+    """A context with a process of `python` that has executed `imports` and waits.
+
+    It is killed at the end.
+    """
 
     def __init__(self, python: Path, imports: str, variables: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
@@ -55,15 +58,18 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # With what it may still have been forking.
+        # This includes a child that it was just forking.
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     def run(
         self, program: str, arguments: Sequence[str], *, variables: dict[str, str], folder: Path, seconds: float = 240
     ) -> tuple[int, str]:
-        """`python -c program arguments` with these variables in `folder`; its exit code (negative: the signal that
-        ended it), and all that it said."""
+        """Run `python -c program arguments` with these variables in `folder`.
+
+        Returns:
+            Its exit code (negative: the signal that ended it), and its output.
+        """
         with tempfile.NamedTemporaryFile("r", suffix=".log") as output:
             asked = {"program": program, "arguments": list(arguments), "output": output.name}
             self._process.stdin.write(json.dumps({**asked, "variables": variables, "folder": str(folder)}) + "\n")

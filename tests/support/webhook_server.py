@@ -1,4 +1,4 @@
-"""A webhook for tests: real HTTP that takes messages, fails, hangs, or asks for patience."""
+"""A webhook for tests over real HTTP that accepts messages, fails, hangs or asks for a delay."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ SECRET = "/services/T000/B000/a-secret-of-the-test"
 class WebhookServer(HttpDouble):
     def __init__(self) -> None:
         self.messages: list[dict] = []
-        self.answers: list[tuple[int, dict]] = []  # (status, headers) of the next answers, before 200s
+        self.answers: list[tuple[int, dict]] = []  # (status, headers) of the next answers, before status 200
         self.asked = 0
         self.hang = threading.Event()
         self.release = threading.Event()

@@ -1,4 +1,4 @@
-"""A feature workflow of given vocabularies, whose numeric columns are left as they are unless a test says otherwise."""
+"""A feature workflow with given vocabularies. By default its numeric columns stay unchanged."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from evergreen.contracts.workflow import FeatureWorkflow
 
 
 def workflow_of(vocabularies, features=CRITEO, **more) -> FeatureWorkflow:
-    """The workflow with these categories, column by column; `more` are further fields of it."""
+    """Return the workflow with these categories, column by column, and `more` fields."""
     numbers = len(features.numeric)
     values = {
         "means": np.zeros(numbers, np.float32),

@@ -1,5 +1,7 @@
-"""YAML texts as values, by libyaml: the same as by PyYAML's own parser, in an eighth of its time (0.02 s of 0.18 s for
-the compiled pipeline)."""
+"""YAML texts parsed by libyaml, with the same values as by PyYAML's own parser.
+
+It takes an eighth of the time (0.02 s instead of 0.18 s for the compiled pipeline).
+"""
 
 from typing import Any
 
@@ -7,5 +9,5 @@ import yaml
 
 
 def documents(text: str) -> list[Any]:
-    """The text's documents but for empty ones."""
+    """Return the text's documents, without empty ones."""
     return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each]

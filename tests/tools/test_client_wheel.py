@@ -1,4 +1,4 @@
-"""`make client-wheel`: a service that has the wheel and its dependencies, and nothing else of ours, scores and logs."""
+"""Tests of `make client-wheel`: a service with only the wheel and its dependencies scores and logs."""
 
 import ast
 import importlib.metadata
@@ -22,16 +22,17 @@ LIBRARIES = [
     for name in ("serving", "driver")
     for site in (REPOSITORY / ".venvs" / name).glob("lib/python*/site-packages")
 ]
-"""Where the dependencies lie already, the oldest versions that the wheel takes before others: nothing is downloaded."""
+"""Folders of installed dependencies, the oldest accepted versions first, so that nothing is
+downloaded."""
 
 
 def distribution(name: str) -> importlib.metadata.Distribution:
-    """The first of LIBRARIES that has it."""
+    """Return the distribution from the first of LIBRARIES that has it."""
     return next(importlib.metadata.distributions(name=name, path=LIBRARIES))
 
 
 def needed(texts, extras=frozenset({""})):
-    """What these requirements need, and what that needs: distributions by name."""
+    """Return the distributions that these requirements need, recursively, by name."""
     found = {}
     for requirement in map(Requirement, texts):
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
@@ -50,7 +51,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """The interpreter of an environment with the wheel and what it names as its dependencies alone."""
+    """The interpreter of an environment with only the wheel and its declared dependencies."""
     folder = tmp_path_factory.mktemp("service") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
@@ -68,14 +69,14 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, text, *arguments, given="", **environment):
-    """What a program prints there; nothing of the repository is on its path."""
+    """Return what a program prints there. The repository is not on its path."""
     command = [python, "-I", "-c", text, *arguments]
     done = subprocess.run(command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
-def test_wheel_has_one_name_for_every_python_and_takes_versions_that_it_is_tested_with(wheel):
+def test_wheel_has_one_name_for_every_python_and_accepts_tested_versions(wheel):
     with zipfile.ZipFile(wheel) as held:
         names = held.namelist()
         texts = {name: held.read(name).decode() for name in names if name.endswith((".py", "METADATA"))}
@@ -115,7 +116,7 @@ for ask in (lambda: open_publisher("kafka://host:9092/topic"), lambda: open_publ
 """
 
 
-def test_its_docstring_runs_there_without_heavy_libraries_and_missing_extra_is_named(python):
+def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
     loaded, *printed = run(python, PROGRAM).splitlines()
     assert loaded == "{'inference_client'}"
     assert [line.rpartition(" ")[2] for line in printed] == [

@@ -1,4 +1,5 @@
-"""What an autoscaler would do to Triton under a trace of requests: the simulator behind `evergreen scale`.
+"""Simulate how an autoscaler scales Triton under a trace of requests.
 
-Nothing here talks to a cluster: the shipped manifest and the shipped query are read, the rest is computed.
+This is the simulator of `evergreen scale`. It reads the shipped manifest and query, and uses no
+cluster.
 """

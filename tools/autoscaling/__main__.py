@@ -1,4 +1,4 @@
-"""`evergreen scale simulate`: runs the shipped autoscaler over a trace, and prints what happened."""
+"""`evergreen scale simulate` runs the shipped autoscaler over a trace."""
 
 import argparse
 import math
@@ -29,9 +29,11 @@ _MOST_LINES = 48
 
 
 def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
-    """The run as text.
+    """Return the run as text.
 
-    `objective_ms` is the queue time that is still in time.
+    Args:
+        outcome: The simulated run.
+        objective_ms: Longest queue time in milliseconds that counts as in time.
     """
     waits = np.concatenate(outcome.waits)
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]
@@ -44,16 +46,16 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
         "",
         f"{outcome.num_arrived:,} requests: {counters.answered:,} answered, {counters.refused:,} found a full queue, "
         f"{counters.timed_out:,} waited too long, {outcome.num_homeless:,} found no ready pod, {outcome.num_inside:,} "
-        "under way at the end",
+        "unfinished at the end",
         f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
         f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or dropped",
-        f"replicas {mean:.2f} in the mean, {max(wanted)} at most, changed {num_changes} times",
-        f"{outcome.pod_hours:.1f} pod hours (of a GPU or slice each, where pods have one)",
+        f"replicas {mean:.2f} on average, {max(wanted)} at most, changed {num_changes} times",
+        f"{outcome.pod_hours:.1f} pod hours (if pods have a GPU or a slice, as many hours of it)",
     ])  # fmt: skip
 
 
 def _time_line(outcome: SimulatedRun) -> Iterator[str]:
-    """A line for each span of some syncs, so many that few lines tell the whole run."""
+    """Yield a header and one line per span of syncs. Long runs have longer spans."""
     yield f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"
     size = -(-len(outcome.moments) // _MOST_LINES)
     for start in range(0, len(outcome.moments), size):
@@ -72,17 +74,18 @@ def _quantile_ms(waits: NDArray[np.float32], quantile: float) -> str:
 
 
 _INITIAL_LOAD = 0.6
-"""Share of their capacity at which the pods are loaded when a simulation begins."""
+"""Load of the pods at the start of a simulation, as a share of their capacity."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The room's flags."""
+    """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen scale", description="Try the autoscaler without a cluster.")
     actions = parser.add_subparsers(dest="action", required=True)
     simulate = actions.add_parser(
         "simulate",
         help="run the shipped autoscaler over a trace of requests",
-        description="Run the shipped autoscaler over a trace of requests; some 4 seconds per million of them. "
+        description="Run the shipped autoscaler over a trace of requests. It takes about 4 seconds per million of "
+        "them. "
         "Try: evergreen scale simulate --trace spike",
     )
     trace = simulate.add_argument_group("requests")
@@ -98,17 +101,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--rows", type=int, choices=range(1, MAX_BATCH_ROWS + 1), default=DEFAULT_ROWS, metavar="N",
         help="rows per request of a synthetic trace",
     )  # fmt: skip
-    trace.add_argument("--seed", type=int, default=0, help="of arrivals, choices and service times (default: 0)")
+    trace.add_argument("--seed", type=int, default=0, help="seed of arrivals, choices and service times (default: 0)")
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
     scaler.add_argument("--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject")
-    scaler.add_argument("--target-queue-microseconds", type=_positive, metavar="N", help="instead of the manifest's")
+    scaler.add_argument(
+        "--target-queue-microseconds", type=_positive, metavar="N", help="queue target in place of the manifest's"
+    )
 
     pods = simulate.add_argument_group("pods and nodes")
     pods.add_argument(
         "--service-times", type=shipped_or_file, default="demo", metavar="FILE",
-        help="JSON of benchmarks.service_times, or a network that was measured on a CPU: demo (5 ms a request of 1024 "
-        "rows; the shipped target is for it) or sample (62 ms) (default: demo)",
+        help="JSON of benchmarks.service_times, or a network measured on a CPU: demo (5 ms for a request of 1024 "
+        "rows, for which the shipped target is) or sample (62 ms) (default: demo)",
     )  # fmt: skip
     pods.add_argument(
         "--instances", type=int, choices=range(1, 65), default=PodSettings.instances, metavar="N",
@@ -116,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     pods.add_argument(
         "--node-seconds", type=_not_negative, default=StartTimes.node,
-        help="start of a node and pull of the image onto it; 0 = one is free (default: %(default)g, an assumption)",
+        help="start of a node and pull of the image; 0 = a node is free (default: %(default)g, an assumption)",
     )  # fmt: skip
     pods.add_argument(
         "--pod-seconds", type=_not_negative, default=StartTimes.pod,
@@ -124,7 +129,9 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
 
     out = simulate.add_argument_group("results")
-    out.add_argument("--objective-ms", type=_not_negative, default=100.0, help="queue time that is in time")
+    out.add_argument(
+        "--objective-ms", type=_not_negative, default=100.0, help="longest queue time that counts as in time"
+    )
     return parser
 
 
@@ -137,7 +144,8 @@ def _not_negative(text: str) -> float:
 
 def _positive(text: str) -> float:
     number = _not_negative(text)
-    # Kubernetes' quantities are thousandths, and a second has at most a million requests.
+    # The unit of Kubernetes' quantities is a thousandth, and a second has at most a million
+    # requests.
     if not 0.001 <= number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r}, expected 0.001 to 1e6")
     return number
@@ -156,23 +164,27 @@ def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> 
 
 
 def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
-    """Prints what is simulated, and how the target of queue time compares with the rule of docs/autoscaling.md."""
+    """Print what is simulated, and compare the queue target with docs/autoscaling.md."""
     times = settings.service_times
     usual = 1e6 * times.of_rows(int(trace.rows[0]))
     print(f"trace {trace.name}: {trace.seconds / 3600:g} h, about {trace.num_expected:,.0f} requests")
     print(f"service times: {times.what}")
-    print(f"a first request takes {usual:,.0f} us of an instance: by the rule the queue target is {usual / 5:,.0f} us")
+    print(
+        f"a first request takes {usual:,.0f} us of an instance, for which the rule gives a queue target of "
+        f"{usual / 5:,.0f} us"
+    )
     target = next((metric.target for metric in spec.metrics if metric.name == QUEUE_METRIC), usual / 5)
     print(f"replicas {spec.least} to {spec.most}, queue target {target:,.0f} us")
     if not usual / 15 <= target <= usual:
         print(
-            "such a target holds the replicas near their most or least: see docs/autoscaling.md, Choosing the targets"
+            "such a target keeps the replicas near their maximum or minimum: see docs/autoscaling.md, Choosing the "
+            "targets"
         )
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one simulation."""
+    """Run one simulation, and return 0."""
     arguments = build_parser().parse_args(argv)
     generate = SYNTHETIC.get(arguments.trace)
     if generate is None:

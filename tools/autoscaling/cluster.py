@@ -1,7 +1,7 @@
-"""Pods of the Deployment and the nodes they need: what happens from a replica's creation to its first answer.
+"""Simulate the pods of the Deployment and their nodes, from creation to readiness.
 
-Scheduling is simple: a pod has a node, or a slice of one, to itself: one that stands idle, or else a new one. What a
-pod does with requests is `queueing`'s.
+Scheduling is simple: each pod gets its own node, or its own slice of a node. The node is an idle
+one if there is any, else a new one. `queueing` simulates the requests in a pod.
 """
 
 import math
@@ -12,76 +12,88 @@ from tools.autoscaling import hpa
 from tools.autoscaling.queueing import PodQueue
 
 READINESS_SECONDS = 5.0
-"""From a loaded model to the first request: the probe's period and the endpoints' way to clients."""
+"""Seconds from a loaded model to the first request: the probe's period, and the time until clients
+see the endpoint."""
 STOP_SECONDS = 40.0
-"""Pause between a pod's leaving the Service and its stop: the preStop hook's, while clients learn of it."""
+"""Seconds from a pod's removal from the Service to its stop. The preStop hook waits so long for
+clients to notice."""
 IDLE_NODE_SECONDS = 600.0
-"""How long a node stays without a pod: Cluster Autoscaler's default scale-down-unneeded-time, 10 minutes."""
+"""Seconds until a node without a pod is removed. This is Cluster Autoscaler's default
+scale-down-unneeded-time."""
 SCRAPE_SECONDS = 15.0
-"""Between two scrapes of a pod: the PodMonitor's."""
+"""Seconds between two scrapes of a pod, as in the PodMonitor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartTimes:
-    """Seconds that starts take. Nothing of it was measured on a cluster: assumptions, to be replaced by yours."""
+    """Start times in seconds.
+
+    They are assumptions, not measured on a cluster. Replace them by yours.
+    """
 
     node: float = 330.0
-    """From an unschedulable pod to a node with the image: 150 for a Ready node (GKE's documentation gives minutes, and
-    GPU nodes with drivers take longer than others), 180 for Triton's image, some 8 GB compressed, at 50 MB/s."""
+    """Time from an unschedulable pod to a node with the image. It consists of 150 s until the node
+    is ready and 180 s to pull Triton's image, about 8 GB compressed at 50 MB/s. GKE's documentation
+    gives minutes for a node, and more for nodes with GPU drivers."""
     pod: float = 15.0
-    """From the container's start to a loaded model: Triton's start (0.4 s of the laptop's wheel, docs/serving.md), the
-    read of the model from the bucket, warm-up; generous."""
+    """Time from the container's start to a loaded model: Triton's start, the download of the model
+    from the bucket, and warm-up. Triton's start takes 0.4 s with the laptop's wheel
+    (docs/serving.md), so this is generous."""
 
 
 @dataclass
 class Pod:
-    """One replica."""
+    """One replica. Times are in seconds since the start of the simulation."""
 
     name: str
     created_at: float
     node_at: float
-    """Its node is up and has the image."""
+    """Time when its node is ready and has the image."""
     ready_at: float
     queue: PodQueue
     scrape_at: float
-    """When it is scraped next."""
+    """Time of its next scrape."""
     leaving_at: float = math.inf
 
 
 @dataclass
 class Cluster:
-    """The Deployment's pods, wished for by `scale`; `scrape_offset` gives the seconds of a pod's number."""
+    """The Deployment's pods. `scale` changes their number.
+
+    `scrape_offset` returns the scrape offset in seconds of a pod's number.
+    """
 
     times: StartTimes
     new_queue: Callable[[float], PodQueue]
     scrape_offset: Callable[[int], float]
     pods: list[Pod] = field(default_factory=list)
-    """Those that were not stopped yet."""
+    """Pods that have not stopped yet."""
     _idle_nodes: list[tuple[float, float]] = field(default_factory=list)
-    """When each was, or will be, up with the image, and since when it has no pod."""
+    """Nodes without a pod: the time when each is ready with the image, and the time when it lost
+    its pod."""
     _number: int = 0
     _seconds_of_gone: float = 0.0
 
     def staying(self) -> list[Pod]:
-        """Pods that are not being deleted."""
+        """Return the pods that are not being deleted."""
         return [pod for pod in self.pods if pod.leaving_at == math.inf]
 
     def counted(self, now: float) -> hpa.PodCounts:
-        """The pods as the autoscaler's controller counts them."""
+        """Return the counts of pods as the autoscaler's controller counts them."""
         return hpa.PodCounts(existing=len(self.staying()), ready=sum(pod.ready_at <= now for pod in self.pods))
 
     def ready(self, now: float) -> list[Pod]:
-        """Pods that requests go to."""
+        """Return the pods that receive requests."""
         return [pod for pod in self.pods if pod.ready_at <= now < pod.leaving_at]
 
     def start_at_once(self, count: int) -> None:
-        """The pods with which the simulation begins: ready at 0."""
+        """Create the initial pods, which are ready at time 0."""
         for _ in range(count):
             self._create(0.0, node_at=0.0, serving_at=0.0)
             self.pods[-1].ready_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
-        """Creates pods, or begins to take some away: unready ones first, then the newest."""
+        """Create pods, or start to delete some: first unready ones, then the newest."""
         staying = self.staying()
         for _ in range(wanted - len(staying)):
             idle = min(self._idle_nodes, default=None)
@@ -94,7 +106,10 @@ class Cluster:
             pod.leaving_at = now
 
     def settle(self, now: float) -> list[Pod]:
-        """Lets pods go that have answered all they had, and nodes that were idle for long; the pods that went."""
+        """Remove finished pods and long idle nodes, and return the removed pods.
+
+        A pod that is being deleted is finished when it has processed all its requests.
+        """
         gone = [
             pod
             for pod in self.pods
@@ -109,7 +124,7 @@ class Cluster:
         return gone
 
     def pod_hours(self, now: float) -> float:
-        """Hours of pods, from creation to stop."""
+        """Return the hours of all pods, each from creation to stop."""
         return (self._seconds_of_gone + sum(now - pod.created_at for pod in self.pods)) / 3600
 
     def _create(self, now: float, *, node_at: float, serving_at: float) -> None:

@@ -1,8 +1,9 @@
-"""Kubernetes' HorizontalPodAutoscaler: how many replicas it asks for at each of its syncs, by the shipped manifests.
+"""Simulate Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
 
-The algorithm is the controller's of Kubernetes 1.29 and later (pkg/controller/podautoscaler: `replica_calculator.go`,
-`horizontal.go`), for metrics of type External, which KEDA and prometheus-adapter serve. The shipped ScaledObject is
-read here, so that no copy can differ from what a cluster runs. Pods and metrics are `simulation`'s.
+The algorithm is that of the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
+`replica_calculator.go`, `horizontal.go`). It covers metrics of type External, which KEDA and
+prometheus-adapter serve. The shipped ScaledObject is read here, so that the simulation uses what a
+cluster runs. `simulation` provides pods and metrics.
 """
 
 import math
@@ -16,14 +17,14 @@ import yaml
 from evergreen.runtime.errors import ContractError
 
 SYNC_SECONDS = 15.0
-"""Between two syncs; kube-controller-manager's default."""
+"""Seconds between two syncs, the default of kube-controller-manager."""
 TOLERANCE = 0.1
-"""Within so much of the target nothing is changed; the controller's default."""
+"""Relative distance from the target within which nothing changes, the controller's default."""
 
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """A limit of change: so many pods, or per cent, in a period."""
+    """Maximum change in a period, in pods or per cent."""
 
     type: str
     value: int
@@ -32,7 +33,7 @@ class ScalingPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """`behavior` in one direction."""
+    """The `behavior` in one direction."""
 
     stabilization_seconds: float
     policies: tuple[ScalingPolicy, ...]
@@ -50,12 +51,13 @@ class Metric:
     name: str
     target: float
     is_average: bool = False
-    """Whether the target is of the value divided by the pods (`AverageValue`) or of the value itself (`Value`)."""
+    """Whether the target applies to the value divided by the number of pods (`AverageValue`) or to
+    the value (`Value`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Autoscaler:
-    """What the manifest says; the API server has judged it."""
+    """Content of the manifest, which the API server has validated."""
 
     metrics: tuple[Metric, ...]
     least: int
@@ -66,26 +68,30 @@ class Autoscaler:
 
 @dataclass(frozen=True, kw_only=True)
 class PodCounts:
-    """The Deployment's pods as the controller counts them."""
+    """Counts of the Deployment's pods, as the controller counts them."""
 
     existing: int
-    """Pods that are not being deleted."""
+    """Number of pods that are not being deleted."""
     ready: int
-    """Pods that run and are ready; one that is being deleted counts until it has ended."""
+    """Number of running and ready pods. A pod that is being deleted counts until it has ended."""
 
 
 @dataclass
 class Controller:
-    """The controller's memory of one autoscaler."""
+    """The controller's state for one autoscaler."""
 
     spec: Autoscaler
     _recommended: list[tuple[float, int]] = field(default_factory=list)
     _changes: list[tuple[float, int]] = field(default_factory=list)
 
     def sync(self, now: float, current: int, *, pods: PodCounts, readings: Mapping[str, float | None]) -> int:
-        """Replicas that it asks for now.
+        """Return the number of replicas that the autoscaler requests now.
 
-        The Deployment is asked for `current` replicas now; a reading is None or absent where it could not be had.
+        Args:
+            now: Time in seconds.
+            current: Number of replicas that the Deployment requests.
+            pods: Counts of its pods.
+            readings: Value of each metric by name. It is None or absent if unavailable.
         """
         if not self._recommended:
             self._recommended.append((now, current))
@@ -103,10 +109,10 @@ class Controller:
         return wanted
 
     def _largest_wish(self, current: int, pods: PodCounts, readings: Mapping[str, float | None]) -> int | None:
-        """The largest wish of all metrics; None where too little is known to act."""
+        """Return the largest number over all metrics, or None if too little is known to act."""
         values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
         known = [self._wish(metric, value, current, pods=pods) for metric, value in values if value is not None]
-        # A metric that is missing might have asked for more: without it nothing is taken away.
+        # A missing metric could have requested more replicas, so do not scale down without it.
         if not known or (len(known) < len(values) and max(known) < current):
             return None
         return max(known)
@@ -121,7 +127,7 @@ class Controller:
         return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
-        """The current number, moved only as far as every recent recommendation agrees."""
+        """Return the current number, changed only as far as all recent recommendations agree."""
         up_since = now - self.spec.up.stabilization_seconds
         down_since = now - self.spec.down.stabilization_seconds
         lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])
@@ -151,7 +157,8 @@ class Controller:
             if policy.type == "Pods":
                 limits.append(start + sign * policy.value)
             else:
-                # Upwards rounded up, or one replica could never become two; downwards cut off.
+                # Round up when scaling up, or one replica could never become two. Truncate when
+                # scaling down.
                 share = start * (1 + sign * policy.value / 100)
                 limits.append(math.ceil(share) if sign > 0 else int(share))
         widest = max if (rules.select == "Max") == (sign > 0) else min
@@ -159,29 +166,29 @@ class Controller:
 
 
 def _thousandths(value: float) -> int:
-    """Thousandths, cut off: how the metrics APIs carry numbers."""
+    """Return the value in thousandths, truncated, as the metrics APIs transport numbers."""
     if math.isinf(value):
-        raise ContractError(f"a query's value is {value}, which no quantity holds; expected a finite one")
+        raise ContractError(f"a query's value is {value}, expected a finite value")
     return int(value * 1000)
 
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
-"""What Triton is scaled by; the manifests' rules publish them under these names."""
+"""Metrics that scale Triton, by the names under which the manifests' rules publish them."""
 SHIPPED_AUTOSCALER = Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
 
 
 def read_autoscaler(path: Path) -> Autoscaler:
-    """What the HPA says that KEDA makes of the ScaledObject in `path`, whose one document it is.
+    """Return the HPA that KEDA creates for the ScaledObject in the file `path`.
 
-    What it leaves out has the default.
+    Missing fields get their defaults.
 
     Raises:
-        ContractError: it is none, or cannot be simulated; names what.
+        ContractError: the file is not a ScaledObject, or cannot be simulated.
     """
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ContractError(f"{path} is no manifest: {error}") from error
+        raise ContractError(f"{path} is not a manifest: {error}") from error
     try:
         spec = document["spec"]
         if unknown := [each["type"] for each in spec["triggers"] if each["type"] != "prometheus"]:
@@ -202,11 +209,11 @@ def read_autoscaler(path: Path) -> Autoscaler:
             down=_rules(behavior.get("scaleDown", {}), DEFAULT_DOWN),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ContractError(f"{path} is no ScaledObject that can be simulated: {error!r}") from error
+        raise ContractError(f"{path} is not a ScaledObject that can be simulated: {error!r}") from error
 
 
 def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
-    """Rules of one direction; what is not given is Kubernetes' default."""
+    """Return the rules of one direction, with Kubernetes' defaults for missing fields."""
     policies = [
         ScalingPolicy(p["type"], int(p["value"]), float(p["periodSeconds"])) for p in given.get("policies") or ()
     ]
@@ -218,12 +225,12 @@ def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
 
 
 def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
-    """The same autoscaler with another target of queue time, in microseconds.
+    """Return the autoscaler with another target of queue time in microseconds.
 
     Raises:
         ContractError: it does not scale by queue time.
     """
     if QUEUE_METRIC not in [each.name for each in spec.metrics]:
-        raise ContractError(f"the autoscaler has no metric {QUEUE_METRIC}, expected it where its target is given")
+        raise ContractError(f"the autoscaler has no metric {QUEUE_METRIC}, expected it, because its target is given")
     metrics = (replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics)
     return replace(spec, metrics=tuple(metrics))

@@ -1,11 +1,12 @@
-"""One Triton pod under requests: a bounded queue, instances that take batches from it, and the server's counters.
+"""Simulate one Triton pod: a bounded queue, instances that process batches, and counters.
 
-As Triton's dynamic batcher with no delay does it: an instance that becomes free takes what waits, as much as fits into
-a batch; a request that finds the queue full is refused at once; one that waited too long is refused when its turn
-comes (Triton also looks every half second, so it refuses up to half a second earlier or later). Exact, event by event.
+The model is Triton's dynamic batcher without delay. A free instance takes as many waiting requests
+as fit into a batch. A request that finds the queue full is refused at once. A request that waited
+too long is refused when its turn comes. Triton also checks every half second, so its refusals
+differ by up to half a second. The simulation is exact, event by event.
 
-How long an instance is taken by one batch is read from a JSON file of measured times with their provenance, as
-`benchmarks/service_times.py` writes it. Times of a GPU were never measured in this project.
+The duration of a batch comes from a JSON file of measured times, written by
+`benchmarks/service_times.py`. Times of a GPU were never measured in this project.
 """
 
 import json
@@ -25,32 +26,33 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions
 
 SHIPPED = Path(__file__).with_name("measured_service_times")
-"""Measured files that come with the project, by the network that was served; the shipped target is `demo`'s."""
+"""Folder of the measured files of the project, by network. The shipped target is for `demo`."""
 
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """Seconds that a batch takes, by its rows, and how they spread."""
+    """Duration of a batch in seconds by its number of rows, and its distribution."""
 
     rows: tuple[int, ...]
-    """Ascending."""
+    """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Seconds at each of `rows`; linear between them, and beyond them by the last slope, which falls nowhere."""
+    """Median seconds at each of `rows`, interpolated linearly. Beyond the last one the last slope
+    continues, but never falls."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
-    """(probability, multiple of the median), ascending; linear between them."""
+    """Pairs of probability and multiple of the median, ascending and interpolated linearly."""
     what: str = ""
-    """What was measured, on what, when."""
+    """Description of the measurement."""
 
     @cache  # noqa: B019 - one set of times lives as long as the command
     def of_rows(self, rows: int) -> float:
-        """The median seconds of a batch of so many rows."""
+        """Return the median seconds of a batch with so many rows."""
         if rows > self.rows[-1] and len(self.rows) > 1:
             slope = (self.medians[-1] - self.medians[-2]) / (self.rows[-1] - self.rows[-2])
             return self.medians[-1] + max(slope, 0.0) * (rows - self.rows[-1])
         return float(np.interp(rows, self.rows, self.medians))
 
     def multiples(self, chances: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Multiples of the median at probabilities in [0, 1)."""
+        """Return the multiples of the median at probabilities in [0, 1)."""
         at, values = zip(*self.quantiles)
         return np.asarray(np.interp(chances, at, values), np.float64)
 
@@ -62,19 +64,19 @@ class ServiceTimes:
 
 
 def shipped_or_file(text: str) -> Path:
-    """The file that `text` means: that of a shipped network by its name, or else a path."""
+    """Return the file of a shipped network by its name, or else the path `text`."""
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)
 
 
 def read_service_times(path: Path) -> ServiceTimes:
-    """The times of a file that `benchmarks/service_times.py` wrote.
+    """Return the times of a file of `benchmarks/service_times.py`.
 
-    The spread is, for each probability, the median over the numbers of rows: one number of rows may have met other
-    work on the machine; several rarely do all.
+    The multiple of each probability is the median over the numbers of rows. Other work on the
+    machine may have disturbed one of them, but rarely most of them.
 
     Raises:
-        ContractError: no such file, or one of another form.
+        ContractError: the file cannot be read, or has another form.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -92,13 +94,13 @@ def read_service_times(path: Path) -> ServiceTimes:
         raise ContractError(f"service times {path} cannot be read: {error.strerror}") from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ContractError(
-            f"{path} is no file of service times ({error!r}); benchmarks.service_times writes them"
+            f"{path} is not a file of service times ({error!r}), expected one of benchmarks.service_times"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
-    """How the model is served in one pod; the defaults are those that `config.pbtxt` is generated with."""
+    """Settings of the model in one pod. The defaults are those of the generated `config.pbtxt`."""
 
     instances: int = ServingOptions.instances
     max_queued: int = ServingOptions.max_queued_requests
@@ -108,22 +110,22 @@ class PodSettings:
 
 @dataclass
 class Counters:
-    """Triton's counters of one model in one pod; times in seconds."""
+    """Triton's counters of one model in one pod. Times are in seconds."""
 
     answered: int = 0
     queue_seconds: float = 0.0
     refused: int = 0
-    """Requests that found the queue full."""
+    """Number of requests that found the queue full."""
     timed_out: int = 0
 
     def add(self, other: "Counters") -> None:
-        """Adds another pod's."""
+        """Add the counters of another pod."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class _Batch(NamedTuple):
-    """A batch that runs."""
+    """A running batch."""
 
     end: float
     requests: int
@@ -132,9 +134,9 @@ class _Batch(NamedTuple):
 
 @dataclass
 class PodQueue:
-    """The pod's state; time only moves forward, by `advance`.
+    """State of the pod. `advance` moves its time forward.
 
-    `seconds_of` gives the median seconds of a batch of so many rows.
+    `seconds_of` returns the median seconds of a batch with so many rows.
     """
 
     settings: PodSettings
@@ -142,7 +144,7 @@ class PodQueue:
     now: float = 0.0
     counters: Counters = field(default_factory=Counters)
     waits: list[float] = field(default_factory=list)
-    """Queue time of each request whose batch began since the caller last took them."""
+    """Queue time of each request whose batch started. The caller clears the list."""
     _arrivals: list[float] = field(default_factory=list)
     _rows: list[int] = field(default_factory=list)
     _multiples: list[float] = field(default_factory=list)
@@ -156,23 +158,29 @@ class PodQueue:
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return len(self._queue)
 
     @property
     def num_inside(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting, running and announced requests."""
         running = sum(batch.requests for batch in self._running)
         return running + len(self._queue) + len(self._arrivals) - self._head
 
     def offer(self, arrivals: Sequence[float], rows: int, multiples: Sequence[float]) -> None:
-        """Requests that will come, ascending, none before the time reached; with the multiple of the median time."""
+        """Add future requests.
+
+        Args:
+            arrivals: Arrival times in seconds, ascending and not before the current time.
+            rows: Rows of each request.
+            multiples: Multiple of the median service time of each request.
+        """
         self._arrivals.extend(arrivals)
         self._rows.extend([rows] * len(arrivals))
         self._multiples.extend(multiples)
 
     def advance(self, until: float) -> None:
-        """Lets time pass up to `until`."""
+        """Simulate the time up to `until`."""
         arrivals, queue = self._arrivals, self._queue
         free = self._free
         while True:
@@ -193,7 +201,10 @@ class PodQueue:
         self.now = until
 
     def _admit_requests(self, until: float) -> None:
-        """Lets requests into the queue that come up to `until`; between two batches it only grows, so this is exact."""
+        """Move requests that arrive up to `until` into the queue.
+
+        This is exact, because between two batches the queue only grows.
+        """
         arrivals, queue = self._arrivals, self._queue
         head, most = self._head, self.settings.max_queued
         while head < len(arrivals) and arrivals[head] <= until:
@@ -233,7 +244,7 @@ class PodQueue:
         self._running.append(_Batch(start + seconds, count, waited))
 
     def _count_ended_batches(self, until: float) -> None:
-        """Counts the batches that ended: Triton counts a request when it is answered."""
+        """Count the batches that ended, because Triton counts a request when it has responded."""
         ended = [batch for batch in self._running if batch.end <= until]
         if not ended:
             return

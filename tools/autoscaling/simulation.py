@@ -1,12 +1,14 @@
-"""The simulation: requests of a trace meet the pods, Prometheus scrapes them, the autoscaler reads and decides.
+"""Simulate a trace of requests with pods, Prometheus and the autoscaler.
 
-Clients choose among the ready pods at random, as many clients with a list of addresses do. Time advances from event to
-event: scrapes, the autoscaler's syncs, pods that become ready, steps of the trace. Everything follows from the seed.
+Clients choose among the ready pods at random, like many clients with a list of addresses. Time
+advances from event to event: scrapes, syncs of the autoscaler, pods that become ready, and steps of
+the trace. The seed determines everything.
 
-The two metrics that Triton is scaled by come from the counters that Prometheus scrapes. Queue time per request is the
-growth of all pods' queue time by the growth of their answered requests, both as `rate` of PromQL over a minute, with a
-floor of one request in the minute; pending requests are the sum of the pods' means over the minute. That is what the
-shipped queries say: a test holds this file to a real Prometheus that answers them.
+The two metrics that scale Triton come from the counters that Prometheus scrapes. Queue time per
+request is the growth of all pods' queue time divided by the growth of their answered requests. Both
+are PromQL's `rate` over a minute, with at least one request per minute. Pending requests are the
+sum of the pods' means over the minute. The shipped queries compute the same, and a test compares
+this module with a real Prometheus.
 """
 
 from collections import deque
@@ -25,14 +27,14 @@ from tools.autoscaling.queueing import Counters, PodQueue, PodSettings, ServiceT
 from tools.autoscaling.traces import Trace, TraceRequests
 
 WINDOW_SECONDS = 60
-"""The range of the shipped queries."""
+"""Range of the shipped queries."""
 _LAG_SECONDS = 1.0
-"""From a scrape until a query sees its samples."""
+"""Seconds from a scrape until a query sees its samples."""
 _LOWEST_RATE = 1 / WINDOW_SECONDS
 
 
 class Sample(NamedTuple):
-    """What one scrape of a pod found."""
+    """Values of one scrape of a pod."""
 
     milliseconds: int
     queue_microseconds: float
@@ -41,10 +43,12 @@ class Sample(NamedTuple):
 
 
 def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[str, float | None]:
-    """Each metric of all pods together; None where no pod has enough samples in the window.
+    """Return each metric over all pods, or None if no pod has enough samples in the window.
 
-    `samples` are of every pod that Prometheus has scraped in the window, those that are gone by now included; by the
-    pod's name, ascending in time.
+    Args:
+        samples: Samples by pod, ascending in time, of every pod that was scraped in the window,
+            including removed pods.
+        now: Time in seconds.
     """
     last = round(now * 1000)
     first = last - WINDOW_SECONDS * 1000
@@ -61,23 +65,27 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
 
 
 def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
-    """PromQL's `rate`: a counter's growth per second, extrapolated to the window's ends.
+    """Return PromQL's `rate`: the growth of a counter per second, extrapolated to the window.
 
-    As Prometheus 2.42 computes it. Prometheus 3 leaves the window's left end open, which matters only where a sample
-    falls on it to the millisecond. `samples`, at least two, are milliseconds and values within the window from `first`
-    to `last`, ascending.
+    The result is that of Prometheus 2.42. Prometheus 3 excludes the left end of the window, which
+    matters only for a sample in exactly that millisecond.
+
+    Args:
+        samples: At least two pairs of milliseconds and value within the window, ascending.
+        first: Start of the window in milliseconds.
+        last: End of the window in milliseconds.
 
     >>> counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
     2.0
     """
     (start, start_value), (end, end_value) = samples[0], samples[-1]
-    # A counter that fell was reset: it counted up to its last value, and then again from 0.
+    # A counter that fell was reset. It grew to its last value, and then from 0 again.
     growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
     covered = sampled = (end - start) / 1000
     spacing = sampled / (len(samples) - 1)
     to_start, to_end = (start - first) / 1000, (last - end) / 1000
     if growth > 0 and start_value >= 0:
-        # A counter is never below 0, so it cannot be extrapolated to before it was 0.
+        # A counter is never negative, so do not extrapolate to before it was 0.
         to_start = min(to_start, sampled * start_value / growth)
     for gap in (to_start, to_end):
         covered += gap if gap < spacing * 1.1 else spacing / 2
@@ -86,60 +94,63 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is simulated, beside trace and autoscaler."""
+    """Settings of a simulation besides trace and autoscaler."""
 
     service_times: ServiceTimes
     pod: PodSettings = PodSettings()
     starts: StartTimes = StartTimes()
     initial_replicas: int | None = None
-    """None = the autoscaler's least."""
+    """Initial number of replicas. None means the autoscaler's minimum."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class SyncState:
-    """The state at one of the autoscaler's syncs."""
+    """State at one sync of the autoscaler."""
 
     seconds: float
     wanted: int
     ready: int
     metrics: dict[str, float | None]
-    """None where no pod has the metric."""
+    """Value of each metric, or None if no pod has it."""
 
 
 @dataclass
 class SimulatedRun:
-    """What happened."""
+    """Result of a simulation."""
 
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
-    """Queue seconds of the requests whose batch began before each of the syncs, since the one before; then the rest."""
+    """Queue times in seconds of the requests whose batch started between two syncs, one array per
+    sync. A last array has the requests after the last sync."""
     num_arrived: int = 0
     num_homeless: int = 0
-    """Requests that came while no pod was ready."""
+    """Number of requests that arrived while no pod was ready."""
     counters: Counters = field(default_factory=Counters)
     num_inside: int = 0
-    """Requests that still waited or ran at the end."""
+    """Number of requests that were waiting or running at the end."""
     seconds: float = 0.0
     pod_hours: float = 0.0
 
 
 class Simulation:
-    """One run.
+    """One simulation.
 
     Raises:
-        ContractError: the trace ends before the autoscaler's first sync, or it has a metric that is not simulated.
+        ContractError: the trace ends before the autoscaler's first sync, or one of its metrics is
+            not simulated.
     """
 
     def __init__(self, trace: Trace, spec: Autoscaler, settings: Settings) -> None:
         if trace.seconds < SYNC_SECONDS:
             raise ContractError(
-                f"trace {trace.name} lasts {trace.seconds:g} s, expected at least the {SYNC_SECONDS:g} s between two "
+                f"trace {trace.name} lasts {trace.seconds:g} s, expected at least {SYNC_SECONDS:g} s, the time between "
+                "two "
                 "syncs of the autoscaler"
             )
         known = (QUEUE_METRIC, PENDING_METRIC)
         if unknown := {metric.name for metric in spec.metrics}.difference(known):
-            raise ContractError(f"metric is {min(unknown)}, expected one that is simulated: {', '.join(known)}")
+            raise ContractError(f"metric is {min(unknown)}, expected a simulated one: {', '.join(known)}")
         self._trace, self._settings = trace, settings
         self._controller = Controller(spec)
         offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * SCRAPE_SECONDS
@@ -150,11 +161,11 @@ class Simulation:
         )
         self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
         self._samples: dict[str, deque[Sample]] = {}
-        """The newest of each pod that has any in the window, as many as a query may see."""
+        """Newest samples of each pod, as many as a query can use."""
         self.outcome = SimulatedRun()
 
     def run(self) -> SimulatedRun:
-        """What happens over the whole trace."""
+        """Simulate the complete trace, and return the result."""
         cluster, outcome = self._cluster, self.outcome
         cluster.start_at_once(self._wanted)
         now, sync_at = 0.0, SYNC_SECONDS
@@ -179,7 +190,10 @@ class Simulation:
         return outcome
 
     def _dispatch_requests(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
-        """Gives the requests that come before `until` to ready pods; how many of the step's are given then."""
+        """Send the requests before `until` to ready pods.
+
+        Returns how many requests of the step were sent so far.
+        """
         last = int(np.searchsorted(requests.arrivals, until))
         if last == taken:
             return taken
@@ -196,7 +210,7 @@ class Simulation:
         return last
 
     def _scrape_pods(self, now: float) -> None:
-        """Takes the counters of the pods whose time it is; durations are whole microseconds, as Triton's are."""
+        """Scrape the pods that are due. Durations are whole microseconds, as in Triton."""
         for pod in self._cluster.pods:
             if pod.scrape_at <= now:
                 pod.queue.advance(now)

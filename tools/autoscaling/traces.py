@@ -1,6 +1,7 @@
-"""How many requests come when: a recorded trace (CSV), or a synthetic one by name; and the requests drawn from it.
+"""Read or generate a trace of request rates, and draw requests from it.
 
-The requests are drawn step by step from the seed alone, so every autoscaler that is tried meets the very same ones.
+A trace is a CSV file or a synthetic one with a name. Requests are drawn per step from the seed
+alone, so that every autoscaler gets the same requests.
 """
 
 import math
@@ -16,20 +17,20 @@ from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 
 COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
-"""Of a trace's file; the last one may be left out."""
+"""Columns of a trace's file. The last one is optional."""
 DEFAULT_ROWS = 1024
-"""Candidates that one request ranks, where the trace does not say."""
+"""Rows of a request, which are the candidates to rank, if the trace has no column for it."""
 MOST_SECONDS = 31 * 86400.0
 MOST_OF_STEP = 2e7
-"""Requests of one step, which are drawn together: half a gigabyte of numbers."""
+"""Maximum number of requests in one step, which are drawn at once and take half a gigabyte."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A rate that is constant within steps."""
+    """A request rate that is constant within steps."""
 
     starts: NDArray[np.float64]
-    """Seconds at which each step begins, the first at 0; the last entry is the trace's end."""
+    """Start of each step in seconds, the first at 0. The last entry is the end of the trace."""
     rates: NDArray[np.float64]
     """Requests per second, per step."""
     rows: NDArray[np.int64]
@@ -38,16 +39,16 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the trace in seconds."""
         return float(self.starts[-1])
 
     @property
     def num_expected(self) -> float:
-        """Requests to expect in all."""
+        """Expected number of requests."""
         return float((self.rates * np.diff(self.starts)).sum())
 
     def requests(self, step: int, seed: int) -> "TraceRequests":
-        """The requests of one step: a Poisson process of the step's rate."""
+        """Draw the requests of one step as a Poisson process with the step's rate."""
         random = np.random.default_rng([seed, step])
         start, end = self.starts[step], self.starts[step + 1]
         count = random.poisson(self.rates[step] * (end - start))
@@ -61,55 +62,64 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TraceRequests:
-    """Requests in the order of their coming."""
+    """Requests in the order of their arrival."""
 
     arrivals: NDArray[np.float64]
     chances: NDArray[np.float64]
-    """In [0, 1): which pod a client's choice falls on."""
+    """Numbers in [0, 1) that select the pod of each request."""
     service: NDArray[np.float64]
-    """In [0, 1): how lucky its service time is."""
+    """Numbers in [0, 1) that select the quantile of each service time."""
     rows: int
 
 
 def read_trace(path: Path) -> Trace:
-    """A recorded trace: CSV with a header, `seconds,requests_per_second[,rows_per_request]`.
+    """Read a recorded trace.
 
-    A line's rate holds from its second to the next line's; the last line only ends the trace.
+    The file is CSV with the header `seconds,requests_per_second[,rows_per_request]`. The rate of a
+    line holds until the next line, and the last line only ends the trace.
 
     Raises:
-        ContractError: no such file, another header, a line that cannot be, or more than can be simulated.
+        ContractError: the file cannot be read, has another header or an invalid line, or is too
+            large to simulate.
     """
     try:
-        # Spreadsheets put a byte order mark first.
+        # Spreadsheets start a file with a byte order mark.
         header, _, body = path.read_text(encoding="utf-8-sig").partition("\n")
         if header.strip() not in (",".join(COLUMNS), ",".join(COLUMNS[:2])):
             raise ContractError(f"{path} begins with {header[:80]!r}, expected {','.join(COLUMNS)}")
         if len(body.split()) < 2:
-            raise ContractError(f"{path} holds fewer than two lines, and the last one only ends the trace")
+            raise ContractError(
+                f"{path} has fewer than two lines, expected at least two: the last one only ends the trace"
+            )
         lines = np.loadtxt(body.splitlines(), delimiter=",", ndmin=2, usecols=range(header.count(",") + 1))
     except OSError as error:
         raise ContractError(f"trace {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ContractError(f"trace {path} is no text, expected CSV") from error
+        raise ContractError(f"trace {path} is not text, expected CSV") from error
     except ContractError:
         raise
-    except ValueError as error:  # names the line below the header
+    except ValueError as error:  # counts lines from below the header
         raise ContractError(f"trace {path}: {error}") from error
     seconds, rates, rows = (*lines.T, np.full(len(lines), DEFAULT_ROWS))[:3]
     if not np.all((rates >= 0) & (rates < 1e6) & (rows >= 1) & (rows <= MAX_BATCH_ROWS)):
         raise ContractError(f"{path}: expected rates of 0 to 1e6 a second, and 1 to {MAX_BATCH_ROWS} rows")
     if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > MOST_SECONDS:
-        raise ContractError(f"{path}: seconds are expected to begin at 0 and to rise, to {MOST_SECONDS:g} at most")
+        raise ContractError(f"{path}: expected seconds that begin at 0 and rise, to at most {MOST_SECONDS:g}")
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
     if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:
-        raise ContractError(f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: divide it")
+        raise ContractError(f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: split it")
     return trace
 
 
 def day(peak: float, seed: int, rows: int) -> Trace:
-    """A day by minutes: low at 04:00, high at 16:00, noise of 5 %; at 22:00 three times the rate at once, 20 minutes.
+    """Return a day in minutes, with a minimum at 04:00, a maximum at 16:00 and 5 % noise.
 
-    `peak` is the requests per second in the afternoon.
+    At 22:00 the rate triples at once for 20 minutes.
+
+    Args:
+        peak: Requests per second at the maximum.
+        seed: Seed of the noise.
+        rows: Rows of each request.
     """
     minutes = np.arange(1440)
     wave = (1 - np.cos(2 * np.pi * (minutes - 4 * 60) / 1440)) / 2
@@ -119,7 +129,10 @@ def day(peak: float, seed: int, rows: int) -> Trace:
 
 
 def spike(peak: float, seed: int, rows: int) -> Trace:
-    """Two hours at a third of `peak`, with noise of 5 %; at 0:40 `peak` at once, for 30 minutes."""
+    """Return two hours at a third of `peak` with 5 % noise, and a spike.
+
+    The rate jumps to `peak` at 0:40 for 30 minutes.
+    """
     rates = peak / 3 * _noise(120, seed)
     rates[40:70] *= 3
     return _by_minutes(rates, rows, "spike")
@@ -129,7 +142,7 @@ SYNTHETIC: dict[str, Callable[[float, int, int], Trace]] = {"day": day, "spike":
 
 
 def _noise(count: int, seed: int) -> NDArray[np.float64]:
-    """Factors around 1: a minute is like the one before it."""
+    """Return factors around 1 with a strong correlation between neighbouring minutes."""
     steps = np.random.default_rng([seed, count]).normal(0, 1, count)
     level, factors = 0.0, []
     for step in steps:

@@ -1,4 +1,6 @@
-"""What of a store goes to a registry, from journals written out; and the command, over registries that are none."""
+"""Tests of the export to a registry, from hand-written journals, and of the command over unusable
+registries.
+"""
 
 import shutil
 
@@ -15,7 +17,7 @@ from tests.support.validation_models import make_dataset
 
 
 def write(store, *lines):
-    """A journal of (action, version); version N is of model mN, whose graph is there."""
+    """Write a journal of (action, version). Version N has model mN, whose graph exists."""
     for name in ("m1", "m2"):
         (graph := graph_folder(store, int(name[1]))).mkdir(parents=True)
         (graph / GRAPH_FILE).write_bytes(b"")
@@ -51,7 +53,7 @@ def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
     assert [each.version for each, _ in found.versions] == versions
     assert (found.aliases["champion"], found.aliases["candidate"]) == aliases
-    shutil.rmtree(graph_folder(tmp_path, 1))  # as `evergreen collect` does
+    shutil.rmtree(graph_folder(tmp_path, 1))  # like `evergreen collect`
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 

@@ -1,4 +1,7 @@
-"""What a person types: relative paths, absent folders, empty reasons; each command says what was wrong with which."""
+"""Tests of user input: relative paths, absent folders, empty reasons.
+
+Each error names the wrong argument.
+"""
 
 import pytest
 

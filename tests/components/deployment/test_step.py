@@ -1,4 +1,6 @@
-"""The deployment step, as a command and as the KFP component: its manifest, its notes, its exit codes."""
+"""Tests of the deployment step, as a command and as a KFP component: its manifest, notes and exit
+codes.
+"""
 
 import dataclasses
 import json
@@ -24,7 +26,7 @@ def step(make_candidate, tmp_path):
     store, paths = tmp_path / "store", {True: tmp_path / "accepted.json", False: tmp_path / "refused.json"}
 
     def judge(accepted, seed, **changes):
-        """Evaluation's part: the verdict on a model of the store."""
+        """Write evaluation's verdict on a model of the registry."""
         _, verdict, raw = make_candidate(store, seed, accepted=accepted)
         keep_verdict(store, dataclasses.replace(verdict, **changes), raw).write(paths[accepted])
 
@@ -56,7 +58,10 @@ def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
 
 
 def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
-    """Triton's process is another user; nobody else needs the registry, and nobody writes to either."""
+    """Triton's process is another user.
+
+    Others need no access to the registry, and nobody may write to either.
+    """
     made_before = set(too_open(tmp_path / "store", 0))
     with argo_umask():
         assert step(True, "run-1") == 0
@@ -70,7 +75,7 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     assert repository.stat().st_mode & 0o777 == 0o755
 
 
-def test_model_that_is_not_to_be_released_is_kept_and_person_may_promote_it(step, tmp_path):
+def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tmp_path):
     assert step(True, "run-1", release={"rollout": "none"}) == 1
     [note] = runs.read_notes(tmp_path / "store", "run-1")
     assert (note.state, note.facts) == ("refused", {"rollout": "none"})
@@ -108,7 +113,7 @@ def test_full_needs_pass_and_nothing_takes_refused_model(step, tmp_path, capsys)
     assert current(tmp_path / "store") is None
 
 
-def test_first_version_whose_step_was_killed_before_its_note_is_released_and_no_canary(step, tmp_path):
+def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, tmp_path):
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision="inconclusive").write(path)
     for _ in range(2):
@@ -126,7 +131,7 @@ def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
 
 
 def test_disk_that_refuses_is_3_and_not_refused_model(step, tmp_path, capsys):
-    """Python's own exit code for a traceback is 1, which here says that the gate refused."""
+    """Python exits with 1 after a traceback. For this step 1 means that the gate refused."""
     (tmp_path / "store" / "graphs").write_text("no folder")
     assert step(True, "run-7") == 3
     assert "error: " in capsys.readouterr().err
@@ -169,7 +174,7 @@ def test_component_leaves_release_and_its_numbers(arguments):
     assert 0 <= written["parity_max_abs_diff"] <= 1e-5
 
 
-def test_component_whose_verdict_is_stale_ends_without_release_and_without_retry(arguments, tmp_path):
+def test_component_with_stale_verdict_ends_without_release_or_retry(arguments, tmp_path):
     stale = Verdict.read(arguments["verdict"].path)
     dataclasses.replace(stale, champion_model_id="model-0", champion_reference="current").write(
         arguments["verdict"].path

@@ -1,8 +1,8 @@
-"""One finished training round on disk, with candidate and champion of known quality.
+"""A finished training run on disk, with candidate and champion of known quality.
 
-Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise on its weights:
-the candidate as stored weights (a DCN whose cross layers and tower are silent is a linear model), the champion as the
-served graph of a linear network.
+Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise
+on its weights. The candidate is stored as weights (a DCN with silent cross layers and tower is a
+linear model), and the champion as the served graph of a linear network.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def plant(workflow: FeatureWorkflow) -> Linear:
 
 
 def raw_arrays(table) -> tuple[np.ndarray, np.ndarray]:
-    """Dense [n, 13] with NaN and categories [n, 26] with -1, as rows are served."""
+    """Return dense [n, 13] with NaN and categories [n, 26] with -1, as rows are served."""
     dense = np.stack([table[name].to_numpy() for name in criteo.DENSE], axis=1).astype(np.float32)
     columns = [table[name].to_pylist() for name in criteo.CATEGORICAL]
     filled = [[-1 if value is None else value for value in column] for column in columns]
@@ -78,7 +78,7 @@ def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.
 
 
 def table_of(linear: Linear) -> np.ndarray:
-    """A vector of one number for each id."""
+    """Return a table of vectors of width 1 for the ids."""
     rows = np.concatenate([np.r_[np.zeros(FIRST_ID), weights] for weights in linear.categories])
     return rows[:, None].astype(np.float32)
 
@@ -107,7 +107,7 @@ linear (float[rows, 13] dense, float[rows, 26, 1] embeddings) => (float[rows] lo
 
 
 def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None:
-    """The served graph of the model, around a network that the product does not know."""
+    """Write the served graph of the model, with a network that the product does not know."""
     from onnx import numpy_helper, parser
 
     from evergreen.serving.graph import export
@@ -122,7 +122,7 @@ def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None
 
 @dataclass
 class Round:
-    """The round's folders, manifests and truths; `flags()` is the step's command line."""
+    """The run's folders, manifests and truths. `flags()` is the step's command line."""
 
     root: Path
     workflow: FeatureWorkflow
@@ -168,11 +168,15 @@ class Round:
         return [f"--{name}={value}" for name, value in flags.items()]
 
     def scores(self, linear: Linear) -> np.ndarray:
-        """The model's probabilities of the held-out rows in float64, from the formula."""
+        """Return the model's probabilities of the holdout rows in float64, from the formula."""
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
     def add_old_rows(self, table, truth: Linear) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
-        """Holds old rows out whose labels follow `truth`; returns the labels, and what scores a model gives them."""
+        """Add old rows to the holdout, with labels drawn from `truth`.
+
+        Returns:
+            The labels, and a function that scores these rows by a model.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -204,7 +208,10 @@ class Round:
 
 
 def write_encoded(folder: Path, labels, dense, ids) -> None:
-    """HugeCTR's Parquet form in parts whose names do not sort in row order; `_file_list.txt` has the order."""
+    """Write HugeCTR's Parquet form in parts whose names do not sort in row order.
+
+    `_file_list.txt` has the row order.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -221,7 +228,10 @@ def write_encoded(folder: Path, labels, dense, ids) -> None:
 
 @pytest.fixture
 def make_round(raw_table, tmp_path):
-    """Makes a round of `n` held-out rows whose candidate is the planted logit with `noise` on its weights."""
+    """Makes a run of `n` holdout rows.
+
+    The candidate is the planted logit with `noise` on its weights.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""`evergreen compare`: two stored models on rows that neither learned, by its command."""
+"""Tests of the command `evergreen compare`: two stored models on rows that neither learned."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ LEARNED = "2025-10-09T00:00:00+00:00"
 
 @pytest.fixture
 def two(make_round):
-    """A round whose candidate is the planted model, judged on its rows, and beside it `older`, a noisy one."""
+    """A run with the planted model as candidate, evaluated on its rows, and a noisy model `older`."""
     made = make_round(3000)
     noisy = made.planted.noisy(0.3, 8)
     for model_id, linear, settings in (
@@ -62,9 +62,9 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
     assert lead["low"] > 0, "the planted model is better than a noisy one"
     assert found["quality"]["champion"]["log_loss"] == pytest.approx(log_loss(made.labels, a), abs=1e-5)
     assert (found["rows_of"], found["quality"]["num_rows"]) == ("candidate", 3000)
-    assert {name: found["differing"][name] for name in ("training.learning_rate", "learned up to")} == {
+    assert {name: found["differing"][name] for name in ("training.learning_rate", "trained up to")} == {
         "training.learning_rate": [None, 0.5],
-        "learned up to": ["2025-06-01T00:00:00+00:00", LEARNED],
+        "trained up to": ["2025-06-01T00:00:00+00:00", LEARNED],
     }
     assert found["sizes"]["ids of categories"] == [sum(made.workflow.slot_sizes)] * 2
     assert not any(part["name"].startswith("categories") for part in found["slices"])

@@ -1,4 +1,6 @@
-"""Curves against scikit-learn, slices against a filter written out, and a report that needs nothing but itself."""
+"""Tests of curves against scikit-learn, of slices against an explicit filter, and of the
+self-contained report.
+"""
 
 from dataclasses import replace
 
@@ -125,7 +127,7 @@ def test_new_and_unknown_items_are_slices_where_recommender_names_item():
     assert not set(names) & set(cut_slices(scored(6), is_first_round=False, shown=ShownValues()))
 
 
-def test_row_belongs_to_slice_of_each_element_of_its_lists_and_counts_once_there():
+def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
     rows = [[5, 5, 5], [5, 6], [], [6, 5], [7, 10], [8, 9], [9, 10, 9], [], [8, 7], [6], [11, 5], [11, 11, 11]]
     made = scored(len(rows))
     places = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])

@@ -1,4 +1,6 @@
-"""The gain of the candidate's order: against the truth of simulated users, whose clicks depend on row and place."""
+"""Tests of the gain of the candidate's ranking, against simulated users whose clicks depend on row
+and position.
+"""
 
 import math
 from typing import NamedTuple
@@ -17,14 +19,16 @@ from evergreen.contracts.manifests import ReorderingGain, Verdict
 class Log(NamedTuple):
     rows: ShownRows
     gains: np.ndarray
-    """Per list: true gains of its disputed pairs, summed."""
+    """Sum of the true gains of disputed pairs, per list."""
     disputed: np.ndarray
 
 
 def simulate(random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5) -> Log:
-    """Users see a place with odds that fall by rank, and click what they see with odds of its own.
+    """Simulate users who see a position with odds that fall by rank, and click what they see by its
+    own odds.
 
-    The served scores are wrong by the places and by a factor of two besides; the rate doubles over the log.
+    The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
+    over the log.
     """
     seen = 1 / np.log2(np.arange(2, places + 2))
     odds = rate * np.linspace(1, 2, lists)[:, None] * random.lognormal(0, 0.8, (lists, places))
@@ -65,7 +69,10 @@ WORLDS = {
 @pytest.mark.parametrize("logs", [60, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", WORLDS)
 def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs):
-    """Looks at each log 12 times while it grows: an interval that ever misses the truth so far is a miss of the log."""
+    """Looks at each log 12 times while it grows.
+
+    A log fails if its interval ever misses the current truth.
+    """
     random, setting = np.random.default_rng(7), WORLDS[world]
     misses, errors, looks = 0, [], 0
     for _ in range(logs):
@@ -86,7 +93,7 @@ def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs)
 
 @pytest.mark.parametrize("odds", [0.5, 0.01])
 def test_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
-    """The most skewed sums there can be, looked at after every one."""
+    """Uses the most skewed sums possible, and looks after every one."""
     random, crossed = np.random.default_rng(3), 0
     for _ in range(400):
         sums = 2.0 * (random.random(600) < odds)
@@ -99,7 +106,7 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # It disputes every pair but those, and loses by it.
+    # It disputes every pair except those, and loses by it.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)
@@ -125,7 +132,8 @@ def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
     whole = reordering_gain(log.rows)
     assert isinstance(whole, ReorderingGain)
     assert whole.gain is not None
-    # The last three rows of a cut list, one row alone, a list in an order of its own, and one not explored.
+    # The last three rows of a truncated list, a single row, a list in its own order, and an
+    # unexplored list.
     strange = ShownRows(
         lists=np.repeat([-1, -2, -3, -4], [3, 1, 3, 2]),
         positions=np.array([2, 3, 4, 1, 1, 2, 3, 1, 2]),
@@ -140,7 +148,7 @@ def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
 
 
 def explore_some(made, *, lists: int) -> None:
-    """Makes the first held-out rows `lists` lists of ten that were explored, as `raw_table` numbers them."""
+    """Turn the first holdout rows into `lists` explored lists of ten, as numbered by `raw_table`."""
     chances = np.random.default_rng(4).random(lists)
     odds = np.concatenate([explored(np.arange(10), 0.4, chance)[1] for chance in chances])
     path = made.root / "raw holdout" / "0.parquet"

@@ -1,4 +1,4 @@
-"""Columns that give the label away are named as a warning, and no others; the decision stays the gate's."""
+"""Tests of the warning about columns that reveal the label. The gate's decision is unchanged."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def clean_columns(n: int, seed: int) -> dict:
     labels = (random.random(n) < 0.3).astype(np.int32)
     return {
         "label": labels,
-        # Weakly related to the label, as honest columns are.
+        # Weakly related to the label, like honest columns.
         "price": (random.normal(size=n) + 0.5 * labels).astype(np.float32),
         "stay": random.normal(size=n).astype(np.float32),
         "city": random.integers(0, 40, n),
@@ -44,7 +44,7 @@ def clean_columns(n: int, seed: int) -> dict:
 
 @pytest.fixture
 def make_raw(tmp_path):
-    """Writes training and held-out rows, with what `leak` makes of their labels in place of a column."""
+    """Writes training and holdout rows, in which `leak` computes a column from the labels."""
 
     def make(column: str = "", leak=None, *, excluded=()) -> RawDataset:
         for seed, (name, n) in enumerate({"train": 6000, "holdout": 1500}.items()):
@@ -92,7 +92,7 @@ def parity(labels, random):
 
 
 def some_missing(large_or_small):
-    """Continuous values: those of clicks lie beyond all others, at the side of the missing ones, which are clicks'."""
+    """Return continuous values in which clicks are beyond all others or missing."""
 
     def values(labels, random):
         drawn = large_or_small * (labels * 10 + random.random(len(labels)))
@@ -138,7 +138,7 @@ def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
 
 
 def test_rates_are_learned_from_training_rows_alone(make_raw):
-    """A value that only held-out rows have says nothing, though it decides their label."""
+    """A value that occurs only in holdout rows says nothing, although it determines their label."""
     fresh = make_raw("outcome", lambda labels, random: labels + random.integers(10**6, 10**9, len(labels)) * 2)
     assert column_aucs(fresh)["outcome"] == pytest.approx(0.5, abs=0.03)
 
@@ -149,7 +149,9 @@ def test_column_left_out_of_run_is_not_measured(make_raw):
 
 
 def leaking_round(make_round, leak: str):
-    """A round whose candidate ranks almost all rows rightly, and whose rows hold the label in a column, if any."""
+    """Return a run whose candidate ranks almost all rows correctly, with an optional column that
+    holds the label.
+    """
     made = make_round()
     scores = made.scores(made.planted)
     # An AUC of exactly 1 has no interval.

@@ -22,7 +22,7 @@ def decided(drawn, candidate, *, slices=None, settings=LENIENT):
 
 
 @pytest.mark.parametrize("rows_per_request", [1, 10])
-def test_rounds_whose_every_slice_loses_what_is_allowed_are_refused_no_more_often_than_stated(rows_per_request):
+def test_runs_at_allowed_loss_in_every_slice_are_refused_at_stated_rate(rows_per_request):
     rate, rounds = 0.25, 150
     noise = noise_that_costs(rate, LENIENT.max_slice_loss)
     refused = 0
@@ -35,7 +35,7 @@ def test_rounds_whose_every_slice_loses_what_is_allowed_are_refused_no_more_ofte
 
 
 @pytest.mark.parametrize("rows_per_request", [1, 10])
-def test_slice_that_loses_third_is_found_and_named_though_all_rows_hardly_do(rows_per_request):
+def test_slice_that_loses_third_is_found_though_all_rows_hardly_change(rows_per_request):
     for seed in range(10):
         random = np.random.default_rng(seed)
         drawn = draw(random, rows=10_000, rate=0.25, rows_per_request=rows_per_request)
@@ -84,7 +84,7 @@ def test_clicks_that_are_predicted_wrongly_by_more_than_factor_fail(factor, deci
     assert check_of(answer, "calibration").value == pytest.approx(ratio)
 
 
-def test_candidate_that_is_less_wrong_than_champion_does_not_fail_by_calibration():
+def test_candidate_better_calibrated_than_champion_passes_calibration():
     drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
     groups, off = drawn.requests, drawn.candidate * 1.9
     assert decide(drawn.labels, off, drawn.champion * 2.5, groups=groups, settings=LENIENT).decision == "pass"

@@ -1,4 +1,4 @@
-"""The scored rows: aligned with the raw ones, and marked by what is new in them."""
+"""Tests of the scored rows: aligned with the raw rows, and marked by the new values in them."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -56,7 +56,7 @@ def test_rows_keep_their_order_labels_times_and_categories(made):
     assert rows.champion is None
 
 
-def test_rows_of_user_are_one_group_and_unknown_users_are_grouped_by_request(made):
+def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
     rows, by_request = score(made, named=ColumnNames(user="C19")), score(made).requests
     users = made.categorical[:, 18]
     assert (users == MISSING_CATEGORY).any()
@@ -65,7 +65,7 @@ def test_rows_of_user_are_one_group_and_unknown_users_are_grouped_by_request(mad
 
 
 def test_row_is_new_if_it_holds_id_of_this_round(made):
-    """Appended ids, the last ones, and one that had been given up, anywhere between."""
+    """The ids are appended ones, the last ones, and reused ones."""
     vocabularies = made.workflow.vocabularies
     new = [[len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)]
     rows = score(made, new_ids=[np.array(ids, np.int64) for ids in new])
@@ -77,7 +77,8 @@ def test_row_is_new_if_it_holds_id_of_this_round(made):
 
 
 def test_row_whose_columns_got_no_id_is_not_new_even_where_column_is_empty(made):
-    # A column without categories has the two reserved ids only; missing and unknown are no news.
+    # A column without categories only has the two reserved ids. Missing and unknown values do not
+    # count as new.
     scored = score(made)
     assert not scored.has_new_category.any()
     assert not scored.has_unknown_category.any()
@@ -108,8 +109,8 @@ def test_candidate_is_scored_with_its_table_as_it_would_be_served(make_round, nu
 def test_missing_values_reach_graph_as_contract_says(made):
     (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), CRITEO)
     n = len(batch.labels)
-    np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN where the log has null
-    np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 where the log has null
+    np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN for a null in the log
+    np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 for a null in the log
     assert np.isnan(batch.dense).any()
     assert (batch.categorical == -1).any()
 

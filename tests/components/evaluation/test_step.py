@@ -206,8 +206,8 @@ def damage_pages_of_encoded_file(made):
     ],
     ids=[
         "fewer encoded rows", "fewer rows stated", "other order", "training set of other rows", "model of other rows",
-        "other slots", "truncated weights", "damaged graph", "absent graph", "label 7", "absent column",
-        "damaged encoded file",
+        "other slots", "truncated weights", "corrupt graph", "absent graph", "label 7", "absent column",
+        "corrupt encoded file",
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, capsys, spoil, said):

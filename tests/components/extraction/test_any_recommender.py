@@ -1,4 +1,6 @@
-"""Rows of a recommender with columns of its own: the step over its lake, and the ingestion of its files."""
+"""Tests of recommenders with other columns: the step over their lake, and the ingestion of their
+files.
+"""
 
 import csv
 import hashlib
@@ -49,7 +51,7 @@ def recommender(features=SHOP, **more):
 
 
 def shop_rows(n: int, *, features=SHOP, seed: int = 0, hours: float = 60.0) -> list[dict]:
-    """Rows in the raw schema's names, in the order of time, three to a request, with gaps."""
+    """Return rows with the raw schema's names in time order, three to a request, with gaps."""
     source = random.Random(seed)
     rows = []
     for i in range(n):
@@ -80,7 +82,7 @@ def extracted(lake, features, folder, **settings):
 
 
 def known(rows):
-    """Rows without the columns that say what served them."""
+    """Return the rows without the columns about the serving version."""
     return [{name: value for name, value in row.items() if name not in raw_rows.SERVED_BY} for row in rows]
 
 
@@ -107,7 +109,9 @@ def test_columns_are_chosen_by_recommenders_names():
 
 
 def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) -> str:
-    """The rows as a text with a header, in columns of the user's names and in another order, beside one of no use."""
+    """Format the rows as text with a header, with the user's column names in another order and an
+    unused column.
+    """
     raws = {names.event_time: raw_rows.EVENT_TIME, names.row: raw_rows.ROW, names.request_id: raw_rows.REQUEST_ID}
     columns = {"remark": None, **raws, **{name: name for name in reversed(SHOP.names)}, names.label: raw_rows.LABEL}
     columns = {name: raw for name, raw in columns.items() if name not in leave_out}
@@ -123,7 +127,7 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
 
 
 def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.0, **settings):
-    """The counts, and the rows of lake and replay file."""
+    """Ingest the file and return the counts, and the rows of lake and replay file."""
     counts = ingest(
         [path] if path.is_file() else sorted(path.iterdir()),
         recommender(features, data=names),
@@ -209,7 +213,7 @@ def test_rows_without_times_are_spread_over_days_that_are_asked_for(tmp_path, fe
     assert {row["event_time"].date() for row in in_lake} == {date(2026, 3, 3), date(2026, 3, 4)}
 
 
-def test_without_requests_each_row_is_one_and_without_numbers_requests_rows_are_numbered(tmp_path):
+def test_without_request_each_row_is_one_and_missing_positions_are_set(tmp_path):
     rows = shop_rows(300, hours=5)
     names = ColumnNames(label="clicked", event_time="ts")
     (tmp_path / "no request.csv").write_text(own_text(rows, names, leave_out=("request_id", "row")))
@@ -217,7 +221,7 @@ def test_without_requests_each_row_is_one_and_without_numbers_requests_rows_are_
     assert len({row["request_id"] for row in in_lake}) == 300
     assert {row["row"] for row in in_lake} == {0}
     (tmp_path / "two").mkdir()
-    for number, part in enumerate((rows[:100], rows[100:])):  # the cut goes through a request
+    for number, part in enumerate((rows[:100], rows[100:])):  # the split falls within a request
         text = own_text(part, replace(names, request_id="impression"), leave_out=("row",))
         (tmp_path / "two" / f"{number}.csv").write_text(text)
     (tmp_path / "again").mkdir()
@@ -290,7 +294,7 @@ def test_weights_come_from_files_and_wrong_one_makes_its_row_malformed(tmp_path,
         ingested(tmp_path, path, names=replace(names, weight="weigth"))
 
 
-def test_rows_of_lake_without_column_count_one_and_without_key_no_row_has_weight(tmp_path):
+def test_rows_without_weight_column_count_one_and_without_key_have_none(tmp_path):
     rows = shop_rows(120, hours=5)
     write_lake(tmp_path / "lake", rows[:60], SHOP)
     weighted = [{**row, WEIGHT: 10.0} for row in rows[60:]]
@@ -333,7 +337,7 @@ def test_column_of_type_that_cannot_be_is_refused_by_name(tmp_path, columns, mes
         ingested(tmp_path, path, names=names)
 
 
-def test_columns_that_file_lacks_or_has_twice_and_times_that_nobody_has_are_told(tmp_path):
+def test_missing_columns_duplicate_columns_and_absent_times_are_reported(tmp_path):
     text = own_text(shop_rows(5))
     (tmp_path / "lacks.csv").write_text(text.replace("shop", "store", 1))
     with pytest.raises(
@@ -356,9 +360,7 @@ def test_columns_that_file_lacks_or_has_twice_and_times_that_nobody_has_are_told
         ingested(tmp_path, tmp_path / "times.csv", days=3)
 
 
-def test_criteos_text_is_refused_for_recommender_of_other_columns_or_weights_which_are_named(
-    tmp_path, criteo_rows, write_text
-):
+def test_criteo_text_is_refused_for_other_columns_or_weights_by_name(tmp_path, criteo_rows, write_text):
     path = write_text(tmp_path / "day_0", criteo_rows(5))
     for other in (recommender(), replace(criteo.CRITEO_RECOMMENDER, data=ColumnNames(weight="counts"))):
         with pytest.raises(ContractError, match=f"no column '{other.data.label}', the label of recommender"):
@@ -394,7 +396,7 @@ def hashed(text: str) -> int:
 
 
 def expected_categories() -> list[tuple]:
-    numbers = {"7": 7, "true": 1}  # a truth value is the number that other programs write
+    numbers = {"7": 7, "true": 1}  # a boolean is a number, as other programs write it
     items = [None if not each else numbers.get(each, hashed(each)) for each in ITEMS]
     return [
         (item, user if user is None or 0 <= user < 2**52 else hashed(str(user))) for item, user in zip(items, USERS)
@@ -409,7 +411,7 @@ def write_rows(path, rows) -> None:
 
 
 @pytest.mark.parametrize("form", ["lake of words", "lake of categories", "lake of bytes", "parquet", "bytes", "csv"])
-def test_lake_keeps_words_and_numbers_of_every_form_and_its_readers_see_their_categories(form, tmp_path):
+def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_path):
     rows = [
         {"label": i % 2, "price": 1.0, "item": item, "user": user, "request_id": f"q{i}", "row": 0, "event_time": DAY}
         for i, (item, user) in enumerate(zip(ITEMS, USERS))
@@ -490,7 +492,7 @@ def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, na
     [[True, False], ["True", "False"], ["TRUE", "false"], [" true", "fAlSe "], [1, 0], ["1", "0"]],
     ids=["bool", "csv", "any", "spaces", "numbers", "digits"],
 )
-def test_truth_values_are_two_categories_in_lake_and_client_however_they_are_spelled(tmp_path, name, values, is_list):
+def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(tmp_path, name, values, is_list):
     kept = {"item": pa.string(), "user": pa.int64()}[name]
     features = WORDS
     if is_list:
@@ -502,7 +504,7 @@ def test_truth_values_are_two_categories_in_lake_and_client_however_they_are_spe
     table = table.drop_columns([column] if not is_list else []).append_column(column, own)
     pq.write_table(table, path := tmp_path / "part.parquet")
     expected = [1, 0]  # as other programs write them
-    for with_words in (True, False):  # a file of the raw schema becomes a lake's, and that is read
+    for with_words in (True, False):  # a file of the raw schema becomes a lake's file, which is then read
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
             (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(malformed)
         held = kept if with_words else pa.int64()
@@ -530,9 +532,7 @@ def test_truth_values_are_two_categories_in_lake_and_client_however_they_are_spe
         (pa.array([7.0, 2.5]), "2.5"),
     ],
 )
-def test_floats_that_name_no_id_for_certain_are_refused_by_column_and_value_in_lake_and_client(
-    tmp_path, name, values, message
-):
+def test_floats_ambiguous_as_ids_are_refused_in_lake_and_client(tmp_path, name, values, message):
     features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table="user")})
     rows = [{"label": i, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(2)]
     own = {"item": pa.nulls(2), "user": pa.nulls(2), "tags": pa.nulls(2)}
@@ -625,7 +625,7 @@ NUMBER_LISTS = [[1, 2**52, 3, -1], None, [], [7], [None, 5, None], [2**63 - 1], 
 
 
 @pytest.mark.parametrize("form", ["lake", "parquet", "large", "bytes", "categories", "csv"])
-def test_lake_keeps_lists_of_every_form_and_its_readers_see_categories_of_their_elements(form, tmp_path):
+def test_lake_keeps_every_form_of_list_and_readers_see_categories(form, tmp_path):
     rows = [
         {"label": i % 2, "item": "x", "tags": tags, "last": tags, "seen": seen}
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY}

@@ -1,4 +1,6 @@
-"""A lake in a bucket: the rows of the same lake in a folder, fetched once, at one generation; and the cache."""
+"""Tests of a lake in a bucket: the same rows as in a folder, each object fetched once, and the
+cache.
+"""
 
 import json
 import logging
@@ -38,7 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def day(number: int) -> str:
-    """Of March 2026."""
+    """Format a day of March 2026."""
     return f"2026-03-{number:02d}"
 
 
@@ -48,7 +50,7 @@ def part(number: int, k: int = 0) -> str:
 
 @pytest.fixture
 def folder(tmp_path, raw_table, write_lake):
-    """Seven days of 200 rows in two files each, late clicks on every day's rows, and what nobody may read."""
+    """Seven days of 200 rows in two files each, late clicks on every day's rows, and hidden files."""
     table = raw_table(1400, start=START.timestamp(), seconds=7 * 86_400)
     lake = write_lake(tmp_path / "la ke", table, num_files=2)
     rows = table.select([raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME]).to_pylist()[::7]
@@ -69,14 +71,14 @@ def folder(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def lake(folder, cloud_storage):
-    """The same lake in a bucket; gives the service."""
+    """The same lake in a bucket. Returns the service."""
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage
 
 
 def same_but_place(dataset: RawDataset) -> RawDataset:
-    """Without what says where it lies."""
+    """Return the dataset without its locations."""
     places = ("train_uri", "holdout_uri", "malformed_uri", "replay_uri", "replay_holdout_uri")
     return replace(dataset, source_uri="", **dict.fromkeys(places))
 
@@ -145,7 +147,7 @@ def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path
     assert [entry["day"] for entry in found.replay_days] == [day(1), day(2)]
 
 
-def test_object_replaced_between_listing_and_fetch_is_noticed_and_worth_another_try(lake, folder, tmp_path):
+def test_object_replaced_between_listing_and_fetch_is_temporary_error(lake, folder, tmp_path):
 
     def replace_before_its_download(request):
         if is_fetch_of(part(5))(request):
@@ -181,7 +183,7 @@ def test_errors_and_malformed_rows_name_object_they_came_from(lake, folder, tmp_
     extract_lake(URI, tmp_path / "work", WINDOW, max_malformed_fraction=0.02)
     (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
     assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/{part(5)}", 61)
-    (folder / part(6)).write_bytes(b"damaged")
+    (folder / part(6)).write_bytes(b"corrupt")
     put(folder)
     with pytest.raises(
         ContractError, match=rf"1 of 4 files .*the first: {URI}/{part(6)} is not a readable Parquet file"
@@ -201,12 +203,12 @@ def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
 
 
 BIG = part(1)
-"""Made the largest file, so that it is fetched first."""
+"""Name of the largest file, which is fetched first."""
 
 
 @pytest.fixture
 def big_lake(tmp_path, raw_table, write_lake, cloud_storage):
-    """Three days in a bucket, the first one's file with most of the rows; gives its folder."""
+    """Three days in a bucket, with most rows in the first day's file. Returns the folder."""
     folder = write_lake(tmp_path / "lake", raw_table(300, start=START.timestamp(), seconds=3 * 86_400))
     pq.write_table(
         raw_table(16_000, seed=1, start=START.timestamp(), seconds=80_000), folder / BIG, row_group_size=2000
@@ -240,7 +242,8 @@ def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(big_lake, clou
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)
-    # What the process held in memory of the half is gone with it; bytes on the disk are the object's first.
+    # The part in the process's memory is lost with it. The bytes on disk are the start of the
+    # object.
     arrived = cached_file(work, f"{BIG}.part").read_bytes()
     assert arrived
     assert (big_lake / BIG).read_bytes().startswith(arrived)

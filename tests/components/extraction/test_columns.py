@@ -1,4 +1,4 @@
-"""Features that a run leaves out: not read, unless the champion must be judged by them."""
+"""Tests of excluded features, which are read only if the champion must be evaluated on them."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ ASKED = json.dumps([name for name in FEATURES if name not in EXCLUDED])
 
 @pytest.fixture
 def champion_without(released, tmp_path):
-    """Releases a model that learned without some features."""
+    """Releases a model that was trained without some features."""
 
     def release(*excluded):
         released("2026-02-01T00:00:00+00:00")
@@ -35,7 +35,7 @@ def champion_without(released, tmp_path):
 
 
 def values_in(dataset, names):
-    """Number of values per column and part."""
+    """Return the number of values per column and part."""
     found = {}
     for part in ("train", "holdout"):
         paths = sorted(local_path(getattr(dataset, f"{part}_uri")).iterdir())
@@ -64,7 +64,7 @@ def test_what_champion_learns_from_is_read_all_same(flags, run_main, champion_wi
         assert min(part["I2"], part["C7"]) > 0
 
 
-def test_champion_whose_columns_are_gone_is_refused_before_anything_is_read(
+def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     flags, run_main, champion_without, capsys, tmp_path
 ):
     champion_without()

@@ -1,4 +1,4 @@
-"""The step as a command line and as a KFP component; the window that it resolves."""
+"""Tests of the step as a command line and as a KFP component, and of the window that it resolves."""
 
 import re
 
@@ -40,7 +40,7 @@ def test_window_starts_after_last_row_that_parent_learned(flags, released, run_m
     assert dataset.first_event_time == judged_by[0][raw_rows.EVENT_TIME].isoformat()
 
 
-def test_run_from_scratch_reads_whole_lake_or_span_and_is_judged_by_what_nobody_learned(flags, released, run_main):
+def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(flags, released, run_main):
     released("2026-03-02T21:36:00+00:00")  # 50 rows are newer
     assert run_main(flags, parent="none") == 0
     full = RawDataset.read(flags["--output"])
@@ -54,7 +54,7 @@ def test_run_from_scratch_reads_whole_lake_or_span_and_is_judged_by_what_nobody_
     assert RawDataset.read(flags["--output"]).num_train_rows == 44, "a round with a parent follows it"
 
 
-def test_window_without_rows_that_nobody_learned_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
+def test_window_without_unseen_rows_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
     released("2026-03-02T12:00:00+00:00")
     asked = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}
     assert run_main(flags, **asked) == 2

@@ -1,4 +1,6 @@
-"""Rows that come more than once: the newest copy counts, whatever the order of files, and all others are counted."""
+"""Tests of repeated rows: the newest copy counts for any order of files, and the others are
+counted.
+"""
 
 import itertools
 import random
@@ -56,7 +58,7 @@ def test_later_of_two_times_counts_even_without_click():
 @pytest.mark.parametrize(
     "other", [{"price": 2.5}, {"price": None}, {"item": 8}, {"word": "b"}, {"tags": ["x"]}, {"tags": ["xy"]}]
 )
-def test_copies_with_other_features_are_counted_apart_and_result_has_one_order(other):
+def test_copies_with_other_features_are_counted_and_result_has_one_order(other):
     one, two = row("q"), row("q", **other)
     found = [kept(*rows) for rows in itertools.permutations([one, two, row("r")])]
     assert all(each == found[0] for each in found)
@@ -79,7 +81,7 @@ CONTENT = st.fixed_dictionaries(
 
 @given(st.lists(CONTENT, max_size=12), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_newest_copy_of_each_key_counts_in_any_order_and_no_row_goes_uncounted(contents, source):
+def test_newest_copy_of_each_key_counts_in_any_order_and_all_are_counted(contents, source):
     rows = [row(each["request"], **{k: v for k, v in each.items() if k != "request"}) for each in contents]
     found, counts = kept(*rows)
     shuffled = source.sample(rows, len(rows))

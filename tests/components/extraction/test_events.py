@@ -1,4 +1,6 @@
-"""Which event a row is: rows written again, files ingested again, ids that are no keys, and clocks that are ahead."""
+"""Tests of event identity: rewritten rows, files ingested again, ids that are no keys, and fast
+clocks.
+"""
 
 import json
 import random
@@ -101,14 +103,14 @@ def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
     found.append({**found[3], "price": 1000})
     done = run(tmp_path, write(tmp_path / "log.csv", found), data=KEYED)
     assert (done.rows, done.replaced) == (400, 1)
-    assert "1 rows are there again with other content: the last copy of each counts" in caplog.text
+    assert "1 rows occur again with other content: the last copy of each counts" in caplog.text
     assert [row["price"] for row in in_lake(tmp_path) if row["request_id"] == "q3"] == [1000]
 
 
 @pytest.mark.parametrize("data", [None, KEYED], ids=["no ids", "own ids"])
 def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     made = rows(400) if data is None else keyed(rows(400))
-    # A renamed file takes the place of what it left itself.
+    # A renamed file replaces what it wrote itself.
     steps = [("monday.csv", made[:200]), ("tuesday.csv", made), ("copy of tuesday.csv", made)]
     done = [run(tmp_path, write(tmp_path / name, part), data=data) for name, part in steps]
     assert [(each.rows, each.already_in_lake) for each in done] == [(200, 0), (200, 200), (200, 200)]
@@ -116,7 +118,7 @@ def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     assert clicks(in_lake(tmp_path)) == sum(row["clicked"] for row in made)
 
 
-def test_equal_rows_of_one_file_are_events_of_their_own_and_of_another_are_same(tmp_path):
+def test_equal_rows_are_two_events_in_one_file_and_one_across_files(tmp_path):
     made = [{**row, "ts": "2026-04-01"} for row in rows(3)] * 100
     first = run(tmp_path, write(tmp_path / "a.csv", made))
     assert (first.rows, len({row["request_id"] for row in in_lake(tmp_path)})) == (300, 300)
@@ -135,7 +137,7 @@ def test_click_that_later_export_adds_is_newer_copy_of_same_row(tmp_path):
     assert len({(row["request_id"], row["row"]) for row in copies}) == 1
 
 
-def test_rows_without_times_are_refused_in_lake_that_holds_them_unless_told(tmp_path):
+def test_rows_without_times_are_refused_in_lake_with_times_unless_allowed(tmp_path):
     made = [{name: value for name, value in row.items() if name != "ts"} for row in rows(300)]
     names, days = ColumnNames(label="clicked"), {"last_day": START.date(), "days": 2}
     first = run(tmp_path, write(tmp_path / "a.csv", made), data=names, **days)

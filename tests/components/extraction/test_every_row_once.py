@@ -1,9 +1,10 @@
-"""Every row of the lake is learned exactly once by the line of models that owns it.
+"""Checks that a lineage learns every row of the lake exactly once.
 
-Whatever files come late, whichever rounds fail, are refused or tried again, from scratch or from an older parent, and
-although the newest rows of every round are held out. Judged by a ledger of its own: which row lies in which files, when
-these came, and what each line learned, counted in the folders that preprocessing reads for training, not by manifests
-(`tests/crossings/test_rounds.py` counts by training's own reader).
+Files arrive late. Rounds fail, are refused or retried, start from scratch or from an older parent.
+The newest rows of every round are held out. The test keeps its own ledger: which row is in which
+files, when these arrived, and what each lineage learned. It counts in the folders that
+preprocessing reads for training, not in manifests. `tests/crossings/test_rounds.py` counts with
+training's own reader.
 """
 
 import random
@@ -24,39 +25,42 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAYS, ROWS, NEW_ROWS, ROUNDS = 4, 320, 20, 7
 File = tuple[date, str]
 NUMBER = "I1"
-"""The column that holds a row's number."""
+"""The column with a row's number."""
 
 
 @dataclass
 class Line:
-    """What one model learned, itself or through the models that it continues."""
+    """Rows that one model has learned, itself or through its parents."""
 
     watermark: datetime | None = None
     known: set[File] = field(default_factory=set)
-    """Files that were there in its round."""
+    """Files that existed in its round."""
     learned: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
-    """Rows that came when their day was too old, or older than the span of a run from scratch."""
+    """Rows that arrived when their day was too old, or older than the span of a run from
+    scratch."""
 
 
 @dataclass
 class Ledger:
-    """What there is, what has come, and what the accepted rounds learned."""
+    """All rows, the files that have arrived, and the rows that accepted rounds learned."""
 
     times: list[datetime]
     requests: list[str]
     files: dict[File, list[int]] = field(default_factory=dict)
-    """Rows, by number."""
+    """Rows by number."""
     comes_at: dict[File, int] = field(default_factory=dict)
-    """Round before which the file comes."""
+    """Round before which the file arrives."""
     lines: dict[str, Line] = field(default_factory=dict)
-    """By model id, the newest last."""
+    """Lineages by model id, newest last."""
 
     def here(self, number: int) -> set[File]:
         return {file for file, at in self.comes_at.items() if at <= number}
 
     def expected(self, number: int, line: Line, late_days: int) -> tuple[set[int], set[int], set[int]]:
-        """Rows that a round of the line is to read by their time, late ones, and those that come too late."""
+        """Return the rows that a round must read by their time, the late ones, and those that are
+        too late.
+        """
         fresh, late, lost = set(), set(), set()
         known = {row for file in line.known for row in self.files[file]}
         for file in self.here(number):
@@ -73,7 +77,10 @@ class Ledger:
 
 
 def make_ledger(source: random.Random, table) -> Ledger:
-    """Each row in one file of its day, one in twelve in another too; files hold about five hours, and come anyhow."""
+    """Put each row into one file of its day, and one in twelve also into another.
+
+    Files hold about five hours and arrive in any order.
+    """
     ledger = Ledger(table[raw_rows.EVENT_TIME].to_pylist(), table[raw_rows.REQUEST_ID].to_pylist())
     for row, time in enumerate(ledger.times[:ROWS]):
         hour = time.hour + source.gauss(0, 2)
@@ -83,14 +90,14 @@ def make_ledger(source: random.Random, table) -> Ledger:
     for file in ledger.files:
         map_in_order = (file[0] - START.date()).days * ROUNDS / DAYS
         ledger.comes_at[file] = min(ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3]))))
-    # Something new, without which the last round has no window.
+    # New rows, without which the last round has no window.
     new = (START + timedelta(days=DAYS)).date(), "new.parquet"
     ledger.files[new], ledger.comes_at[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
     return ledger
 
 
 def numbered_rows(raw_table, seed: int, request_rows: int):
-    """A row every 18 minutes, then new ones; column `NUMBER` numbers them."""
+    """Return a row every 18 minutes, then new ones. The column `NUMBER` numbers them."""
     old = raw_table(ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows)
     start = (START + timedelta(days=DAYS)).timestamp()
     table = pa.concat_tables([old, raw_table(NEW_ROWS, seed=ROWS + seed, start=start, seconds=60, request_rows=2)])
@@ -99,7 +106,10 @@ def numbered_rows(raw_table, seed: int, request_rows: int):
 
 
 def rows_read(uri: str | None, num_rows: int) -> list[int]:
-    """The numbers of a folder's rows as preprocessing reads them: all files by name, as many rows as were stated."""
+    """Return the numbers of a folder's rows as preprocessing reads them.
+
+    It reads all files by name, and as many rows as the manifest says.
+    """
     paths = sorted(local_path(uri).glob("*.parquet")) if uri else []
     numbers = [int(number) for path in paths for number in pq.ParquetFile(path).read([NUMBER])[NUMBER].to_pylist()]
     assert len(numbers) == num_rows
@@ -133,7 +143,7 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
             assert not last
             continue  # Too few new rows.
         dataset = RawDataset.read(flags["--output"])
-        if source.random() < 0.3:  # A task that is tried again.
+        if source.random() < 0.3:  # A retried task.
             assert run_main(flags, run=f"round {number}", **asked) == 0
             assert RawDataset.read(flags["--output"]) == dataset
         line = ledger.lines.get(dataset.parent_model_id or "", Line())

@@ -1,4 +1,4 @@
-"""The step: a window becomes a dataset, whole or not at all."""
+"""Tests of the step: a window becomes a complete dataset, or none."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
 
 @pytest.fixture
 def spoilt(tmp_path, lake):
-    """The lake with labels 7 in every 50th of the first day's 500 rows."""
+    """The lake with invalid labels (7) in every 50th of the first day's 500 rows."""
     path = tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
     labels = [7 if i % 50 == 0 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
@@ -112,9 +112,11 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
 
 @pytest.fixture
 def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
-    """Extracts a lake in many lots, of requests that lots and cut go through, some rows with a late click.
+    """Extracts a lake in many batches.
 
-    Gives the manifest and all files by name.
+    Batches and the split divide requests, and some rows have a late click.
+
+    Returns the manifest and all files by name.
     """
     monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
@@ -196,7 +198,7 @@ def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(extra
 
 
 def die_once(folder):
-    """Has the first worker that copied a piece of a lot killed there."""
+    """Kill the first worker that copied a chunk of a batch."""
     write = PartWriter.write
 
     def write_or_die(self, table):

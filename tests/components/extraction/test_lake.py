@@ -1,4 +1,4 @@
-"""The lake read by window, and its late outcomes joined: against filter, sort, set and dict over plain Python rows."""
+"""Tests of the lake's window reader and the join of late outcomes, against plain Python."""
 
 import json
 import random
@@ -31,7 +31,7 @@ ALL = TimeSpan()
 
 @pytest.fixture
 def read_lake(tmp_path):
-    """The rows of a window as dicts, the duplicates, and the rows set aside."""
+    """The rows of a window as dicts, the duplicates, and the rejected rows."""
 
     def run(lake: Lake, window: TimeSpan = ALL) -> tuple[list[dict], int, list[dict]]:
         path = tmp_path / "lake.jsonl"
@@ -119,10 +119,10 @@ def test_row_groups_outside_window_are_not_read(tmp_path, four_days, write_lake,
     lake = write_lake(tmp_path / "lake", four_days, row_group_size=50)
     path = lake / "day=2026-03-01" / "part-0.parquet"
     column = pq.ParquetFile(path).metadata.row_group(0).column(3)
-    damaged = bytearray(path.read_bytes())
+    corrupt = bytearray(path.read_bytes())
     begin = column.dictionary_page_offset or column.data_page_offset
-    damaged[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
-    path.write_bytes(bytes(damaged))
+    corrupt[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(bytes(corrupt))
     with pytest.raises(ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"):
         read_lake(folder_lake(lake))
     assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
@@ -188,7 +188,9 @@ def lake(tmp_path, table, write_lake):
 
 
 def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):
-    """Outcomes at `time` of (request id, row) pairs as one file of the partition `day`; by default before any row."""
+    """Write outcomes of (request id, row) pairs as one file of the partition `day`, by default
+    before any row.
+    """
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -217,7 +219,8 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
     rows = [(row["request_id"], row["row"], row["event_time"]) for row in table.to_pylist()]
     late = source.sample(rows, 150)
     for i, (request, row, time) in enumerate(late):
-        # On the day of the prediction, or, where that was forgotten, days later; some twice, in one file or in two.
+        # On the prediction's day, or days later if that was forgotten. Some occur twice, in one
+        # file or in two.
         day = (time + timedelta(days=source.choice([0, 0, 0, 1, 9, 40]))).date()
         for copy in range(source.choice([1, 1, 2])):
             write_outcomes(lake, day, [(request, row)] * source.choice([1, 3]), name=f"part-{i}-{copy}")
@@ -276,7 +279,7 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
         (None, "lacks the columns .'row', 'event', 'outcome_time', 'stored_at', 'window_seconds'"),
     ],
 )
-def test_damaged_file_of_outcomes_stops_step_and_is_named(lake, run_step, content, message):
+def test_corrupt_file_of_outcomes_stops_step_and_is_named(lake, run_step, content, message):
     folder = lake / "outcomes" / "day=2026-03-01"
     folder.mkdir(parents=True)
     if content is None:

@@ -1,4 +1,6 @@
-"""Files of a lake that are not where rows are read: named and refused, or passed over by name; and none that hangs."""
+"""Tests of files at unexpected paths of a lake: they are refused or skipped by name, and none
+blocks.
+"""
 
 import os
 from datetime import datetime, timezone

@@ -1,4 +1,7 @@
-"""Rows that come to the lake after newer rows were learned: learned once, by the next round that is accepted."""
+"""Tests of rows that arrive after newer rows were learned.
+
+The next accepted run learns them once.
+"""
 
 import logging
 import shutil
@@ -22,7 +25,7 @@ WARNINGS = "components.extraction.window"
 
 
 class Rounds:
-    """One growing lake, and the rounds over it; each accepted one is the next one's champion."""
+    """A growing lake and the runs over it. Each accepted run is the champion of the next."""
 
     def __init__(self, root, flags, run_main, released):
         self.lake, self._run_main, self._released = root / "a lake", run_main, released
@@ -31,7 +34,7 @@ class Rounds:
         self.num = 0
 
     def add(self, table, name: str) -> None:
-        """Puts the rows into the lake, those of each day as a file of this name."""
+        """Add the rows to the lake, those of each day as a file of this name."""
         for rows, folder in day_folders(self.lake, table):
             pq.write_table(rows, folder / name, row_group_size=20)
 
@@ -44,7 +47,10 @@ class Rounds:
         return dataset
 
     def accept(self, dataset: RawDataset, **changed) -> None:
-        """As if the model had learned the row held out, too: the watermark is the newest row read."""
+        """Accept the model as if it had learned the holdout row too.
+
+        The watermark is the newest row read.
+        """
         told = {"files": dataset.files, "days": dataset.days, **changed}
         self._released(dataset.last_event_time, model_id=f"m{self.num}", version=self.num, **told)
 
@@ -62,7 +68,7 @@ def rows(raw_table):
 
 @pytest.fixture
 def between(rows):
-    """The rows of hours since the first, [first, last); every `step`-th."""
+    """The rows of the hours [first, last) since the start, every `step`-th."""
 
     def pick(first: float, last: float, *, step: int = 1, offset: int = 0):
         hours = np.arange(len(rows)) * 0.1
@@ -77,7 +83,7 @@ def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
     rounds.turn(late_days="3")
     rounds.add(between(0, 80, step=2), "b.parquet")
     rounds.add(between(80, 96), "c.parquet")
-    # The last row is of hour 79.8, on the fourth day.
+    # The last row is at hour 79.8, on the fourth day.
     for late_days, hours in (("0", 0), ("1", 32), ("2", 56), ("3", 80)):
         assert rounds.turn("refused", late_days=late_days).num_late_rows == hours * 5
 
@@ -95,10 +101,10 @@ def test_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, betwee
     assert set(dataset.files["2026-03-03"]) == {"a.parquet", "b.parquet"}
 
 
-def test_unseen_files_older_than_late_days_are_named_and_wait_for_round_that_asks_for_them(rounds, between, caplog):
+def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds, between, caplog):
     rounds.add(between(0, 96, step=2, offset=1), "a.parquet")
     rounds.turn()
-    rounds.add(between(0, 40, step=2), "b.parquet")  # two days, of which the second is older than late_days, too
+    rounds.add(between(0, 40, step=2), "b.parquet")  # two days, the second of which is older than late_days too
     rounds.add(between(72, 80, step=2), "b.parquet")
     for end in (100, 104, 108):
         rounds.add(between(end - 4, end), f"c-{end}.parquet")
@@ -130,7 +136,7 @@ def test_unseen_rows_before_what_round_reads_are_counted_to_row(rounds, between,
     assert (dataset.num_left_files, dataset.num_left_rows, dataset.num_late_rows) == (*left, 0)
 
 
-def test_window_of_its_own_has_no_late_rows_and_settles_what_lies_before_it(rounds, between):
+def test_explicit_window_has_no_late_rows_and_settles_days_before_it(rounds, between):
     rounds.add(between(0, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     rounds.add(between(0, 30, step=2), "b.parquet")
@@ -167,7 +173,7 @@ def test_click_that_comes_as_late_copy_of_learned_row_is_counted_and_named(round
     assert "4 late rows of day 2026-03-02 came with another label or other features after they had been" in caplog.text
 
 
-def test_row_whose_seen_copy_was_malformed_is_learnt_when_it_comes_in_order(rounds, between):
+def test_row_whose_seen_copy_was_malformed_is_learned_from_valid_copy(rounds, between):
     good = between(24, 30)
     labels = pa.array([7, *good[raw_rows.LABEL].to_pylist()[1:]], pa.int32())
     rounds.add(good.set_column(0, raw_rows.LABEL, labels), "a.parquet")
@@ -183,7 +189,7 @@ def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
     rounds.turn()
     late = between(20, 30, step=2)
     at = late.column_names.index(raw_rows.EVENT_TIME)
-    # On each day: one row of no time, and one without a label.
+    # Each day has one row without time, and one without label.
     times = late[raw_rows.EVENT_TIME].to_pylist()
     labels = late[raw_rows.LABEL].to_pylist()
     days = [time.date() for time in times]
@@ -214,7 +220,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     dataset = rounds.turn()
     assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(late)
     assert [day["version"] for day in dataset.days] == [1, 1]
-    # What a version replaced stays seen, should somebody remove the version.
+    # Rows that a version replaced stay seen, even if somebody removes the version.
     shutil.rmtree(rounds.lake / "day=2026-03-02" / "version=1")
     assert set(dataset.files["2026-03-02"]) == {"a.parquet", "b.parquet", "c.parquet"}
     rounds.add(between(48, 60), "d.parquet")
@@ -230,7 +236,7 @@ def test_of_bucket_only_days_with_unseen_files_are_fetched(rounds, between, clou
     dataset = rounds.turn(lake=URI)
     assert dataset.num_late_rows == 0
     assert {name.partition("/")[0] for name in fetched(cloud_storage.seen)} == {"day=2026-03-03"}
-    # Known from their names, whether fetched or not, and whether the champion knew them or not.
+    # Known from their names, fetched or not, and known to the champion or not.
     alone = {"parent": "none", "champion": "none"}
     own = rounds.turn("refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone)
     assert {day: set(files) for day, files in own.files.items() if files} == {

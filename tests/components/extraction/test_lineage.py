@@ -1,4 +1,4 @@
-"""Which model saw which version of which day, itself and through its parents."""
+"""Tests of lineage: which model saw which version of which day, itself and through its parents."""
 
 import json
 import shutil
@@ -26,7 +26,9 @@ def at(hours: float) -> str:
 
 @pytest.fixture
 def store(tmp_path):
-    """m1 from scratch, m2 from m1 (live), m3 from m2, other from scratch; old from a model that is gone."""
+    """m1 from scratch, m2 from m1 (live), m3 from m2, other from scratch, and old from a deleted
+    model.
+    """
     days = {
         "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50, num_holdout_rows=15)]),
         "m2": ("m1", [saw("2026-03-02", 0, 60), saw("2026-03-01", 1, 20, replay=True)]),
@@ -44,7 +46,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def lake(tmp_path, raw_table, write_lake):
-    """Three days, the first back-filled once and the second twice."""
+    """Three days. The first was back-filled once and the second twice."""
     table = raw_table(300, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "la ke", table)
     for day in (1, 2, 2):
@@ -56,7 +58,7 @@ def lake(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def told(store, capsys):
-    """Runs the command; the models of its JSON document by id."""
+    """Runs the command and returns the models of its JSON document by id."""
 
     def run(*more: str) -> dict[str, dict]:
         assert main(["--store", store.as_uri(), "--json", *more]) == 0
@@ -83,7 +85,7 @@ def test_model_carries_what_its_line_of_descent_saw(told):
     assert [each["num_holdout_rows"] for each in m3["days"]] == [0, 0, 0, 0, 15]
 
 
-def test_model_tells_which_of_those_that_continue_it_learned_rows_that_judged_it(told, store):
+def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
     keep_model(store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45))
     found = told()
     assert {model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]} == {
@@ -104,10 +106,13 @@ def test_model_tells_which_of_those_that_continue_it_learned_rows_that_judged_it
     ],
     ids=["one after the other", "all rows", "the child skips rows", "the grandchild skips rows", "it reads them again"],
 )
-def test_judging_rows_are_learned_later_where_windows_of_line_cover_them_all(
+def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
     told, store, child_start, grandchild_start, expected
 ):
-    """The model is judged by half an hour of rows; the child learns 0.3 h of them, the grandchild up to their end."""
+    """The model is evaluated on half an hour of rows.
+
+    The child learns 0.3 h of them, and the grandchild the rest.
+    """
 
     def start(text):
         time, _, behind = (text or "").partition("|")

@@ -1,4 +1,4 @@
-"""Malformed rows: kept with their reason, and refused when they are too many."""
+"""Tests of malformed rows: stored with their reason, and refused if there are too many."""
 
 from functools import partial
 

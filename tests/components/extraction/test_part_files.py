@@ -1,4 +1,4 @@
-"""Row streams to files, and the cut into older and newest."""
+"""Tests of writing row streams to files, and of the split into older and newest rows."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

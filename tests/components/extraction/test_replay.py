@@ -1,4 +1,4 @@
-"""Old rows: which are drawn, how many, when the same again; held against the lake's rows as plain Python."""
+"""Tests of old rows for rehearsal: which are drawn, how many, and repeatably, against plain Python."""
 
 from collections import Counter
 from datetime import datetime, timezone
@@ -21,7 +21,8 @@ from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
-"""Half a day of ten: 400 of the 8,000 rows follow its start by half a day, 400 more by a day."""
+"""Half a day out of ten. 400 of the 8,000 rows are within half a day after its start, 400 more
+within a day."""
 
 
 @pytest.fixture
@@ -64,12 +65,15 @@ def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, r
         rows = identities(uri)
         assert rows == sorted(rows)
         assert max(rows)[0] < first
-        # The earlier hours of the window's own day are one of the days.
+        # The earlier hours of the window's own day count as one of the days.
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
 
 
 def test_rows_are_drawn_evenly_over_days_by_their_traffic(tmp_path, raw_table, write_lake, run_step):
-    """Days of 800 rows and of 2,400: the busy one gives three times as many; within a day, each quarter a quarter."""
+    """The busy day of 2,400 rows gives three times as many rows as days of 800.
+
+    Within a day, each quarter gives a quarter.
+    """
     day = START.timestamp()
     rows = [raw_table(2400 if i == 1 else 800, seed=i, start=day + i * 86_400, seconds=86_400) for i in range(4)]
     lake = write_lake(tmp_path / "lake", pa.concat_tables(rows))
@@ -112,7 +116,7 @@ def test_what_is_held_out_once_is_never_replayed_in_any_round(lake, run_step):
 
 def damage_older_days(lake):
     for path in lake.glob("day=2026-03-0[1-8]/*.parquet"):
-        path.write_bytes(b"damaged")
+        path.write_bytes(b"corrupt")
 
 
 def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
@@ -122,7 +126,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
     assert "no old rows are held out" not in caplog.text
 
 
-def test_damaged_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
+def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
     damage_older_days(lake)
     with pytest.raises(ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"):
         run_step(lake, replay_share=0.2)

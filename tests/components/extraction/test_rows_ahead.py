@@ -1,4 +1,6 @@
-"""Rows ahead of the clock: named and counted, in no window and no watermark, and learned once their time has come."""
+"""Tests of rows with future times: named and counted, outside window and watermark, and learned
+later.
+"""
 
 import json
 import logging
@@ -21,7 +23,7 @@ AHEAD = timedelta(seconds=CLOCK_AHEAD_SECONDS)
 
 @pytest.fixture
 def rows(raw_table):
-    """Makes a row every 6 minutes from an hour on, each a request of its own."""
+    """Makes a row every 6 minutes from an hour on, each its own request."""
 
     def make(hour: float, num: int, *, seed: int = 0):
         start = (START + timedelta(hours=hour)).timestamp()
@@ -69,7 +71,7 @@ def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(rows, add
     assert set(keys_of(later)) <= set(read)
 
 
-def test_rows_within_tolerance_are_read_and_others_when_their_time_has_come(rows, add, turn, released):
+def test_rows_within_tolerance_are_read_and_others_once_their_time_comes(rows, add, turn, released):
     add(rows(0, 400), "a.parquet")
     table = rows(40, 30, seed=1)
     add(table, "b.parquet")
@@ -105,7 +107,7 @@ def test_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
     then = turn()
     much_later = NOW + timedelta(days=900)
     assert turn(much_later).digest != then.digest
-    until = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()  # of the files, which are new
+    until = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()  # the rows of the files, which are new
     assert turn(NOW, lake_until=until).num_ahead == 0, "the time asked for is the clock"
 
 

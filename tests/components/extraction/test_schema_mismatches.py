@@ -1,4 +1,6 @@
-"""What a lake's files hold otherwise than agreed reaches the manifest, for rows are cast on their way to the step's."""
+"""Tests that schema mismatches of a lake's files reach the manifest, because rows are cast to the
+step's types.
+"""
 
 from datetime import datetime, timezone
 
@@ -12,7 +14,7 @@ from evergreen.contracts.manifests import RawDataset
 
 @pytest.fixture
 def change_file(tmp_path):
-    """Rewrites one file of the lake; gives its path."""
+    """Rewrites one file of the lake and returns its path."""
 
     def change(what, *, day=1):
         path = tmp_path / "my lake" / f"day=2026-03-0{day}" / "part-0.parquet"
@@ -45,7 +47,7 @@ def test_column_that_became_text_is_told_with_its_first_file(flags, run_main, ch
     ]
 
 
-def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_not(flags, run_main, change_file):
+def test_unknown_columns_are_reported_and_those_of_agreed_groups_are_not(flags, run_main, change_file):
     path = change_file(
         lambda table: table.append_column("price", pa.array([1.5] * len(table))).append_column(
             "shadow_version", pa.nulls(len(table), pa.int32())
@@ -57,7 +59,7 @@ def test_columns_that_nobody_agreed_on_are_told_and_those_of_agreed_groups_are_n
 
 
 @pytest.mark.parametrize("change", [cast("label", pa.bool_()), cast("C9", pa.uint32()), encoded])
-def test_numbers_of_another_width_and_dictionaries_of_numbers_are_agreed_numbers(flags, run_main, change_file, change):
+def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(flags, run_main, change_file, change):
     change_file(change)
     assert foreign(flags, run_main) == []
 

@@ -1,4 +1,6 @@
-"""No row that judges, and none of its request, was learned by one of the compared models, whatever window was asked."""
+"""Checks that no compared model has learned an evaluation row or its request, for any requested
+window.
+"""
 
 import re
 from datetime import datetime, timedelta, timezone
@@ -23,13 +25,13 @@ REFUSALS = (
 
 
 def moments():
-    """A time in the lake, or shortly before or after it; at rows and between them."""
+    """Draw a time in the lake, or shortly before or after it, at rows and between them."""
     return st.integers(-6, 2 * ROWS + 6).map(lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS))
 
 
 @st.composite
 def asked_windows(draw):
-    """Flags of a window."""
+    """Draw the flags of a window."""
     kind = draw(st.sampled_from(["watermark", "start", "full days"]))
     flags = {"parent": draw(st.sampled_from(["current", "none", "m1"]))}
     flags["champion"] = draw(st.sampled_from(["current", "current", "m1", "none"]))
@@ -79,7 +81,7 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
     for row in judging:
         assert row[raw_rows.EVENT_TIME] > max([newest_learned, *(watermarks[rival] for rival in rivals)])
     assert not {row[raw_rows.REQUEST_ID] for row in judging} & {row[raw_rows.REQUEST_ID] for row in train}
-    # Whatever is neither learned nor judges is in the window of the round that continues this one.
+    # Rows that are neither learned nor evaluated are in the window of the continuing run.
     rows = [row for row in rows_in(*(day.as_uri() for day in sorted(lake.iterdir())))]
     first, last = (datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last"))
     learned_until = datetime.fromisoformat(dataset.last_learned_time)

@@ -1,4 +1,6 @@
-"""Files of a lake that cannot be read: named, left out while they are few, and learned once they are mended."""
+"""Tests of unreadable files in a lake: named, skipped while they are few, and learned once
+repaired.
+"""
 
 import json
 import logging
@@ -21,7 +23,7 @@ from tests.support.lakes import OUTCOMES, URI, extract_lake, keys_in, keys_of, p
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOURS = 20
 BAD = 7
-"""The hour whose file is spoilt."""
+"""The hour of the corrupt file."""
 NAME = f"day=2026-03-01/hour-{BAD:02d}.parquet"
 
 
@@ -83,7 +85,7 @@ def hour(raw_table):
 
 @pytest.fixture
 def lake(tmp_path, hour):
-    """Makes a lake of which each hour has a file."""
+    """Makes a lake with one file for each hour."""
     folder = tmp_path / "hours"
 
     def add(*numbers: int):
@@ -97,7 +99,7 @@ def lake(tmp_path, hour):
 
 @pytest.fixture
 def turn(tmp_path, flags, run_main, released):
-    """Runs a round over the lake, whose model learns up to the newest row if it is accepted."""
+    """Runs a round over the lake. If it is accepted, its model learns up to the newest row."""
     numbers = iter(range(1, 10))
 
     def run(folder, *, code: int = 0, accept: bool = True, **settings: str) -> RawDataset | None:
@@ -267,7 +269,7 @@ def test_file_of_bucket_is_named_by_its_object(lake, hour, tmp_path, cloud_stora
     assert read_by(found) == keys_of_hours(hour, others())
 
 
-def test_window_that_was_asked_for_begins_record_anew_without_its_unfit_files(lake, hour, turn):
+def test_requested_window_starts_record_anew_without_its_unfit_files(lake, hour, turn):
     folder = lake(*range(HOURS))
     turn(folder)
     truncated(folder / NAME, None)

@@ -1,4 +1,6 @@
-"""Which rows a chain of rounds reads: by days, by the watermark, and leaving rows whose label is not final."""
+"""Tests of the window of a chain of runs: by days, by watermark, without rows whose label is not
+final.
+"""
 
 from datetime import datetime, timezone
 
@@ -19,7 +21,7 @@ NEWEST = parse_time("newest", "2026-03-05T12:00:00Z")
 
 @pytest.fixture
 def resolve():
-    """The window of a store without a champion and a lake whose newest row is `NEWEST`."""
+    """The window for a registry without champion and a lake whose newest row is `NEWEST`."""
 
     def run(start="", end="", newest=NEWEST, **policy):
         return resolve_window(start=start, end=end, parent=None, newest=lambda: newest, **policy)
@@ -54,7 +56,7 @@ def test_newest_row_is_found_whatever_footers_say(tmp_path, raw_table, write_lak
     for path in newest_day.iterdir():
         pq.write_table(pq.read_table(path, partitioning=None), path, write_statistics=False)
     assert folder_lake(folder).newest() == times.max()
-    # A row of another day in this one's folder, and a row without time, are malformed and tell nothing.
+    # A row in another day's folder, or without time, is malformed and has no influence.
     stray = table.slice(0, 2)
     of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(stray.schema.field(raw_rows.EVENT_TIME).type)
     at = stray.column_names.index(raw_rows.EVENT_TIME)

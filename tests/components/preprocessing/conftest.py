@@ -1,4 +1,4 @@
-"""Raw folders, runs of the step in this process, and a model store with a parent."""
+"""Raw folders, in-process runs of the step, and a model registry with a parent."""
 
 import shutil
 from dataclasses import replace
@@ -25,7 +25,10 @@ from tests.support.validation_models import make_dataset
 
 @pytest.fixture
 def write_raw(tmp_path):
-    """Writes tables as a raw dataset; each part's tables become files in the given order of names."""
+    """Writes tables as a raw dataset.
+
+    Each part's tables become files in the given order of names.
+    """
 
     def write(train, holdout=None, *, name="raw", row_group_size=300, last_event_time="2025-10-10T00:00:00+00:00"):
         parts = {"train": train, "holdout": holdout if holdout is not None else train}
@@ -48,21 +51,21 @@ def write_raw(tmp_path):
 
 
 def with_settings(raw_path, **settings):
-    """Gives the recommender of a raw dataset these settings of preprocessing."""
+    """Change these preprocessing settings of a raw dataset's recommender."""
     described = RawDataset.read(raw_path).recommender
     asked = {"preprocessing": {"frequency_threshold": 2, **settings}}
     change_dataset(raw_path, recommender=replace(described, settings=asked))
 
 
 def change_dataset(path, **changes):
-    """Changes fields of the manifest at `path`; returns the path."""
+    """Change fields of the manifest at `path`, and return the path."""
     replace(RawDataset.read(path), **changes).write(path)
     return path
 
 
 @pytest.fixture
 def write_old_rows():
-    """Adds old rows, by the part that they are, to a raw dataset; returns the path of its manifest."""
+    """Adds old rows by part to a raw dataset, and returns the path of its manifest."""
 
     def write(path, *, share=0.25, **tables):
         changes = {"replay_share": share}
@@ -78,9 +81,9 @@ def write_old_rows():
 
 @pytest.fixture
 def run_step(tmp_path):
-    """Runs the step as its command line does, by each engine: both must write the same bytes.
+    """Runs the step's command line with each engine. Both must write the same bytes.
 
-    The store and the work folder have a space in their names.
+    The registry and the work folder have a space in their names.
     """
 
     def run(raw_path, *, run="run-1", expect=0, **options):
@@ -88,7 +91,7 @@ def run_step(tmp_path):
         for engine in get_args(get_type_hints(PreprocessingSettings)["engine"]):
             training_set = run_once(raw_path, run=run, expect=expect, engine=engine, **options)
             folder = tmp_path / "big data" / run / "preprocessing"
-            # Of what the step was given, the copy says which engine was asked for.
+            # Among the step's arguments, the copy records the requested engine.
             files = [path for path in folder.rglob("*") if path.is_file() and path.name != "raw_dataset.json"]
             by_engine[engine] = {str(path): path.read_bytes() for path in files}
         assert by_engine["numpy"] == by_engine["nvtabular"]
@@ -116,7 +119,7 @@ def run_step(tmp_path):
 
 @pytest.fixture
 def keep_as_model(run_step):
-    """Stores a workflow as that of a trained model, as training does."""
+    """Stores a workflow as that of a trained model, like training does."""
 
     def keep(workflow_folder, slot_sizes, model_id):
         folder = model_folder(run_step.store, model_id)
@@ -133,7 +136,9 @@ def load_workflow(training_set) -> FeatureWorkflow:
 
 
 def read_raw_arrays(tables) -> SimpleNamespace:
-    """Label, dense (NaN = missing) and categories (-1 = missing) of raw tables, read without pandas."""
+    """Return label, dense values (NaN is missing) and categories (-1 is missing) of raw tables,
+    without pandas.
+    """
     table = pa.concat_tables(tables)
     dense = [table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False) for name in criteo.DENSE]
     categorical = [table[name].combine_chunks().fill_null(-1).to_numpy() for name in criteo.CATEGORICAL]
@@ -143,7 +148,7 @@ def read_raw_arrays(tables) -> SimpleNamespace:
 
 
 def read_table(uri) -> pa.Table:
-    """The encoded rows in the order of the file list."""
+    """Return the encoded rows in the order of the file list."""
     folder = local_path(uri)
     lines = (folder / "_file_list.txt").read_text().splitlines()
     assert int(lines[0]) == len(lines) - 1
@@ -151,7 +156,7 @@ def read_table(uri) -> pa.Table:
 
 
 def read_encoded(uri) -> SimpleNamespace:
-    """Criteo's encoded rows."""
+    """Return Criteo's encoded rows."""
     table = read_table(uri)
     columns = {name: table[name].to_numpy() for name in table.column_names}
     return SimpleNamespace(
@@ -170,7 +175,10 @@ def replace_column(table, name, values, **options):
 
 @pytest.fixture
 def reading():
-    """How tests read and change rows; an import would need packages below tests/."""
+    """Functions with which tests read and change rows.
+
+    An import would need packages below tests/.
+    """
     return SimpleNamespace(
         workflow=load_workflow,
         table=read_table,

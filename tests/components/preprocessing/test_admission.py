@@ -1,4 +1,4 @@
-"""What is remembered of categories survives the disk bit for bit, and is refused where it does not fit."""
+"""Tests that the category statistics are stored exactly, and are refused if they do not fit."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_columns_survive_disk(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"], ids=["empty", "torn"])
-def test_damaged_file_is_refused_by_name(tmp_path, content):
+def test_corrupt_file_is_refused_by_name(tmp_path, content):
     (tmp_path / ADMISSION_FILE).write_bytes(content)
     with pytest.raises(ContractError, match=r"admission\.npz cannot be read"):
         load_columns(tmp_path, workflow_of([column.vocabulary for column in make_columns()]))

@@ -1,4 +1,4 @@
-"""The step says what a stock NVTabular script says, and what is told of that is told by a comparison that can fail."""
+"""Compares the step with a stock NVTabular script, and checks that the comparison can fail."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory):
-    """A window, and what the stock script makes of it."""
+    """A window, and the stock script's result for it."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("window")
@@ -33,7 +33,7 @@ def window(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoded(window, tmp_path_factory):
-    """Our encoding of it, in five partitions by two processes."""
+    """The project's encoding of it, in five partitions by two processes."""
     folder = tmp_path_factory.mktemp("ours")
     flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}"]
     flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
@@ -43,7 +43,7 @@ def encoded(window, tmp_path_factory):
     return folder / "r" / "preprocessing"
 
 
-def test_first_round_is_scripts_but_for_order_of_equally_frequent_categories(window, encoded):
+def test_first_run_equals_script_but_for_order_of_equal_frequencies(window, encoded):
     assert expect_same(window[1], encoded) == 20_000
 
 

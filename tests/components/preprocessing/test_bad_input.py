@@ -1,4 +1,4 @@
-"""What the step refuses, and that it says which thing, which value and what it expected."""
+"""Tests of refused input: the error names the thing, its value and what was expected."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_parent_that_is_not_in_store(write_raw, refuses, raw_table):
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
-def test_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
+def test_corrupt_parent_workflow(write_raw, keep_as_model, refuses, raw_table, tmp_path, damage):
     workflow = workflow_of([np.arange(50)] * 26, frequency_threshold=2)
     workflow.save(tmp_path / "workflow")
     folder = keep_as_model(tmp_path / "workflow", workflow.slot_sizes, "m1")
@@ -55,7 +55,7 @@ def test_damaged_parent_workflow(write_raw, keep_as_model, refuses, raw_table, t
 
 
 def with_column(name, values):
-    """Gives the column these values."""
+    """Return a change that gives the column these values."""
     return lambda table: table.set_column(table.column_names.index(name), name, values)
 
 

@@ -1,4 +1,4 @@
-"""The columns are the recommender's: any names, any number of each kind."""
+"""Tests that the columns are the recommender's: any names, any number of each kind."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,10 @@ from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, valu
 
 
 def table_of(features, n=400):
-    """Rows with some values missing; categories 0 to 8, of which 8 occurs once in each column."""
+    """Return rows with some missing values and categories 0 to 8.
+
+    The category 8 occurs once in each column.
+    """
     random = np.random.default_rng(3)
     categories = np.append(np.arange(n - 1) % 8, 8)
     return pa.table(
@@ -110,7 +113,7 @@ BUCKETED = {
     "no value": ("quantile_buckets(4)", 0),
     "left out": ("quantile_buckets(4)", 0),
 }
-"""The transform of each column, and how many boundaries its values have."""
+"""The transform of each column, and its number of boundaries."""
 
 
 def bucketed_values(count, seed):
@@ -132,7 +135,7 @@ def bucketed_values(count, seed):
 
 
 @pytest.mark.parametrize("others", [(), ("item",)], ids=["alone", "beside others"])
-def test_bucketed_columns_become_numpys_quantile_buckets_and_later_rounds_keep_them(
+def test_bucketed_columns_get_numpys_quantiles_and_later_runs_keep_them(
     others, write_raw, run_step, reading, keep_as_model
 ):
     options = {name: NumericOptions(transform=(step,)) for name, (step, _) in BUCKETED.items()}
@@ -180,9 +183,7 @@ LISTS = Features(
 
 
 @pytest.mark.parametrize("left_out", [[], ["tags"], ["item", "last"]], ids=["all", "own table", "shared table"])
-def test_lists_count_and_encode_elements_that_count_by_vocabulary_of_their_table(
-    write_raw, run_step, reading, left_out
-):
+def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(write_raw, run_step, reading, left_out):
     random = np.random.default_rng(1)
     lists = [[random.integers(0, 30, random.integers(0, 6)).tolist() or None for _ in range(400)] for _ in range(2)]
     table = table_of(Features(numeric=("price",), categorical=("item",)))

@@ -1,4 +1,4 @@
-"""What breaks on somebody else's cluster: no answer, no worker, a worker that dies, rows that are refused there."""
+"""Tests of failures on a user's cluster: no answer, no worker, a worker that dies, refused rows."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ from evergreen.storage.uris import local_path
 
 @pytest.fixture
 def cluster():
-    """Makes a cluster within this process, which answers to an address."""
+    """Makes an in-process cluster with an address."""
     options = {"threads_per_worker": 1, "processes": False, "dashboard_address": None, "protocol": "tcp"}
     return lambda n_workers: distributed.LocalCluster(n_workers=n_workers, **options)
 
 
 @pytest.fixture
 def arguments(write_raw, run_step, raw_table):
-    """The step's arguments but for the scheduler."""
+    """The step's arguments without the scheduler."""
     work = run_step.store.parent
     known = ["--run=r", f"--store={run_step.store}", f"--work={work}", f"--output={work / 'out.json'}"]
     return [*known, f"--raw-dataset={write_raw(raw_table(50))}"]
@@ -42,7 +42,7 @@ def test_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_st
 def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="No clients found"):  # one that is left would be given the next step's work
+    with pytest.raises(ValueError, match="No clients found"):  # a remaining one would get the next step's tasks
         distributed.default_client()
 
 
@@ -63,7 +63,9 @@ def test_worker_that_is_killed_is_reason_to_try_again(tmp_path):
 
 
 def die_once(folder):
-    """Has the first worker that counts a partition killed there, and the first that writes a file in the middle."""
+    """Kill the first worker that counts a partition, and the first that is in the middle of writing
+    a file.
+    """
 
     def dying(name, function):
         def call(*arguments, **options):
@@ -80,7 +82,7 @@ def die_once(folder):
 
 
 @pytest.mark.slow
-def test_two_workers_one_killed_while_it_counts_and_one_while_it_writes_leave_bytes_of_one_process(
+def test_two_workers_killed_at_count_and_write_leave_bytes_of_one_process(
     write_raw, run_step, raw_table, keep_as_model, tmp_path, monkeypatch
 ):
     def files():

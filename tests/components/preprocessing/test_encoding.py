@@ -1,4 +1,6 @@
-"""What both engines write, against the contract's arithmetic, NumPy in float64, and counts made by hand."""
+"""Tests of both engines' output against the contract's arithmetic, float64 NumPy, and counts made
+by hand.
+"""
 
 from collections import Counter
 
@@ -49,7 +51,7 @@ def test_categories_below_threshold_are_out_of_vocabulary(write_raw, run_step, r
 
 def test_columns_without_values(write_raw, run_step, raw_table, reading):
     first_half, everything, nothing = np.arange(600) < 300, np.full(600, True), np.full(600, False)
-    missing = {  # in the training rows, in the held-out rows
+    missing = {  # in the training rows, in the holdout rows
         ("C4", "I4"): (everything, everything),
         ("C5", "I5"): (first_half, ~first_half),  # one whole partition
         ("C6", "I6"): (everything, nothing),
@@ -75,7 +77,7 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
 
 
 def test_rows_keep_order_of_file_names(write_raw, run_step, raw_table, reading):
-    # Sorted by the numbers in them, part-10 would come after part-9.
+    # Sorted by their numbers, part-10 would come after part-9.
     tables = {f"part-{n}.parquet": raw_table(100 + n, seed=n) for n in (9, 10, 1, 100)}
     tables = {name: reading.replace(t, "I1", np.arange(t.num_rows) * 1.0) for name, t in tables.items()}
     encoded_set = run_step(write_raw(tables), partition_rows=64)
@@ -92,7 +94,7 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
     kinds = {path.suffix for path in written}
     assert kinds <= {".parquet", ".json", ".npz", ".txt", ".pbtxt", ".schema", ""}, kinds
     for path in written:
-        # The bytes with which pickle's protocols 2 and later begin and end.
+        # First and last bytes of pickle's protocols 2 and later.
         content = path.read_bytes()
         assert not (content.startswith(b"\x80") and content.endswith(b".")), path
         if path.suffix == ".npz":
@@ -102,9 +104,9 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"])
 def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
-    """The served graph repeats the contract on such rows, too: tests/evergreen/serving/test_graph.py."""
+    """tests/evergreen/serving/test_graph.py checks that the served graph agrees on such rows too."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
-    # What preprocessing's readers let through, and what is far from any stand-in of NVTabular's.
+    # Values that preprocessing's readers accept and that are far from any placeholder of NVTabular.
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
     categorical = np.where(sent, categorical, 2**32 - 5)
     columns = {LABEL: np.zeros(4096, np.int32), **dict(zip(DENSE, dense.T))}

@@ -1,4 +1,6 @@
-"""The same rows give the same workflow and the same encoding, whoever computes them and in which pieces."""
+"""Checks that the same rows give the same workflow and encoding for any process and any
+partitioning.
+"""
 
 import os
 import re
@@ -20,7 +22,8 @@ from evergreen.storage.uris import local_path
 from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
-"""What the next round, training and serving read. Beside them NVTabular notes when it saved its own form."""
+"""Files that the next run, training and serving read. Next to them NVTabular writes the time of its
+own save."""
 DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
@@ -37,7 +40,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def run_elsewhere(tmp_path):
-    """Runs the step as a process of its own."""
+    """Runs the step in a separate process."""
 
     def run(raw, run, variables, flags):
         output = tmp_path / f"{run}.json"
@@ -57,7 +60,9 @@ def run_elsewhere(tmp_path):
 
 @pytest.fixture
 def cluster():
-    """The address of a scheduler with two workers, run by the commands of `k8s/components/dask`."""
+    """The address of a scheduler with two workers, started by the commands of
+    `k8s/components/dask`.
+    """
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         port, *health = [each.getsockname()[1] for each in sockets]

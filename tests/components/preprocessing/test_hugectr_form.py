@@ -1,4 +1,4 @@
-"""The written folder, read by the rules of HugeCTR's own Parquet reader, stated here a second time."""
+"""Reads the written folder by the rules of HugeCTR's own Parquet reader, restated here."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,7 +1,9 @@
-"""A second reader of the written folder, by the rules of HugeCTR's own alone, which refuses what that misreads.
+"""A second reader of the written folder, with only HugeCTR's rules.
 
-It knows neither the step's own proof (`encode.verify_file`) nor the contract's column names: HugeCTR goes by the
-position of a column, never by its name.
+It refuses what HugeCTR misreads.
+
+It uses neither the step's own check (`encode.verify_file`) nor the contract's column names. HugeCTR
+reads columns by position, never by name.
 """
 
 import json
@@ -24,11 +26,11 @@ PARTITION_ROWS = 300
 
 
 class Refused(Exception):
-    """HugeCTR would fail here or, worse, go on with other numbers."""
+    """Raised if HugeCTR would fail here or continue with wrong numbers."""
 
 
 class Reader:
-    """One source (a file list), read as `Solver` and `DataReaderParams(source=[...])` would."""
+    """One source (a file list), read like `Solver` and `DataReaderParams(source=[...])` do."""
 
     def __init__(self, source: Path, slot_sizes: list[int]) -> None:
         self.slot_sizes = slot_sizes
@@ -49,7 +51,7 @@ class Reader:
             raise Refused(f"positions overlap or leave columns out: {self.order}")
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels with dense values, and keys with each slot's offset added."""
+        """Return labels with dense values, and keys with each slot's offset added."""
         tables = [self._table(path) for path in self.paths]
         values = np.concatenate([self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables])
         keys = np.concatenate([self._stacked(t, self.order["cats"]) for t in tables])
@@ -82,7 +84,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What the step made of a window, and the window."""
+    """A window, and the step's output for it."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("written")

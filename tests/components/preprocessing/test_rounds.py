@@ -1,4 +1,4 @@
-"""Several rounds through the real step: what a parent fixes, and what a round may add."""
+"""Tests of several runs of the real step: what a parent fixes, and what a run may add."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     parent, ids, before, sightings = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
-        column[0] = 777  # once a round: two rounds make the two sightings that it needs
+        column[0] = 777  # once per run: two runs reach its count threshold of two
         table = reading.replace(raw_table(400, seed=number), "C2", column)
         encoded_set = run_step(write_raw(table, name=f"raw {number}"), run=f"run-{number}", parent=parent)
         vocabulary = reading.workflow(encoded_set).vocabularies[1].tolist()
@@ -43,7 +43,7 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
 
 DAYS = ("2025-10-10T00:00:00+00:00", "2025-10-12T00:00:00+00:00", "2025-10-12T06:00:00+00:00")
 IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
-"""Per round; the rest of the column is missing."""
+"""Values of C2 per run. The rest of the column is missing."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def play(write_raw, run_step, keep_as_model, raw_table, reading):
     return play
 
 
-def test_nvtabular_encodes_as_contract_while_categories_leave_and_their_ids_are_reused(play, run_step, reading):
+def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_step, reading):
     rounds = [play(0, None, keep="m0"), play(1, "m0", keep="m1"), play(2, "m1")]
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
@@ -91,7 +91,7 @@ def test_nvtabular_encodes_as_contract_while_categories_leave_and_their_ids_are_
 
 
 def carried(encoded_set):
-    """The files of the workflow that the next round reads, by name."""
+    """Return the files of the workflow that the next run reads, by name."""
     folder = local_path(encoded_set.workflow_uri)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
@@ -155,7 +155,9 @@ def test_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_ta
 
 
 def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
-    """A category of old rows alone gets no id, however often it is in them, and no moment moves."""
+    """A category that occurs only in old rows gets no id, however often it occurs, and no moment
+    changes.
+    """
     old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
     old = reading.replace(old, "I1", np.full(400, 9999.0))
     without = run_step(write_raw(raw_table(900, seed=1)))

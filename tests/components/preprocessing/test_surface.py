@@ -1,4 +1,4 @@
-"""The step's outward surface: its flags, its KFP component as KFP runs it, and how light both are to import."""
+"""Tests of the step's interface: its flags, its KFP component, and how light both are to import."""
 
 from collections import Counter
 

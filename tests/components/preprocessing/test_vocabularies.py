@@ -1,4 +1,4 @@
-"""Admission, eviction and reuse of ids, against dicts that a person would keep by hand."""
+"""Tests of admission, eviction and reuse of ids, against dicts."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ def candidates(column):
 
 
 class ByHand:
-    """The same rules as plain dicts: id -> category, category -> (sightings, last seen)."""
+    """The same rules as plain dicts: id -> category, category -> (count, last seen)."""
 
     def __init__(self):
         self.ids, self.seen, self.waiting = [], {}, {}

@@ -1,4 +1,4 @@
-"""What training's tests share: the planted world, training sets, a validation report, the double of HugeCTR."""
+"""Fixtures for training: planted data, training sets, a validation report, the double of HugeCTR."""
 
 import gc
 import importlib
@@ -20,7 +20,7 @@ from tests.support.recommenders import criteo_with
 from tests.support.torchrec_workers import Workers
 from tests.support.training_world import STEP_MODEL, World, training_sets
 
-# As the step does: tests share their cores with other work.
+# As in the step, because tests share their cores with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 DOUBLE = REPOSITORY / "tests" / "hugectr_double"
@@ -28,12 +28,12 @@ DOUBLE = REPOSITORY / "tests" / "hugectr_double"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever needs two of TorchRec's workers comes last: to begin a group takes seconds."""
+    """Move tests with two TorchRec workers to the end, because starting a group takes seconds."""
     items.sort(key=lambda item: "torchrec 2" in item.name or " in two" in item.name)
 
 
 def pytest_collection_finish() -> None:
-    """HugeCTR's engine collects garbage after each model: no longer among all that was imported."""
+    """Freeze the imported objects, because HugeCTR's engine collects garbage after each model."""
     gc.freeze()
 
 
@@ -44,7 +44,7 @@ def world():
 
 @pytest.fixture
 def make_training_set(tmp_path):
-    """Writes rows, workflow and manifest; gives the TrainingSet."""
+    """Writes rows, workflow and manifest, and returns the TrainingSet."""
     return training_sets(tmp_path)
 
 
@@ -66,7 +66,7 @@ def validation_report(tmp_path):
 
 @pytest.fixture
 def step_flags(tmp_path, validation_report):
-    """The step's flags for a training set, whose manifest it writes."""
+    """Writes a training set's manifest and returns the step's flags for it."""
 
     def flags_of(training_set, /, *, model=STEP_MODEL, training=None, weight=None, **changed):
         asked = criteo_with(model=model, training={"batch_size": 256, **(training or {})})
@@ -89,7 +89,9 @@ def step_flags(tmp_path, validation_report):
 
 @pytest.fixture
 def step(tmp_path, step_flags):
-    """Runs the command; gives its exit code, the manifest it wrote, if any, and the numbers of its note."""
+    """Runs the command and returns its exit code, its manifest, if any, and the numbers of its
+    note.
+    """
 
     def run(training_set, /, **changed):
         code = main(step_flags(training_set, **changed))
@@ -104,7 +106,7 @@ def step(tmp_path, step_flags):
 
 @pytest.fixture
 def train_run(tmp_path, validation_report):
-    """Runs the whole step; gives the model in the store."""
+    """Runs the whole step and returns the model in the registry."""
     from components.training.step import TrainingRun, train
 
     def go(training_set, *, config, settings, name="r", backend="pytorch", **keywords):
@@ -125,7 +127,7 @@ def double(monkeypatch):
 
 @pytest.fixture(scope="session")
 def workers():
-    """TorchRec's workers, of which the process of the tests is the leader."""
+    """TorchRec's workers, led by the test process."""
     group = Workers()
     yield group
     group.end()
@@ -133,7 +135,7 @@ def workers():
 
 @pytest.fixture
 def run(tmp_path):
-    """Fits with the NumPy engine; gives the result, the engine and the emitted lines."""
+    """Fits with the NumPy engine and returns the result, the engine and the emitted lines."""
     count = iter(range(1000))
 
     def go(training_set, settings=SETTINGS, path=None, **keywords):

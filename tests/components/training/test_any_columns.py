@@ -1,9 +1,10 @@
-"""An exam over generated recommenders, from 1 to 200 columns and lists of any kinds: from raw rows to the served graph.
+"""Generated recommenders with 1 to 200 columns and lists of any kinds, from raw rows to the served
+graph.
 
-Each is encoded by its workflow, trained by the step's own command, exported as deployment exports it and scored by ONNX
-Runtime. Truths are the workflow with PyTorch's network and the networks' formulas in float64. That NVTabular encodes
-such columns as the workflow does is in `components/preprocessing/test_columns`; more of records is in
-`contracts/test_records`.
+Each is encoded by its workflow, trained by the step's own command, exported like deployment does,
+and scored by ONNX Runtime. References are the workflow with PyTorch's network, and the networks'
+formulas in float64. `components/preprocessing/test_columns` checks that NVTabular encodes such
+columns like the workflow. `contracts/test_records` has more about records.
 """
 
 from collections import defaultdict
@@ -39,7 +40,7 @@ from tests.support.workflows import workflow_of
 
 ROWS = 600
 EDGES = [(1, 0, 0), (0, 1, 0), (3, 0, 0), (0, 3, 0), (1, 1, 0), (2, 2, 0), (0, 0, 1), (1, 2, 2), (2, 190, 8)]
-"""Numbers of numeric and categorical columns and of lists that run by default."""
+"""Default numbers of numeric columns, categorical columns and lists."""
 OPTIONS = [
     NumericOptions(),
     NumericOptions(transform=("quantile_buckets(9)",)),
@@ -59,7 +60,9 @@ MODELS = {
 
 
 def can_be(counts, kind):
-    """Whether the network has what it needs: HugeCTR a category, DLRM a pair of vectors."""
+    """Return whether the network has its required columns: HugeCTR a category, DLRM a pair of
+    vectors.
+    """
     needed = {"dlrm": 1 if counts[0] else 2, "dcn by hugectr": 1}
     return sum(counts[1:]) >= needed.get(kind, 0)
 
@@ -73,11 +76,14 @@ CASES = [
 
 
 EMBEDS = [CategoricalOptions(embed=8), CategoricalOptions(), CategoricalOptions(embed=3)]
-"""Of columns one after another, where the network takes vectors of different widths."""
+"""Embedding options of consecutive columns, if the network accepts vectors of different widths."""
 
 
 def list_options_of(number, categorical, embed):
-    """Every other list holds categories of a column, where there are any; all lists of these are pooled alike."""
+    """Return list options.
+
+    Every other list shares the categories of a column, and these are pooled alike.
+    """
     if number % 2 == 0 or not categorical:
         return ListOptions(max=1 + number % 3, pool="sum" if number % 4 else "mean", embed=embed)
     return ListOptions(max=2, table=categorical[number % len(categorical)], pool="sum")
@@ -118,7 +124,9 @@ def random_workflow(features, random):
 
 
 def raw_rows(workflow, random):
-    """Values of all sizes, missing ones, categories that are known, unknown and missing, lists of any length."""
+    """Return values of all sizes, missing ones, known, unknown and missing categories, lists of any
+    length.
+    """
     features = workflow.features
     dense = random.normal(0, 3, (ROWS, len(features.numeric))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
@@ -127,23 +135,24 @@ def raw_rows(workflow, random):
     columns = [random.choice(np.append(workflow.vocabularies[slot], [-1, 77]), ROWS) for slot in features.places.slots]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
     for start, stop, _ in features.places.lists:
-        # What a list lacks is at its end.
+        # The padding of a list is at its end.
         in_list = categorical[:, start:stop]
         categorical[:, start:stop] = np.take_along_axis(in_list, np.argsort(in_list == -1, axis=1, kind="stable"), 1)
     return dense, np.ascontiguousarray(categorical)
 
 
 def with_more_categories(workflow):
-    """The workflow of a next round: each column has one category more."""
+    """Return the workflow of a next run, in which each column has one more category."""
     num = len(workflow.features.slots) - len(workflow.features.bucketed)
     more = tuple(np.append(each, 2**34) for each in workflow.vocabularies[:num])
     return replace(workflow, vocabularies=more + workflow.vocabularies[num:])
 
 
 def vectors_of(weights, features, sizes, ids):
-    """The vectors of rows, side by side where their widths differ: from the tables of the weights file.
+    """Return the vectors of rows from the tables of the weights file, side by side if their widths
+    differ.
 
-    Those of a list are summed, or their mean is taken, over the places that hold something.
+    Vectors of a list are summed or averaged over its filled positions.
     """
     tables, ends, slots, found = load_file(weights / WEIGHTS_FILE), defaultdict(int), {}, []
     embeds = {name: features.embed_of(name) or 4 for name in features.slots}
@@ -179,7 +188,7 @@ def encoded_set(folder, recommender, workflow, *, dense, ids):
 
 
 @pytest.mark.parametrize(("counts", "kind"), CASES)
-def test_recommender_of_any_columns_is_trained_and_served_as_its_workflow_and_network_say(
+def test_any_columns_are_trained_and_served_as_workflow_and_network_say(
     counts, kind, tmp_path, validation_report, capsys, double
 ):
     train_and_serve(counts, kind, tmp_path, validation_report=validation_report, capsys=capsys)
@@ -195,7 +204,7 @@ def test_drawn_recommender_is_too(tmp_path_factory, validation_report, capsys, d
 
 
 def train_and_serve(counts, kind, tmp_path, *, validation_report, capsys):
-    """Makes every comparison that the module names for one recommender."""
+    """Run all comparisons of this module for one recommender."""
     random = np.random.default_rng(counts)
     recommender = recommender_of(counts, kind)
     workflow = random_workflow(recommender.features, random)

@@ -1,4 +1,6 @@
-"""Scores of a model that learned from thinned rows are those of all rows: in every backend, over rounds and tries."""
+"""Tests that a model trained on downsampled rows predicts for all rows, for every backend, run and
+retry.
+"""
 
 import shutil
 from dataclasses import replace
@@ -28,16 +30,17 @@ HELD_OUT_ROWS = 20_000
 
 
 def thinned(labels, dense, ids, rate, seed=3):
-    """The clicks, and of the other rows those that an independent coin of probability `rate` keeps."""
+    """Return the clicks, and the other rows with probability `rate` each."""
     kept = (labels == 1) | (np.random.default_rng(seed).random(len(labels)) < rate)
     return labels[kept], dense[kept], ids[kept]
 
 
 def bound(labels, rate):
-    """Four standard errors of the ratio of predicted to seen clicks, as a share.
+    """Return four standard errors of the ratio of predicted to observed clicks, as a share.
 
-    The held-out clicks are counted (Poisson), and the model's mean is that of the rows it learned from: odds of clicks
-    (Poisson) to thinned rows without (Poisson), the newest tenth of which may weigh more, hence half of their number.
+    The holdout clicks are counted (Poisson). The model's mean is that of its training rows: odds of
+    clicks (Poisson) to downsampled rows without click (Poisson). The newest tenth may weigh more,
+    so only half of their number counts.
     """
     share = float(labels.mean())
     clicks, others = NUM_ROWS / 2 * share, NUM_ROWS / 2 * (1 - share) * rate
@@ -51,19 +54,19 @@ def held_out(world):
 
 @pytest.fixture
 def run(train_run, double):
-    """A whole training step; gives the model in the store."""
+    """Runs a whole training step and returns the model in the registry."""
     asked = {"config": CONFIG, "settings": TrainingSettings(learning_rate=0.005, batch_size=128)}
     return lambda training_set, backend, name: train_run(training_set, name=name, backend=backend, **asked)
 
 
 def calibration(weights, model, rows):
-    """Predicted clicks per click seen, by the network that reads the stored files."""
+    """Return predicted clicks per observed click, by the network that reads the stored files."""
     scorer = load_scorer(weights, config_from_document(model.config), model.slot_sizes)
     return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(dtype=np.float64)
 
 
 @pytest.mark.parametrize("backend", ["pytorch", pytest.param("hugectr", marks=pytest.mark.slow)])
-def test_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_is_not_without_correction(
+def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
     backend, run, world, held_out, make_training_set, tmp_path
 ):
     parent = None
@@ -75,7 +78,7 @@ def test_chain_of_rounds_on_thinned_rows_is_calibrated_on_all_held_out_rows_and_
         assert model.negative_rate == rate
         weights = local_path(model.uri) / Model.WEIGHTS
         assert calibration(weights, model, held_out) == pytest.approx(1, abs=bound(held_out.labels, rate))
-        # A copy: the next round compares its parent's files with their hash.
+        # A copy, because the next run compares its parent's files with their hash.
         without = Path(shutil.copytree(weights, tmp_path / f"without {number}"))
         add_to_bias(without, -np.log(rate))
         assert calibration(without, model, held_out) > 1 + 1.5 * bound(held_out.labels, rate)
@@ -104,9 +107,7 @@ def test_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_s
     assert content(resumed.weights) == content(whole.weights)
 
 
-def test_round_starts_from_its_parents_scores_at_its_own_rate_whatever_parents_was(
-    run, world, held_out, make_training_set
-):
+def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(run, world, held_out, make_training_set):
     first = make_training_set(*thinned(*world.rows(2_000, 1)[:3], 0.2), name="first")
     parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
     second = make_training_set(*thinned(*world.rows(2_000, 2)[:3], 0.6), name="second")
@@ -118,9 +119,7 @@ def test_round_starts_from_its_parents_scores_at_its_own_rate_whatever_parents_w
     assert calibration(start, parent, held_out) == pytest.approx(before, rel=1e-6)
 
 
-def test_rows_have_clicks_of_log_as_they_are_served_and_next_round_begins_with_those_as_they_are(
-    run, world, make_training_set
-):
+def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(run, world, make_training_set):
     world.by_id[0][:] = np.where(np.arange(len(world.by_id[0])) == FIRST_ID, 2, 0)
     training_set = make_training_set(*world.rows(NUM_ROWS)[:3])
     path = local_path(training_set.workflow_uri)

@@ -1,8 +1,9 @@
-"""One exam for every engine and network: PyTorch's, TorchRec's in several processes, and HugeCTR's DCN over the double
-of `hugectr`.
+"""One conformance suite for every engine and network.
 
-Truths are the world's planted logit, the networks' formulas in float64 (`tests.support.networks`), and the other
-engine. What is HugeCTR's alone is in `test_hugectr_engine`.
+The engines are PyTorch's, TorchRec's in several processes, and HugeCTR's DCN over the double of
+`hugectr`. References are the planted logit, the networks' formulas in float64
+(`tests.support.networks`), and the other engine. `test_hugectr_engine` has the tests that concern
+only HugeCTR.
 """
 
 from contextlib import ExitStack, closing
@@ -48,7 +49,7 @@ marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, 
 
 
 def marked(*case):
-    """A case of a test, its engine first."""
+    """Mark a test case by its engine, which comes first."""
     own = marks.get(case[0], needs_torchrec if "torchrec" in case[0] else ())
     return pytest.param(*case, marks=own)
 
@@ -73,7 +74,7 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
         return PytorchEngine(config, slot_sizes, settings, device="cpu", places=places)
     from components.training.hugectr.engine import HugectrEngine
 
-    # Small, so that the few rows here make several stages.
+    # Small, so that the few rows here fill several stages.
     settings = replace(settings, solver=SolverSettings(stage_rows=2000, loss_interval=7))
     num_gpus = 2 if "two" in name else 1
     return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch, places=places)
@@ -81,7 +82,7 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
 
 @pytest.fixture
 def make_engine(tmp_path, double, world, workers):
-    """Makes engines by name, HugeCTR's over the double; closes them."""
+    """Makes engines by name, HugeCTR's over the double, and closes them."""
     with ExitStack() as stack:
 
         def make(name, config=V1, slot_sizes=world.slot_sizes, places=None):
@@ -115,7 +116,10 @@ def trained(engine, start, rows, order=None, batch_size=128):
 
 
 def float64_scores(folder, config, slot_sizes, rows):
-    """The network by its definition on the saved weights; an id outside its slot has a zero vector."""
+    """Score by the network's definition on the saved weights.
+
+    An id outside its slot has a zero vector.
+    """
     weights = open_model(folder, slot_sizes).weights
     known = (rows.ids >= 0) & (rows.ids < slot_sizes)
     vectors = weights.table[np.where(known, rows.ids, 0) + slot_offsets(slot_sizes)] * known[:, :, None]
@@ -141,11 +145,11 @@ def test_learns_planted_signal(name, config, make_engine, initial, world):
 
 
 @everyone
-def test_checkpoint_is_restored_to_identical_scores_and_continued_as_if_nothing_had_happened(
+def test_checkpoint_restores_identical_scores_and_continues_identically(
     name, config, make_engine, initial, world, tmp_path
 ):
     rows, order = world.encoded(4_000), shuffled(4_000)
-    # Whole batches first: an engine may fill up the last one of a call.
+    # Whole batches, because an engine may pad the last one of a call.
     first, rest = order[: 128 * 15], order[128 * 15 :]
     unbroken = trained(make_engine(name, config), initial(config), rows, order=first)
     unbroken.save(tmp_path / "checkpoint")
@@ -234,9 +238,7 @@ def test_rows_of_incomplete_last_batch_are_learned(name, make_engine, initial, w
 
 
 @engines
-def test_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_restored_weights(
-    name, make_engine, initial, world
-):
+def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(name, make_engine, initial, world):
     rows, sound = world.encoded(4_000), world.encoded(128 * 10, 2)
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
@@ -244,7 +246,8 @@ def test_loss_that_is_not_finite_is_returned_and_leaves_nothing_behind_in_restor
     assert not np.isfinite(engine.learn(rows, np.arange(4_000), batch_size=128, seed=1))
     again, fresh = trained(engine, initial(), sound), trained(make_engine(name), initial(), sound)
     assert again.num_steps == fresh.num_steps == 10
-    # An engine's first steps decide how gradients of more than two workers are cut up and summed.
+    # With more than two workers, an engine's first steps determine how gradients are split and
+    # summed.
     np.testing.assert_allclose(again.score(sound), fresh.score(sound), rtol=0, atol=1e-6 if "4" in name else 0)
 
 
@@ -273,7 +276,7 @@ def test_without_numeric_columns_both_engines_learn_same(make_engine, world, tmp
 
 
 @pytest.mark.parametrize("name", [marked(f"torchrec {size}") for size in (1, 2, 4)], scope="module")
-def test_rows_with_weights_are_learned_as_by_pytorch_and_batch_without_takes_no_step(name, make_engine, initial, world):
+def test_weighted_rows_train_as_in_pytorch_and_no_weight_takes_no_step(name, make_engine, initial, world):
     rows, random = world.encoded(128 * 10), np.random.default_rng(4)
     rows = replace(rows, weights=random.integers(0, 4, len(rows)).astype(np.float32))
     rows.weights[128 * 3 : 128 * 5] = 0
@@ -284,8 +287,8 @@ def test_rows_with_weights_are_learned_as_by_pytorch_and_batch_without_takes_no_
     np.testing.assert_allclose(mine.score(rows), truth.score(rows), atol=1e-6)
 
 
-# User and item are looked up once; then two lists whose sums are taken, one of the items' vectors; the list whose mean
-# is taken lies between columns of its width, and its own have an embedding of their own.
+# User and item are single lookups. Two lists are summed, one of them with the items' vectors. A
+# third list is averaged and is between columns of its width. It has its own embedding.
 SLOT_SIZES = [40, 30, 20, 25, 10]
 LISTS = (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 9, "mean"), PooledPlaces(10, 12, "sum"))
 PLACES = Places((0, 1, *[1] * 3, *[2] * 4, 3, *[4] * 2), LISTS)
@@ -293,19 +296,22 @@ WIDE = replace(V1, num_categorical=6, widths=(4, 8, 8, 4, 4, 3))
 
 
 def rows_with_lists(n, seed):
-    """Encoded rows whose lists have any length, 0 too, and clicks that depend on what the lists hold."""
+    """Return encoded rows with lists of any length, also 0, and clicks that depend on the lists."""
     random = np.random.default_rng(seed)
     ids = np.stack([random.integers(1, SLOT_SIZES[slot], n) for slot in PLACES.slots], axis=1).astype(np.int32)
     for start, stop, _ in LISTS:
         ids[:, start:stop][random.random((n, stop - start)) < 0.4] = 0
-    ids[:128, 10:] = 0  # rows in their order: a batch that looks nothing up in a table
+    ids[:128, 10:] = 0  # rows in order, with a batch that looks up nothing in one table
     logits = 1.5 * (ids[:, 2:5] > 15).sum(1) - 2.0 * (ids[:, 5:9] > 10).sum(1) / (ids[:, 5:9] > 0).sum(1).clip(1)
     labels = (random.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     return Rows(labels=labels, dense=random.normal(size=(n, 13)).astype(np.float32), ids=ids)
 
 
 def float64_vectors(folder, ids):
-    """The vectors of rows side by side, those of a list pooled over the places that hold something."""
+    """Return the vectors of rows side by side.
+
+    Those of a list are pooled over its filled positions.
+    """
     tables = {each.shape[1]: each.astype(float) for each in open_model(folder, SLOT_SIZES).weights.tables}
     first_rows = {8: {1: 0}, 4: {0: 0, 2: 40, 3: 60}, 3: {4: 0}}
     spans, found = [(0, 1, ""), (1, 2, ""), LISTS[0], LISTS[1], (9, 10, ""), LISTS[2]], []
@@ -317,7 +323,7 @@ def float64_vectors(folder, ids):
 
 
 @engines
-def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_row_holds(name, make_engine, tmp_path):
+def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(name, make_engine, tmp_path):
     rows = rows_with_lists(128 * 40, 1)
     write_initial(tmp_path / "initial", WIDE, SLOT_SIZES, click_rate=0.5, seed=3, places=PLACES)
     engine, truth = (make_engine(each, WIDE, SLOT_SIZES, PLACES) for each in (name, "pytorch"))
@@ -344,7 +350,7 @@ def test_lists_and_vectors_of_several_widths_are_learned_and_pooled_over_what_ro
     np.testing.assert_allclose(continued.score(judging), engine.score(judging), atol=1e-6)
 
 
-def test_table_whose_lists_are_pooled_in_two_ways_is_refused_by_hugectr_alone(tmp_path, double):
+def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path, double):
     options = {"last": ListOptions(max=3, table="item", pool="sum"), "seen": ListOptions(max=2, table="item")}
     features = Features(numeric=(), categorical=("item",), lists=("last", "seen"), list_options=options)
     config = replace(V1, num_dense=0, num_categorical=3)

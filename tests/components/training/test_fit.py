@@ -1,4 +1,4 @@
-"""The policy of a fit, shown on an engine in NumPy: order, rates, replay, and what is kept of it all."""
+"""Tests of the fit's policy with a NumPy engine: order, rates, rehearsal, and checkpoints."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.support.training_world import write_folder
 
 @pytest.fixture
 def parent(world, make_training_set, run):
-    """Where a round goes on from."""
+    """The model from which a run continues."""
     result, _, _ = run(make_training_set(*world.rows(3_000, seed=8)[:3], name="parent"))
     return result.weights
 
@@ -36,7 +36,7 @@ def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(world,
     low, high = np.split(np.concatenate(learned_rows(later)), 2)
     np.testing.assert_array_equal(low, high)
     assert sorted(low) == list(range(3_000))
-    assert later.calls.count(("restore", parent.name)) == 2  # each trial begins with the parent
+    assert later.calls.count(("restore", parent.name)) == 2  # each trial starts from the parent
     assert [set(half) for half in np.split(np.array(later.rates), 2)] == [{0.2 * 0.1}, {0.1}]
 
 
@@ -47,7 +47,7 @@ def test_first_models_rate_falls_to_zero_over_second_half_of_its_steps(world, ma
     np.testing.assert_allclose(engine.rates, expected)
 
 
-def test_first_model_learns_shuffled_rows_and_round_learns_them_in_time_order(world, make_training_set, run, parent):
+def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(world, make_training_set, run, parent):
     training_set = make_training_set(*world.rows(4_000)[:3])
     first, later = (np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent))
     assert first[:400].max() > 3_500
@@ -58,7 +58,9 @@ def test_first_model_learns_shuffled_rows_and_round_learns_them_in_time_order(wo
 
 
 class WatchedEngine(LogisticEngine):
-    """Keeps which rows it scored, by a dense value that no two share, and how many calls of `learn` came before."""
+    """Records which rows it scored, by a unique dense value, and the number of earlier calls of
+    `learn`.
+    """
 
     scored = ()
 
@@ -69,7 +71,7 @@ class WatchedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_last_tenth_of_pass_is_scored_before_it_is_learned_and_those_scores_are_fits(
+def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(3_200)
@@ -105,27 +107,31 @@ def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, 
 
 
 @pytest.mark.parametrize("rows_a_request", [1, 64])
-def test_equally_good_rate_is_chosen_as_seldom_where_rows_come_in_long_requests(rows_a_request):
+def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request):
     random, num_requests, chosen = np.random.default_rng(5), 6_400 // rows_a_request, 0
 
     def shared(deviation):
-        """A normal number for each row, half of whose variance is its request's."""
+        """Return a normal number for each row.
+
+        Half of its variance is shared by the rows of a request.
+        """
         of_request = np.repeat(random.normal(size=num_requests), rows_a_request)
         return deviation * (of_request + random.normal(size=6_400)) / 2**0.5
 
     for _ in range(400):
         known = shared(0.7) - 1.1
         labels = random.random(6_400) < 1 / (1 + np.exp(-known - shared(0.7)))
-        # Two models that are wrong by as much, each in its own way.
+        # Two models that are equally wrong, each in its own way.
         logits = [known + 0.1 + shared(0.25) for _ in range(2)]
         losses = [np.logaddexp(0, np.where(labels, -each, each)) for each in logits]
         chosen += best_of([Judgement(scores={}, row_losses=each) for each in losses])
-    # One standard error is exceeded by chance 16 % of the time; with rows taken as independent it is 26 % here.
+    # By chance one standard error is exceeded 16 % of the time. With rows taken as independent it
+    # is 26 % here.
     assert 0.11 < chosen / 400 < 0.22
 
 
 class BiasedEngine(LogisticEngine):
-    """Adds to the logits of its scores what a high rate left in its bias."""
+    """Adds to its scores' logits the bias that a high rate left."""
 
     def __init__(self, slot_sizes, bias):
         super().__init__(slot_sizes, SETTINGS)
@@ -138,9 +144,7 @@ class BiasedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("bias", [0.0, -0.7, 0.7])
-def test_round_takes_high_rate_where_world_changed_and_low_one_where_it_did_not(
-    world, make_training_set, run, parent, bias
-):
+def test_run_picks_high_rate_after_change_and_low_rate_otherwise(world, make_training_set, run, parent, bias):
     settings = replace(SETTINGS, round_rates=(0.01, 1.0))
     other = world.drifted(range(26))
     changed = [np.concatenate(p) for p in zip(world.rows(4_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
@@ -149,11 +153,11 @@ def test_round_takes_high_rate_where_world_changed_and_low_one_where_it_did_not(
     assert moved.learning_rate == 0.1
     stayed, engine, _ = run(make_training_set(*world.rows(300, seed=5)[:3], name="unchanged"), settings, start=parent)
     assert stayed.learning_rate == pytest.approx(0.001)
-    assert sum(map(len, learned_rows(engine))) == 300 + 288  # the last batch is not for a rate that lost
+    assert sum(map(len, learned_rows(engine))) == 300 + 288  # the last batch is not spent on a losing rate
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
-def test_mean_prediction_is_click_rate_of_all_learned_rows_unless_newest_contradict_it(
+def test_mean_prediction_is_click_rate_of_all_rows_unless_newest_differ(
     world, make_training_set, run, parent, incremental
 ):
     labels, dense, ids, _ = world.rows(20_000, seed=3)
@@ -250,14 +254,14 @@ def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
     assert content(third.weights) == before
-    assert not learned_rows(engine)  # the correction of the bias alone
+    assert not learned_rows(engine)  # only the correction of the bias
 
 
 def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "lean"
     with pytest.raises(Preempted):
         run(training_set, path=path, should_stop=StopAfter(12))
-    (path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef").mkdir()  # as a killed try leaves it
+    (path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef").mkdir()  # as left by a killed attempt
     run(training_set, path=path)
     names = sorted(p.name.split("-")[0] for p in path.iterdir())
     assert names == ["final", "progress.json", "row_losses", "start", "weights"]
@@ -301,12 +305,12 @@ def test_saves_are_no_further_apart_than_interval_and_one_segment(world, make_tr
     run(training_set, settings, engine=engine, clock=clock)
     assert len(engine.saves) > 10
     assert max(np.diff([began, *engine.saves])) <= 120 + 10 + 1
-    # Ends of epochs aside, no oftener either.
+    # Except for ends of epochs, no more often either.
     assert np.median(np.diff(engine.saves)) >= 120
 
 
 class FullDiskEngine(LogisticEngine):
-    """The disk is full when the second save has written half of its files."""
+    """An engine whose disk is full when the second save has written half of its files."""
 
     def save(self, folder):
         if sum(call[0] == "save" for call in self.calls) == 1:
@@ -326,7 +330,7 @@ def test_save_that_finds_disk_full_costs_no_earlier_one(world, make_training_set
     assert content(again.weights) == content(whole.weights)
 
 
-def test_loss_or_score_that_is_not_finite_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
+def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
     training_set = make_training_set(*world.rows(1_000)[:3])
     for bad_at, message in ((10, "loss is not finite in pass 1, batches 9 to 12 of 32"), (32, "after step 32")):
         engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"
@@ -336,7 +340,7 @@ def test_loss_or_score_that_is_not_finite_stops_fit_before_anything_is_saved(wor
 
 
 class DivergingEngine(LogisticEngine):
-    """Its weights are no numbers after so many steps of a round at more than its settings' rate."""
+    """Its weights become NaN after a number of steps at more than its settings' rate."""
 
     def __init__(self, *arguments, steps, **keywords):
         super().__init__(*arguments, **keywords)

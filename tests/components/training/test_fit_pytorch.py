@@ -1,4 +1,4 @@
-"""A fit with the PyTorch engine learns what is there, repeats itself, and survives being killed and stopped."""
+"""Tests of a fit with the PyTorch engine: it learns, is reproducible, and survives kills and stops."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.support.training_world import World, dcn, fit_by_pytorch, training_se
 from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
-"""Few, so that a small pass has several places to stop at."""
+"""Few rows, so that a small pass has several positions at which it can stop."""
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 FAST = TrainingSettings(batch_size=512)
@@ -39,7 +39,10 @@ def short_segments(monkeypatch):
 
 
 def fits(root):
-    """`go` fits on the CPU, its checkpoint below `root`; gives the result and the emitted lines."""
+    """Return `go`, which fits on the CPU with its checkpoint below `root`.
+
+    `go` returns the result and the emitted lines.
+    """
     count = iter(range(1000))
 
     def go(training_set, settings=FAST, start=None, config=CONFIG, path=None, **keywords):
@@ -56,7 +59,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A fit on enough rows to learn the world, which later rounds continue."""
+    """A fit on enough rows to learn the planted logit. Later runs continue it."""
     root = tmp_path_factory.mktemp("first")
     return fits(root)(training_sets(root)(*World().rows(40_000, seed=1)[:3]))[0]
 
@@ -70,7 +73,7 @@ def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world
     learned = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     assert learned > roc_auc(labels, logit) - 0.02
 
-    # The newest third of the new window follows a world whose ids changed their meaning.
+    # In the newest third of the new window the ids have changed their meaning.
     drifted = world.drifted(range(10, 22))
     window = [np.concatenate(p) for p in zip(world.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])]
     second, _ = run(make_training_set(*window, name="second"), start=first.weights)
@@ -82,9 +85,7 @@ def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world
 
 
 @pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
-def test_first_model_of_few_rows_is_no_noise_where_vectors_multiply_each_other(
-    world, make_training_set, run, network, least
-):
+def test_first_model_of_few_rows_is_no_noise_with_multiplied_vectors(world, make_training_set, run, network, least):
     config = shaped(network, {}, num_dense=13, num_categorical=26)
     result, _ = run(make_training_set(*world.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config)
     labels, dense, ids, _ = world.rows(8_000, seed=9)
@@ -104,7 +105,7 @@ MODEL = {"embedding_dim": 4, "num_cross_layers": 2, "tower": [8], "dropout": 0.2
 
 @pytest.fixture
 def command(tmp_path, world, make_training_set, validation_report):
-    """The step's command line for a run, and the model it wrote."""
+    """The step's command line for a run, and the model that it wrote."""
     report = keep(validation_report, tmp_path / "report.json")
     training_set = replace(make_training_set(*world.rows(5_000)[:3]), validation_report=report)
 
@@ -172,7 +173,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def run_apart():
-    """Runs a program as a process of its own, forked from one that has torch; its exit code and what it said."""
+    """Runs a program in a process forked from one with torch, and returns its exit code and output."""
     with Warm(Path(sys.executable), "import components.training.pytorch.engine, components.training.step") as warm:
         yield lambda program, *arguments: warm.run(program, arguments, variables=dict(os.environ), folder=REPOSITORY)
 
@@ -192,7 +193,7 @@ def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(command,
     assert model.name == Model.read(tmp_path / "killed" / "model.json").model_id
 
 
-def test_sigterm_saves_ends_with_code_for_retry_and_retry_ends_with_same_weights(command, run_apart, tmp_path):
+def test_sigterm_saves_and_exits_for_retry_that_ends_with_same_weights(command, run_apart, tmp_path):
     run = [sys.executable, "-c", STEP, *command("stopped")]
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         said = ""

@@ -1,7 +1,7 @@
-"""What an incremental round forgets of the world before its window, and what replayed rows keep of it.
+"""Tests of how much an incremental run forgets, and how much rehearsal of old rows preserves.
 
-Two seasons in which some ids mean different things; one dense value tells which it is, so a model can know both. The
-parent has learned the first season, the window holds the second alone.
+Some ids mean different things in two seasons. One dense value tells the season, so a model can
+learn both. The parent has learned the first season. The window has only the second.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ class Season(NamedTuple):
 
 
 def season(world, n, *, seed, mark):
-    """Rows of `world` whose first dense value is `mark` and weighs nothing."""
+    """Return rows of `world` whose first dense value is `mark` and has no weight."""
     _, dense, ids, _ = world.rows(n, seed=seed)
     dense[:, 0] = mark
     logit = -1.2 + dense[:, 1:] @ world.by_dense[1:] + sum(w[i] for w, i in zip(world.by_id, ids.T))

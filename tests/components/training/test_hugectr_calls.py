@@ -1,4 +1,6 @@
-"""What the engine tells HugeCTR: every setting arrives, no learned step is lost between models."""
+"""Tests of the engine's calls to HugeCTR: every setting arrives, and no step is lost between
+models.
+"""
 
 import queue
 import threading
@@ -24,7 +26,7 @@ from evergreen.runtime.errors import ContractError
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
-# None of them the default of HugeCTR, nor of ours.
+# All values differ from HugeCTR's defaults and from ours.
 SETTINGS = TrainingSettings(learning_rate=0.02, beta1=0.8, beta2=0.99, epsilon=1e-5, seed=5, precision="tf32")
 
 
@@ -35,7 +37,9 @@ def rows(world):
 
 @pytest.fixture
 def built(double, rows, tmp_path, world):
-    """Builds the double's model of a network and settings; answers what it was given."""
+    """Builds the double's model of a network and settings, and returns the arguments that it
+    received.
+    """
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
@@ -63,7 +67,7 @@ def test_every_setting_arrives_under_its_name(built, double):
 
 
 class Nodes:
-    """MPI's communicator as the process of `rank` has it; processes are threads."""
+    """MPI's communicator in the process of `rank`. Processes are threads."""
 
     def __init__(self, rank, said, barrier):
         self._rank, self._said, self.Barrier = rank, said, barrier.wait
@@ -84,7 +88,10 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(double, rows, worl
     seen = []
 
     class Second(double.Model):
-        """The model of the second node: it leaves the files, which all write together, to the first."""
+        """The model of the second node.
+
+        It leaves the files, which all nodes write together, to the first.
+        """
 
         def __init__(self, solver, *more):
             super().__init__(solver, *more)
@@ -114,7 +121,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(double, rows, worl
     np.testing.assert_allclose(found.weights.table, expected.weights.table, atol=1e-6)
     assert seen[0] == ([[0], [0]], 1)
     assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
-    assert len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2  # the proof, and the save
+    assert len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2  # the check, and the save
 
 
 def test_reader_and_both_optimizers_are_told_all(built, double, world):
@@ -126,7 +133,7 @@ def test_reader_and_both_optimizers_are_told_all(built, double, world):
         assert optimizer.update_type == double.Update_t.Local
 
 
-def test_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_looked(double, rows, world, tmp_path):
+def test_new_batch_size_continues_training_with_or_without_scoring(double, rows, world, tmp_path):
     config, settings = (
         replace(CONFIG, dropout=0.0),
         replace(SETTINGS, precision="float32", solver=SolverSettings(stage_rows=256)),
@@ -143,7 +150,7 @@ def test_new_batch_size_goes_on_from_what_was_learned_whether_or_not_anyone_look
 
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["v1", "v2"])
-def test_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(rank, world, tmp_path):
+def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, world, tmp_path):
     config = replace(CONFIG, projection_dim=rank)
     write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
     with closing(PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")) as engine:
@@ -153,7 +160,8 @@ def test_model_exported_for_hugectr_and_saved_by_it_in_any_order_comes_back(rank
     mine, num_rows = open_model(tmp_path / "mine", world.slot_sizes), sum(world.slot_sizes)
     embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
     export_model(mine, config, embeddings, num_gpus=1, folder=tmp_path / "hugectr")
-    # A training run of HugeCTR's own saves the keys by their rows in memory: as they were first seen.
+    # HugeCTR's own training run saves the keys in the order of its memory, which is the order of
+    # first use.
     order = np.random.default_rng(0).permutation(num_rows)
     sparse, state = (tmp_path / "hugectr" / name.format(0) for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE))
     for path, dtype in ((sparse / "key", "<i8"), (sparse / "emb_vector", "<f4")):

@@ -1,4 +1,6 @@
-"""What is HugeCTR's alone: staged files, proofs of what it loaded and saved, precision, and a fit by the double."""
+"""Tests that concern only HugeCTR: staged files, checks of loads and saves, precision, and a fit by
+the double.
+"""
 
 import sys
 from contextlib import ExitStack
@@ -24,7 +26,7 @@ SETTINGS = TrainingSettings(learning_rate=0.01, batch_size=128)
 
 
 class Spoilt:
-    """The double, some of whose model's methods do something else."""
+    """The double with some of its model's methods replaced."""
 
     def __init__(self, double, **methods):
         self._double = double
@@ -36,7 +38,7 @@ class Spoilt:
 
 @pytest.fixture
 def make_engine(tmp_path, double, world, monkeypatch):
-    """Makes engines over the double, or over one whose model has other methods; closes them."""
+    """Makes engines over the double, optionally with replaced model methods, and closes them."""
     with ExitStack() as stack:
 
         def make(config=CONFIG, settings=SETTINGS, methods=None, num_gpus=1, **solver):
@@ -73,7 +75,7 @@ def initial(tmp_path, world):
     ],
     ids=["bfloat16", "batch"],
 )
-def test_settings_that_exclude_each_other_are_refused_before_model_is_built(settings, num_gpus, message, make_engine):
+def test_conflicting_settings_are_refused_before_model_is_built(settings, num_gpus, message, make_engine):
     with pytest.raises(ContractError, match=message):
         make_engine(settings=settings, num_gpus=num_gpus)
 
@@ -149,7 +151,7 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_first_step(method,
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
     engine.save(tmp_path / "saved")
-    # As if it had logged an error and gone on.
+    # As if it had logged an error and continued.
     other = make_engine(methods={method: lambda self, files: None})
     other.restore(tmp_path / "saved")
     with pytest.raises(PermanentError, match="differ from the loaded ones|saved an invalid model"):
@@ -177,7 +179,7 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     engine.learn(rows, np.arange(1_500), batch_size=128, seed=0)
     engine.learn(rows, np.arange(1_500), batch_size=64, seed=0)
     engine.score(rows)
-    # One stage stays, as long as the model whose readers were made for it.
+    # One stage stays while the model exists whose readers were made for it.
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
     engine.close()
     assert not list((tmp_path / "scratch").iterdir())
@@ -185,7 +187,7 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
 
 @pytest.fixture
 def run(train_run, double):
-    """A whole training step by one backend; gives the model."""
+    """Runs a whole training step by one backend and returns the model."""
     settings = TrainingSettings(learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0))
     asked = {"config": CONFIG, "settings": settings}
     return lambda training_set, backend, name: train_run(training_set, name=name, backend=backend, **asked)
@@ -200,7 +202,7 @@ def auc(model, rows):
 
 
 def test_fit_by_hugectr_publishes_model_that_either_backend_continues(run, world, make_training_set):
-    # So many that all parts are whole batches of 32, which no engine fills up: both make the very same steps.
+    # All parts are whole batches of 32, which no engine pads, so both take the very same steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
     judging = world.encoded(4_000, 9)

@@ -1,4 +1,6 @@
-"""Rows staged as HugeCTR's Parquet folders: the double's reader gets them back, batch by batch, in their order."""
+"""Tests of rows staged as HugeCTR's Parquet folders: the double reads them back, batch by batch, in
+order.
+"""
 
 import json
 

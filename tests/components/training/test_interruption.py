@@ -1,4 +1,6 @@
-"""A step broken off at a bad moment, or on a full disk, leaves nothing that the next try takes for whole."""
+"""Tests of interrupted steps and a full disk: the next try never takes a partial file for a
+complete one.
+"""
 
 import errno
 import os
@@ -22,7 +24,7 @@ from tests.support.training_world import dcn
 
 @pytest.fixture
 def run(train_run, training_set):
-    """Trains; gives the model."""
+    """Trains and returns the model."""
     config = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
     return lambda seed=1, **how: train_run(training_set, config=config, settings=TrainingSettings(seed=seed), **how)
 
@@ -40,7 +42,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def killed_removing(monkeypatch):
-    """Lets the process die while it removes a folder of that name, some files of which are gone."""
+    """Kills the process while it removes a folder of that name, of which some files are already
+    gone.
+    """
     real = shutil.rmtree
 
     def arm(name):
@@ -93,7 +97,7 @@ def test_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_path,
     assert run() == first
 
 
-def test_run_killed_while_it_drops_another_settings_files_can_go_back_to_those(run, tmp_path, killed_removing):
+def test_run_killed_while_dropping_other_settings_files_can_resume_those(run, tmp_path, killed_removing):
     first = run(seed=1)
     killed_removing("training")
     with pytest.raises(Killed):
@@ -123,7 +127,7 @@ def test_engine_is_closed_and_its_scratch_removed_where_fit_fails(run, folder, m
     assert not (folder / "engine").exists()
 
 
-def test_sigterm_while_model_is_published_leaves_none_and_retry_publishes_same(run, tmp_path, monkeypatch):
+def test_sigterm_during_publish_leaves_no_model_and_retry_publishes_same(run, tmp_path, monkeypatch):
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
@@ -142,7 +146,7 @@ def test_sigterm_while_model_is_published_leaves_none_and_retry_publishes_same(r
 
 
 def test_left_over_file_that_cannot_be_removed_does_not_end_fit(run, folder, monkeypatch):
-    """NFS keeps an unlinked file that is still open, as `.nfs` and a number, and refuses to remove it."""
+    """NFS renames an unlinked open file to `.nfs` and a number, and refuses to remove it."""
     run()
     stuck = folder / "checkpoint" / ".nfs0000001"
     stuck.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""SIGTERM while a model is trained: at once outside a fit, a request within one."""
+"""Tests of SIGTERM during training: at once outside a fit, as a request within one."""
 
 import signal
 import threading

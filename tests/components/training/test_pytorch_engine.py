@@ -1,4 +1,6 @@
-"""The PyTorch engine beyond the exam of engines: steps against Adam in float64, equal bits, memory, a GPU."""
+"""Tests of the PyTorch engine beyond the conformance suite: Adam in float64, equal bits, memory, a
+GPU.
+"""
 
 import tracemalloc
 from contextlib import closing
@@ -37,7 +39,9 @@ def rows(world):
 
 @pytest.fixture
 def trained(tmp_path, world, rows):
-    """Learns the rows from fresh weights; the model as it was saved, what was seen, and the scores."""
+    """Trains the rows from fresh weights, and returns the saved model, the seen rows and the
+    scores.
+    """
     count = iter(range(100))
 
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):
@@ -61,7 +65,7 @@ def assert_same_bits(one, other):
             np.testing.assert_array_equal(values, its.dense[name])
 
 
-def test_tables_of_other_widths_are_refused_though_network_takes_as_many_values(tmp_path, world):
+def test_tables_of_other_widths_are_refused_even_if_total_width_matches(tmp_path, world):
     write_initial(tmp_path, CONFIG, world.slot_sizes, click_rate=0.3, seed=0)
     dim = CONFIG.embedding_dim
     other = replace(CONFIG, widths=(dim - 1, dim + 1) * 13)
@@ -105,7 +109,7 @@ def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
             change = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
             w[:] = np.where(moves, w - change, w)
     assert seen == pytest.approx(np.mean(losses), rel=1e-5)
-    # Adam moves a weight by the learning rate even where its gradient is little but rounding.
+    # Adam moves a weight by the learning rate even if its gradient is almost only rounding.
     np.testing.assert_allclose(model.weights.table, moving[-1], atol=2e-3)
     assert np.abs(model.weights.table - moving[-1]).mean() < 1e-5
     for name, expected in zip(names, moving):

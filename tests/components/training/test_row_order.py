@@ -1,4 +1,4 @@
-"""The order of a pass: every row once, decided by the seed, mixed with replayed rows."""
+"""Tests of the order of a pass: every row once, decided by the seed, mixed with rehearsal rows."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def part(num_new, num_replayed=0, available=0):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Passes of more than 64 rows are long ones."""
+    """Treats passes of more than 64 rows as long ones."""
     monkeypatch.setattr(row_order, "_RUN_ROWS", 8)
     monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
 

@@ -1,4 +1,6 @@
-"""Sample weights in training: a row of weight 3 does what three rows do, and the bias correction is weighted."""
+"""Tests of sample weights in training: a row of weight 3 counts as three rows, and the bias is
+corrected by weight.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,10 @@ SETTINGS = TrainingSettings(learning_rate=0.01)
 
 @pytest.fixture
 def stepped(tmp_path, world):
-    """The engine after one step over all rows, and what it saved: of Adam's first step m is a tenth of the gradient."""
+    """The engine after one step over all rows, and its saved state.
+
+    After Adam's first step m is a tenth of the gradient.
+    """
     write_initial(tmp_path / "start", CONFIG, world.slot_sizes, click_rate=0.3, seed=3)
 
     def step(rows, name):
@@ -38,7 +43,7 @@ def stepped(tmp_path, world):
     return step
 
 
-def test_row_of_weight_three_moves_model_as_three_copies_do_and_one_of_weight_zero_not(stepped, world):
+def test_row_of_weight_three_counts_as_three_copies_and_zero_as_none(stepped, world):
     rows = world.encoded(300)
     weights = np.random.default_rng(0).integers(0, 4, 300)
     loss, _, by_weight = stepped(replace(rows, weights=(weights / 2).astype(np.float32)), "weights")
@@ -58,7 +63,9 @@ def test_rows_without_any_weight_take_no_step(stepped, world, tmp_path):
 
 
 def sampled(seed, *, n=40_000, shift=0.0):
-    """A tenth of the rows without a click, and all clicks; predictions of all rows, their logits off by `shift`."""
+    """Return all clicks and a tenth of the other rows, and predictions of all rows with logits off
+    by `shift`.
+    """
     random = np.random.default_rng(seed)
     logits = random.normal(-3.0, 1.0, n)
     clicked = random.random(n) < 1 / (1 + np.exp(-logits))

@@ -1,4 +1,4 @@
-"""Reading HugeCTR's Parquet folders, and what is refused before a fit starts."""
+"""Tests of reading HugeCTR's Parquet folders, and of refusals before a fit starts."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from tests.support.full_disk import files_of_at_most
 
 @pytest.fixture
 def read_rows(tmp_path):
-    """Decodes into a cache that must be empty afterwards."""
+    """Decodes into a cache, which must be empty afterwards."""
 
     def read(folder, num_rows, slot_sizes):
         try:
@@ -40,7 +40,7 @@ def written(world, make_training_set):
 
 
 def edited(path, name, values):
-    """Replaces a column of one file."""
+    """Replace a column of one file."""
     table = pq.read_table(path)
     pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
 
@@ -112,7 +112,7 @@ def test_folder_without_rows_is_empty(world, make_training_set, tmp_path):
 
 
 def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_training_set):
-    """The arrays live in a mapped file: what decoding takes from memory does not grow with the rows."""
+    """The arrays are in a mapped file, so the memory for decoding does not grow with the rows."""
     labels, dense, ids, _ = world.rows(200_000)
     folder = local_path(make_training_set(labels, dense, ids).train_uri)
     code = (
@@ -139,7 +139,7 @@ def test_flat_files_that_system_refuses_are_told_with_their_folder(read_rows, wr
         read_rows(written[0], 1200, world.slot_sizes)
 
 
-def test_ids_of_lists_come_back_by_place_and_none_is_beyond_slot_of_its_table(tmp_path):
+def test_ids_of_lists_are_read_by_position_and_none_exceeds_its_table(tmp_path):
     options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1)}
     features = Features(numeric=(), categorical=("item",), lists=("last", "tags"), list_options=options)
     ids = np.array([[1, 5, 0, 3], [4, 0, 0, 0]])

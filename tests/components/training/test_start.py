@@ -1,4 +1,6 @@
-"""What a fit starts from: fresh weights, or a parent's table laid out row by row for this round's vocabularies."""
+"""Tests of a fit's start: fresh weights, or a parent's table rearranged for this run's
+vocabularies.
+"""
 
 import tracemalloc
 from dataclasses import replace
@@ -36,7 +38,7 @@ SIZES = [1, 2, 3, *(50 * (i + 1) for i in range(23))]
 
 
 @pytest.mark.parametrize(("network", "share"), [("dcn", 1), ("deepfm", 0.1), ("dlrm", 0.1)])
-def test_fresh_table_is_uniform_within_share_of_one_over_root_of_its_slots_size(tmp_path, network, share):
+def test_fresh_table_is_uniform_within_one_over_root_of_its_size(tmp_path, network, share):
     config = shaped(network, {"embedding_dim": 16}, num_dense=13, num_categorical=26)
     write_initial(tmp_path, config, SIZES, click_rate=0.25, seed=0)
     stored, at = open_model(tmp_path, SIZES), 0
@@ -61,7 +63,9 @@ def test_seeds_decide_fresh_weights_and_chunks_do_not(tmp_path, monkeypatch):
 
 
 def churned(seed):
-    """Vocabularies of a round and of the one after it: some leave, some tombstones are given out, some are appended."""
+    """Return the vocabularies of two successive runs: some categories leave, some ids are reused,
+    some are appended.
+    """
     random = np.random.default_rng(seed)
     before, now = [], []
     for column in range(26):
@@ -78,7 +82,7 @@ def churned(seed):
 
 
 def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, places=None):
-    """A model of random numbers for these slots."""
+    """Write a model of random numbers for these slots."""
     write_initial(folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed, places=places)
     shapes, random = open_model(folder / "shapes", slot_sizes).shapes, np.random.default_rng(seed)
     with new_model(folder / "weights", shapes, step=step, with_moments=with_moments) as stored:
@@ -95,7 +99,7 @@ def grown(folder, before, now, config=CONFIG):
 
 
 def expected_tables(stored, before, now):
-    """Vectors, m and v of now, by a loop over ids."""
+    """Return the new vectors, m and v, by a loop over ids."""
     tables, old_at = [[], [], []], 0
     for old, new in zip(before.vocabularies, now.vocabularies):
         rows_of = {c: old_at + FIRST_ID + i for i, c in enumerate(old.tolist()) if c != TOMBSTONE}
@@ -126,7 +130,7 @@ def test_rows_go_where_their_categories_are_and_rest_starts_afresh(tmp_path, mon
 
 
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
-def test_rows_of_old_ids_are_scored_bit_for_bit_as_before_directly_after_growth(tmp_path, config):
+def test_rows_of_old_ids_score_bit_for_bit_equal_directly_after_growth(tmp_path, config):
     before, now = churned(11)
     folder = write_random(tmp_path, before.slot_sizes, config=config)
     grown(folder, before, now, config)
@@ -171,7 +175,7 @@ NOW = [size + i % 4 for i, size in enumerate(BEFORE)]
 
 @pytest.fixture
 def parent(tmp_path, make_training_set, world):
-    """A stored parent, and a training set whose vocabularies go on from it."""
+    """A stored parent, and a training set whose vocabularies continue from it."""
     write_random(tmp_path / "parent", BEFORE)
     old = make_training_set(*world.rows(20)[:3], name="old", slot_sizes=BEFORE)
     new = make_training_set(*world.rows(20)[:3], name="new", slot_sizes=NOW)
@@ -186,7 +190,7 @@ def into(tmp_path):
 
 
 def change_vocabulary(training_set, column, id_, value):
-    """Saves the training set's workflow with one category changed."""
+    """Save the training set's workflow with one category changed."""
     folder = local_path(training_set.workflow_uri)
     workflow = FeatureWorkflow.load(folder)
     vocabularies = [v.copy() for v in workflow.vocabularies]
@@ -263,7 +267,9 @@ MORE = Features(
 
 
 def layout_of(name, features, *, more=False, **shape):
-    """The layout of columns whose every slot has as many categories as its name has letters, and some more."""
+    """Return a layout whose every slot has as many categories as its name has letters, or more with
+    `more`.
+    """
     vocabularies = tuple(np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots)
     boundaries = dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32))
     workflow = workflow_of(vocabularies, features, boundaries=boundaries)
@@ -277,7 +283,7 @@ def layout_of(name, features, *, more=False, **shape):
 
 
 def rows_of(features, rows):
-    """The network's inputs of rows given by column, as encoded: dense [n, d] and ids [n, places]."""
+    """Return the network's inputs of rows given by column: dense [n, d] and ids [n, places]."""
     return (
         np.stack([rows[name] for name in features.dense_inputs], 1).astype(np.float32),
         np.stack([rows[name] for name in features.id_names], 1).astype(np.int64),
@@ -290,7 +296,7 @@ def scores(folder, layout, rows):
 
 
 def fit_twice(folder, layout, rows):
-    """Takes two steps of plain gradient descent on the weights in `folder`, towards clicks on no row."""
+    """Take two steps of plain gradient descent on the weights in `folder`, with all labels 0."""
     features = layout.workflow.features
     network, values = load_network(folder, layout.network, layout.workflow.slot_sizes)
     dense, ids = map(torch.from_numpy, rows_of(features, rows))
@@ -316,7 +322,7 @@ def fit_twice(folder, layout, rows):
     [("dcn", {}), ("dcn", {"widths": True}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})],
     ids=str,
 )
-def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_trace(name, shape, tmp_path):
+def test_added_columns_change_no_score_train_and_leave_without_trace(name, shape, tmp_path):
     before, now, after = (layout_of(name, *each, more=more, **shape) for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1)))
     random = np.random.default_rng(1)
     names = (*MORE.dense_inputs, *MORE.id_names)
@@ -344,7 +350,7 @@ def test_columns_that_come_change_no_score_and_are_learned_from_and_go_without_t
     assert np.abs(found[0] - found[1]).max() > 1e-5
 
 
-def test_new_list_of_known_vectors_is_refused_where_no_weight_of_its_own_could_hide_it(tmp_path):
+def test_new_list_of_known_vectors_is_refused_if_no_weight_can_hide_it(tmp_path):
     without = replace(FEW, lists=(), list_options={})
     before, now = layout_of("deepfm", without), layout_of("deepfm", FEW)
     stored = open_model(

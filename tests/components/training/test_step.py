@@ -1,4 +1,4 @@
-"""The step from flags to a model in the store."""
+"""Tests of the step from flags to a model in the registry."""
 
 import json
 import subprocess
@@ -63,14 +63,14 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert (note.state, note.facts["model"]) == ("done", model.model_id)
 
 
-def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
+def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
     _, first, _ = step(training_set)
     _, second, _ = step(training_set)
     assert second == first
     folder = local_path(first.uri)
     (folder / "weights" / "weights.safetensors").write_bytes(b"torn")
     left_over = folder.with_name(f".{first.model_id}.{'0123abcd' * 4}")
-    (left_over / "weights").mkdir(parents=True)  # as a try leaves it that was killed
+    (left_over / "weights").mkdir(parents=True)  # as left by a killed attempt
     assert step(training_set)[1] == first
     assert sha256_tree(folder / "weights") == first.sha256["weights"]
     assert [p.name for p in folder.parent.iterdir()] == [first.model_id]
@@ -91,7 +91,7 @@ def test_retry_publishes_same_model_and_mends_damaged_one(step, training_set):
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
 def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, monkeypatch, changed, message):
-    monkeypatch.setitem(sys.modules, "hugectr", None)  # other tests put a double there
+    monkeypatch.setitem(sys.modules, "hugectr", None)  # other tests replace it by a double
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert message in line
@@ -123,7 +123,7 @@ def test_missing_validation_artefact_leaves_no_model(training_set, validation_re
     local_path(validation_report.schema_uri).write_text("schema")
     model, result = train(asked, training_set, validation_report, clock=lambda: pytest.fail("a retry has no new time"))
     assert model.model_id.startswith("20260102T030405Z-")
-    # The epochs come from the checkpoint; only the finish is fitted again.
+    # The epochs come from the checkpoint. Only the finish is fitted again.
     assert result.optimizer_step == model.optimizer_step
 
 
@@ -160,7 +160,7 @@ def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
 
 
 def evicted(training_set):
-    """The same rows, of a round in which a category left: its id is a tombstone's."""
+    """Return the same rows, of a run in which a category left. Its id becomes a tombstone."""
     folder = local_path(training_set.workflow_uri)
     workflow = FeatureWorkflow.load(folder)
     vocabularies = [v.copy() for v in workflow.vocabularies]

@@ -1,6 +1,7 @@
-"""The step in several processes: the model of one, a round with another number of them, a worker that is killed.
+"""Tests of the step in several processes: the same model as in one, another number of them, a
+killed worker.
 
-What the engine computes, in one, two and four processes, is `test_engine_exam`'s.
+`test_engine_exam` tests what the engine computes in one, two and four processes.
 """
 
 import json
@@ -26,7 +27,7 @@ from tests.support.paths import REPOSITORY
 
 pytest.importorskip("torchrec")
 LONG = {"passes": 40, "learning_rate": 1e-4, "checkpoint_minutes": 1e-9, "min_steps": 1}
-# Two slots grow from one round to the next.
+# Two slots grow from one run to the next.
 GROWN = [6 + 3 * i + (5 if i in (3, 20) else 0) for i in range(26)]
 
 
@@ -38,11 +39,11 @@ def scores(model, world, n=500):
 
 @pytest.fixture
 def environment(monkeypatch):
-    """One thread each, as the step has it where cores are few."""
+    """One thread each, like the step on few cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_two_processes_make_model_of_one_and_round_that_grows_goes_on_from_it(
+def test_two_processes_train_model_of_one_and_growing_run_continues_it(
     step, train_run, world, make_training_set, environment, workers
 ):
     training_set = make_training_set(*world.rows(12_000)[:3])  # four row groups
@@ -69,8 +70,8 @@ def test_two_processes_make_model_of_one_and_round_that_grows_goes_on_from_it(
 
 @pytest.fixture
 def begun(step_flags, world, make_training_set, environment, workers, tmp_path):
-    """A step of two processes that has saved; gives it, its workers by rank, and what it learns."""
-    workers.be(1)  # else the step would take itself for one of them
+    """A step of two processes that has saved, its workers by rank, and its training set."""
+    workers.be(1)  # otherwise the step would consider itself one of them
     training_set = make_training_set(*world.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
     command = [sys.executable, "-m", "components.training", *flags]
@@ -87,7 +88,7 @@ def begun(step_flags, world, make_training_set, environment, workers, tmp_path):
 
 
 def workers_below(parent):
-    """Process ids of the workers that torchrun started in process `parent`, by rank."""
+    """Return the process ids of the workers that torchrun started in process `parent`, by rank."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -100,7 +101,7 @@ def workers_below(parent):
 
 
 def passes_shown(tmp_path):
-    """The pass of each line of numbers that the run emitted, whole passes only."""
+    """Return the pass of each line of numbers that the run emitted, whole passes only."""
     lines = (tmp_path / "a work" / "r1" / "training" / "metrics.jsonl").read_text().splitlines()
     return [line["pass"] for line in map(json.loads, lines) if "training_loss" in line]
 
@@ -118,7 +119,7 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     assert not any(Path(f"/proc/{pid}").exists() for pid in by_rank.values())
     before = passes_shown(tmp_path)
     workers.be(1)
-    for answer in ("is_worker", "is_leader"):  # in this process, which saves the start of another
+    for answer in ("is_worker", "is_leader"):  # in this process, which saves the initial state of another
         monkeypatch.setattr(launch, answer, lambda: True)
     code, model, _ = step(training_set, backend="torchrec", training=LONG)
     after = passes_shown(tmp_path)[len(before) :]
@@ -138,7 +139,7 @@ def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers.values())
 
 
-def test_table_of_billion_rows_is_shared_out_by_columns_where_no_worker_has_room_and_takes_no_memory():
+def test_table_of_billion_rows_is_split_by_columns_without_using_memory():
     from torchrec.distributed.planner import Topology
 
     from components.training.torchrec.tables import COLUMN_WISE, TABLE_WISE, Sharder, planner_of, table_collection

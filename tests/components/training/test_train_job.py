@@ -1,6 +1,8 @@
-"""The `kubernetes` client of the training image against an API server's rules, from a job's creation to its end.
+"""Tests of the training image's `kubernetes` client against an API server's rules, over a job's
+life.
 
-What the step does with a job is tests/k8s/test_train_job.py's, whose environment has the older client that kfp takes.
+tests/k8s/test_train_job.py tests what the step does with a job. Its environment has the older
+client that kfp requires.
 """
 
 import kubernetes

@@ -1,4 +1,4 @@
-"""Training rows on disk and in memory, and a model store with a champion trained on given rows."""
+"""Training rows on disk and in memory, and a model registry with a champion trained on given rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from tests.support.validation_models import make_dataset, release_validated
 
 @pytest.fixture
 def write_rows(tmp_path):
-    """Writes tables as the Parquet files of a training folder and gives the manifest's path."""
+    """Writes tables as the Parquet files of a training folder and returns the manifest's path."""
 
     def write(*tables, name="raw"):
         folder = tmp_path / name / "train"
@@ -43,13 +43,13 @@ def store(tmp_path):
 
 @pytest.fixture
 def release_model(store):
-    """Makes a model, whose statistics and schema a validation report names, the champion."""
+    """Makes a model the champion. A validation report names its statistics and schema."""
     return partial(release_validated, store, "m1")
 
 
 @pytest.fixture
 def judged(raw_table):
-    """The judged columns and the request ids of `n` rows, with some columns replaced."""
+    """The checked columns and the request ids of `n` rows, with some columns replaced."""
 
     def make(n=2000, *, seed=0, **replaced):
         table = raw_table(n, seed=seed).select([raw_rows.LABEL, *criteo.FEATURES, raw_rows.REQUEST_ID])
@@ -62,14 +62,14 @@ def judged(raw_table):
 
 @pytest.fixture
 def step(tmp_path, store):
-    """Runs the step on a manifest; gives its exit code and its report."""
+    """Runs the step on a manifest and returns its exit code and its report."""
 
     def run(manifest, *flags, run="r1", champion="current", **settings):
         output = tmp_path / "out" / f"{run}.json"
         if settings:
             asked = recommenders.criteo_with(validation=settings)
             replace(RawDataset.read(manifest), recommender=asked).write(manifest)
-        if live := model_store.champion(store, champion):  # which the round continues, too
+        if live := model_store.champion(store, champion):  # which the run continues, too
             replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)
         arguments = {"run": run, "store": store.as_uri(), "work": str(tmp_path / "work place"), "champion": champion}
         arguments |= {"raw-dataset": manifest, "output": output, "html": tmp_path / "out" / f"{run}.html"}
@@ -93,7 +93,10 @@ def notes_of(store):
 
 @pytest.fixture
 def in_requests(judged):
-    """Rows in requests of `size`: those of a request have the same `alike` columns, as rows of one user have."""
+    """Groups rows into requests of `size`.
+
+    Rows of a request share the `alike` columns, like rows of one user.
+    """
 
     def make(n, *, seed=0, size=64, alike=("I2", "I5", "C2", "C9", "C13"), **replaced):
         table = judged(n, seed=seed, **replaced)
@@ -109,7 +112,7 @@ def in_requests(judged):
 
 @pytest.fixture
 def window_of():
-    """The summary of a table's rows."""
+    """Returns the summary of a table's rows."""
 
     def make(table, digest="", *, batch_rows=65_536, excluded=(), features=criteo.CRITEO):
         counter = ProfileCounter(features, excluded)

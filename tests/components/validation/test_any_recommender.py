@@ -1,4 +1,4 @@
-"""The step judges the columns that the manifest's recommender names, whatever their names and number."""
+"""Tests that the step checks the columns of the manifest's recommender, for any names and number."""
 
 import json
 import re
@@ -36,7 +36,10 @@ NAMES = ColumnNames()
 
 
 def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, **replaced) -> pa.Table:
-    """Rows of the recommender, each feature of its own distribution; `replaced` by position: `numeric0`."""
+    """Return rows of the recommender, each feature with its own distribution.
+
+    `replaced` is by kind and position: `numeric0`.
+    """
     random = np.random.default_rng(seed)
     columns = {raw_rows.LABEL: (random.random(ROWS) < 0.3).astype(np.int32)}
     for i, name in enumerate(features.numeric):
@@ -55,7 +58,9 @@ def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, 
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes rows of a recommender with these features as a run's training rows; gives the manifest's path."""
+    """Writes rows of a recommender with these features as a run's training rows, and returns the
+    manifest's path.
+    """
 
     def make(table, features, name, settings=(), data=NAMES, **facts):
         folder = tmp_path / name / "train"
@@ -140,7 +145,7 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
 
 
 def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, write, release_model):
-    """Three tests a numeric column and two a categorical one share the error that a round may make."""
+    """Three tests for a numeric column and two for a categorical one share the error rate of a run."""
     seen = {}
     for features in (SHOP, NUMBERS, CATEGORIES):
         first = step(write(shop_rows(features, seed=0), features, f"first {len(features.names)}"), champion="none")[1]
@@ -152,9 +157,7 @@ def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, wr
     assert seen[CATEGORIES.names]["item"] < seen[SHOP.names]["item"]
 
 
-def test_lists_are_compared_with_what_was_served_and_quarantined_by_their_elements_and_may_grow(
-    step, write, tmp_path, release_model
-):
+def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(step, write, tmp_path, release_model):
     trained = shop_rows(LISTS, seed=0, lists1=pa.array([[i % 20] for i in range(ROWS)]))
     longer = pa.array(
         [[*(each or [])[:3], 99] if len(each or []) > 2 else each for each in trained["tags"].to_pylist()]

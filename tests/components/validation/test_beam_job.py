@@ -1,4 +1,7 @@
-"""Statistics by Beam: DirectRunner gives ours; missing options are refused before anything runs. Dataflow never ran."""
+"""Tests of Beam statistics: DirectRunner equals the step, and missing options are refused first.
+
+Dataflow itself is not tested.
+"""
 
 import io
 import os
@@ -35,14 +38,14 @@ def files(tmp_path, raw_table):
 
 @pytest.fixture
 def shared(tmp_path):
-    """The folder that `--temp_location` names."""
+    """The folder of `--temp_location`."""
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
 
 
 @pytest.fixture(autouse=True)
 def plain_path(tmp_path, monkeypatch):
-    """This environment's Python under a path without spaces, as DirectRunner's processes need it."""
+    """This environment's Python under a path without spaces, as DirectRunner's processes require."""
     (tmp_path / "environment").symlink_to(sys.prefix)
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/environment/bin/python")
 
@@ -98,7 +101,7 @@ def test_failed_job_is_temporary_error_that_leaves_nothing(files, shared):
 
 
 class Codes:
-    """What would run a command where it is unpickled."""
+    """Would run a command when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -108,7 +111,7 @@ class Codes:
 
 
 def test_what_lies_in_counters_place_runs_no_code(files, shared, tmp_path, monkeypatch):
-    """Whoever may write to `--temp_location` may put anything there."""
+    """Anybody who can write to `--temp_location` could put any file there."""
     opened, ran = beam_job.FileSystems.open, tmp_path / "ran"
     planted = pickle.dumps(Codes(ran))
 
@@ -142,7 +145,7 @@ def test_counts_of_another_shape_or_type_are_refused(changed):
 
 
 def saved(changed):
-    """The counts of no rows, with some arrays changed."""
+    """Return the counts of no rows, with some arrays changed."""
     with np.load(io.BytesIO(ProfileCounter(criteo.CRITEO).dumps())) as arrays:
         content = io.BytesIO()
         np.savez(content, **{**arrays, **changed})
@@ -163,8 +166,10 @@ def test_counts_that_were_written_and_read_are_same(raw_table, tmp_path):
 
 
 class Bucket(FileSystem):
-    """Objects under names, as a bucket has them: no folders, so that a folder never exists; `delete` of a name that
-    ends in a slash is recursive, as in Beam's `GCSFileSystem`."""
+    """Named objects like in a bucket, without folders, so that a folder never exists.
+
+    `delete` of a name that ends in a slash is recursive, as in Beam's `GCSFileSystem`.
+    """
 
     objects: ClassVar[dict[str, bytes]] = {}
     created: ClassVar[list[str]] = []
@@ -219,7 +224,7 @@ class Bucket(FileSystem):
                     del self.objects[name]
 
 
-Bucket.__abstractmethods__ = frozenset()  # what no job asks for
+Bucket.__abstractmethods__ = frozenset()  # never requested by a job
 
 
 @pytest.fixture
@@ -229,7 +234,7 @@ def bucket():
     return Bucket
 
 
-def test_rows_and_results_pass_through_bucket_of_which_all_is_deleted_afterwards(files, bucket):
+def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, bucket):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = summarize_files(files, ours)
     options = parse_options("--runner=DirectRunner --temp_location=flat://bucket/tmp")

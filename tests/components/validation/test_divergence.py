@@ -1,4 +1,4 @@
-"""The divergence of two samples is TFDV's; here because TFDV lives in this environment only."""
+"""Compares the divergence of two samples with TFDV's, which is only installed in this environment."""
 
 import numpy as np
 import pytest

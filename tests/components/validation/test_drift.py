@@ -1,4 +1,6 @@
-"""Which changes of a feature and of the click rate are reported: planted ones are, those of stationary windows not."""
+"""Tests of drift: planted changes of features and click rate are reported, stationary windows are
+not.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -32,7 +34,7 @@ def drifted(drift):
     return [name for name, entry in drift.items() if entry.drifted]
 
 
-def test_every_feature_has_entry_of_finite_numbers_and_unchanged_window_none_that_warns(judged, drift_of):
+def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(judged, drift_of):
     drift = drift_of(judged(4000, seed=1), judged(4000))
     assert tuple(drift) == criteo.FEATURES
     assert drifted(drift) == []
@@ -45,7 +47,10 @@ def test_every_feature_has_entry_of_finite_numbers_and_unchanged_window_none_tha
 
 
 def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
-    """Rows of a request share five columns; at a rate of 20 % within the binomial bound of 1 in 1000."""
+    """Rows of a request share five columns.
+
+    At a rate of 20 % the count is within the binomial bound of 1 in 1000.
+    """
     rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
     pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
@@ -118,9 +123,7 @@ def test_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift
         assert drifted(drift) == list(planted)
 
 
-def test_shift_of_whole_requests_is_found_where_requests_are_many_and_called_undetectable_where_few(
-    in_requests, drift_of
-):
+def test_shift_of_whole_requests_is_found_in_many_and_undetectable_in_few(in_requests, drift_of):
     before = in_requests(64_000, seed=1)
 
     def entry(rows):
@@ -172,7 +175,7 @@ def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, 
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_change_that_newest_window_learned_is_not_reported_again_and_its_return_is(judged, drift_of):
+def test_drift_newest_window_learned_is_reported_again_only_on_return(judged, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
@@ -194,7 +197,7 @@ def test_newest_window_too_small_to_show_change_hides_none(judged, drift_of):
     assert drift_of(now, before, judged(60, seed=5))["I5"].drifted
 
 
-def test_effect_is_undefined_where_side_has_no_values_and_missing_share_drifted(judged, drift_of):
+def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(judged, drift_of):
     drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
     for name in ("I1", "C1"):
         assert [getattr(drift[name], key) for key in ("effect", "threshold", "divergence", "new_value_share")] == [
@@ -205,7 +208,7 @@ def test_effect_is_undefined_where_side_has_no_values_and_missing_share_drifted(
     assert drift["I2"].effect is not None
 
 
-def test_columns_of_one_value_each_have_no_mean_shift_in_standard_deviations(judged, drift_of):
+def test_constant_columns_have_no_mean_shift_in_standard_deviations(judged, drift_of):
     def rows(value):
         return judged(3000, I1=pa.array([value] * 3000, pa.float32()))
 
@@ -233,7 +236,10 @@ def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
 
 
 def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of):
-    """Each window has 150 requests of users drawn alike; those of one have 64 rows, those of the other 40 to 64."""
+    """Each window has 150 requests of similar users.
+
+    Requests have 64 rows in one window and 40 to 64 in the other.
+    """
     random = np.random.default_rng(0)
     found = []
     for number in range(8):
@@ -245,7 +251,7 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
             pair.append(window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids)))
         entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())}
         found.append(entries["C3"].p_value)
-    # Of 8 draws the least is below 0.001 in 1 of 125 cases.
+    # The smallest of 8 draws is below 0.001 in 1 of 125 cases.
     assert min(found) > 0.001
 
 
@@ -254,7 +260,10 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
 
 @pytest.fixture
 def clicked(judged):
-    """A window's summary whose clicks are these [n], in requests of `size` rows; its features play no part."""
+    """A window's summary with these clicks [n], in requests of `size` rows.
+
+    Its features do not matter.
+    """
     features = judged(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
 
     def make(clicks, size=1):
@@ -277,8 +286,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
-    # The likelihood ratio test of two shares, written out; half a row as good as an independent one goes to the other
-    # sample, for continuity.
+    # The likelihood ratio test of two shares. For continuity, half of an effective row moves to the
+    # other sample.
     both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
     deviance = 0.0
     for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
@@ -290,8 +299,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_of_rates_that_stand_still_no_more_are_called_changed_than_level_says(clicked, alike):
-    """Rows of a request with one click rate for all, or with its own; 5 % of 120 windows, within 1 in 1000."""
+def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
+    """Rows share one click rate, or one per request. 5 % of 120 windows, within 1 in 1000."""
     random = np.random.default_rng(1)
 
     def window(requests):

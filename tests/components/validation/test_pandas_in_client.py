@@ -1,4 +1,4 @@
-"""Rows and times as pandas has them, in the inference client; here, because this environment has pandas."""
+"""Tests of pandas rows and times in the inference client, in the environment that has pandas."""
 
 import numpy as np
 import pandas as pd

@@ -22,7 +22,9 @@ from tests.support.validation_models import make_dataset, release_validated
 
 @pytest.fixture
 def world(tmp_path, store, step, raw_table):
-    """Rows of one window, some of them odd, the step over them, and a champion that learned the sound ones."""
+    """Rows of one window, some of them malformed, the step over them, and a champion that learned
+    the valid ones.
+    """
     return QuarantineWorld(tmp_path, store, step, raw_table)
 
 
@@ -31,7 +33,10 @@ class QuarantineWorld:
         self.folder, self.store, self._step, self._raw_table = folder, store, step, raw_table
 
     def window(self, name="raw", *, rows=600, files=2, **odd):
-        """The rows as a table, and their manifest's path; `odd` are other values by column and place."""
+        """Return the rows as a table, and their manifest's path.
+
+        `odd` are other values by column and row.
+        """
         table = self._raw_table(rows)
         for column, change in odd.items():
             values = table[column].to_pylist()
@@ -59,14 +64,14 @@ class QuarantineWorld:
         return code, report, replace(RawDataset.read(valid), validation_report=None)
 
     def release(self):
-        """The sound rows' model becomes the champion; its report."""
+        """Make the valid rows' model the champion, and return its report."""
         report = self.judge(self.window("sound")[1], "r0", "off")[1]
         release_validated(self.store, "m1", report)
         return report
 
 
 def rows_of(uri):
-    """All rows of a folder, by pandas, in the order of file names."""
+    """Return all rows of a folder, by pandas, in the order of file names."""
     return pd.concat([pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))])
 
 
@@ -81,7 +86,7 @@ def test_without_rule_valid_dataset_is_raw_one(world):
     assert not (world.store / "quarantine").exists()
 
 
-def test_offending_rows_are_quarantined_with_their_reason_and_rest_is_judged_and_handed_on(world):
+def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world):
     world.release()
     table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
     code, report, valid = world.judge(manifest, "r1")
@@ -168,7 +173,10 @@ def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
 
 
 def test_memory_is_flat_in_rows(world, tmp_path):
-    """Rows of many files pass one batch at a time: eight times the rows cost no more Arrow memory."""
+    """Rows of many files are read one batch at a time.
+
+    Eight times the rows need no more Arrow memory.
+    """
     rules = ValidationSettings(actions={"domain": "quarantine"})
     schema, peaks = read_schema(local_path(world.release().schema_uri)), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})

@@ -1,4 +1,6 @@
-"""What validation counts for the monitor: exact, in two fair halves, and where the monitor looks for it."""
+"""Tests of validation's reference for the monitor: exact, split into two fair halves, and found by
+the monitor.
+"""
 
 from collections import Counter
 from itertools import chain, pairwise
@@ -26,7 +28,7 @@ def counted(*tables):
 
 
 def fair(table):
-    """The rows that do not choose."""
+    """Return the rows that were not used to choose cells."""
     return table.filter(pa.array(np.arange(table.num_rows) // BLOCK_ROWS % 2 == 1))
 
 
@@ -63,10 +65,10 @@ def test_values_and_bounds_are_chosen_by_every_other_block(judged):
 
 
 def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
-    """A profile of these rows alone has the same sums, whatever it lists."""
+    """A profile of these rows alone has the same sums, for any listed cells."""
     table = in_requests(6000, size=48)
     found, alone = counted(table).reference().profile, counted(fair(table)).profile()
-    # Neighbouring blocks lie together there; they share no request.
+    # Neighbouring blocks are adjacent there and share no request.
     assert (found.rows, found.sizes) == (alone.rows, alone.sizes)
     for name in criteo.FEATURES:
         column, other = found.columns[name], alone.columns[name]
@@ -139,7 +141,7 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     np.testing.assert_array_equal(in_fair.columns["tags/length"].counts, expected)
     elements = Counter(chain(*(each for each, fair_row in zip(kept, is_fair) if fair_row)))
     assert dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist())) == elements
-    # A request that a block of rows cuts counts as two.
+    # A request divided by a block of rows counts as two.
     bounds = sorted({*range(0, rows, 8), *range(0, rows, BLOCK_ROWS), rows})
     requests = [Counter(chain(*kept[start:stop])) for start, stop in pairwise(bounds)]
     assert in_window.present_sizes == sum(each.total() ** 2 for each in requests)

@@ -1,4 +1,4 @@
-"""The report's page and document: complete, true to their numbers, safe, and readable without eyes or network."""
+"""Tests of the report's page and document: complete, correct, safe, accessible and self-contained."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def test_page_needs_no_network_and_no_script(page):
 def test_hostile_names_are_escaped_wherever_they_come_from(page):
     parse_page(page)
     assert "<script" not in page
-    # Title twice, finding's name and detail, schema difference, quarantine's place.
+    # Title twice, the finding's name and detail, the schema difference, the quarantine's path.
     assert page.count("&lt;script src=") == 6
 
 
@@ -74,7 +74,7 @@ def test_page_can_be_read_without_seeing_it(page):
 
 
 def luminance(colour):
-    """Relative luminance of `#rgb` or `#rrggbb` (WCAG 2.1)."""
+    """Return the relative luminance of `#rgb` or `#rrggbb` (WCAG 2.1)."""
     text = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
     parts = [int(text[i : i + 2], 16) / 255 for i in (0, 2, 4)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -165,7 +165,7 @@ def test_bars_are_drawn_to_scale():
     ]
 
 
-def test_first_screen_says_what_was_checked_and_findings_have_their_numbers(document, page):
+def test_first_screen_says_what_was_checked_and_findings_have_numbers(document, page):
     drifted = {entry["feature"]: entry for entry in document["drift"] if entry["drifted"]}
     checked = table_of(page, "What was checked")
     assert [row[0] for row in checked[1:]] == [

@@ -20,13 +20,13 @@ document.title = JSON.stringify(seen);</script>"""
 pytestmark = needs_browser
 
 
-def test_report_is_drawn_in_its_colours_within_phones_width_and_unfolds_by_keys(judged, tmp_path):
+def test_report_is_drawn_in_its_colours_fits_phone_and_unfolds_by_keys(judged, tmp_path):
     page = draw_page(document_with_drift(judged, run="hourly-1"))
     copy = tmp_path / "report.html"
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
     drawn = browse(tmp_path, "--window-size=500,1400", DARK, "--dump-dom", copy.as_uri())
     seen = json.loads(re.search(r"<title>(.*?)</title>", drawn).group(1))
-    # I2 has no value now, so its chart is the champion's alone; all others have bars too.
+    # I2 has no value now, so its chart only shows the champion. All others also have bars.
     assert seen == {
         "overflow": False,
         "cards": NUM_CARDS,

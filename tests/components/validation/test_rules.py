@@ -1,4 +1,4 @@
-"""Actions of rules, and what people accept, over whole runs of the step."""
+"""Tests of the rules' actions, and of accepted values, over whole runs of the step."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_row
 
 @pytest.fixture
 def write_with_price(write_rows, raw_table):
-    """Writes rows of a lake that has a column `price`; gives the manifest's path."""
+    """Writes rows of a lake that has a column `price`, and returns the manifest's path."""
     price = {"column": "price", "arrow_type": "double", "expected": None, "file": "/lake/day=2026-03-01/a.parquet"}
 
     def write(name):
@@ -48,7 +48,7 @@ def write_with_price(write_rows, raw_table):
     return write
 
 
-def test_column_that_people_accepted_is_new_no_more_and_its_absence_is_no_fault(
+def test_accepted_column_is_no_longer_new_and_its_absence_is_no_fault(
     step, write_rows, write_with_price, raw_table, release_model, tmp_path, store
 ):
     release_model(step(write_rows(raw_table(300)))[1])
@@ -103,7 +103,7 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(step, wri
     assert judged("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
 
 
-def test_new_values_are_proposed_and_schema_in_force_is_used_until_people_accept(
+def test_new_values_are_proposed_and_current_schema_holds_until_accepted(
     step, write_rows, judged, release_model, tmp_path, store, capsys
 ):
     release_model(step(write_rows(judged(500)))[1])

@@ -44,13 +44,15 @@ def test_share_of_rows_must_have_value_less_sampling_error(judged):
     statistics = statistics_of(judged(20_000, I1=half))
     features = {f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature}
     for name, share in (("I1", 0.5), ("C1", 1.0)):
-        # A small window, in which 64 rows of a request are alike.
+        # A small window in which the 64 rows of a request are alike.
         assert features[name].presence.min_fraction == pytest.approx(possible_shares(share, 10_000)[0])
 
 
 @pytest.mark.parametrize("hits", [0, 3, 50, 100])
 def test_ends_of_share_leave_four_standard_errors_of_binomial_beyond(hits):
-    """Of 100 requests: such a number of hits, or one further off, has the tail's probability at either end."""
+    """With 100 requests, this number of hits or a more extreme one has the tail's probability at
+    either end.
+    """
     low, high = possible_shares(hits / 100, 6400)
     tail = 0.5 * math.erfc(4 / math.sqrt(2))
 
@@ -67,7 +69,7 @@ def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 
 
-def test_column_without_negative_values_in_many_rows_is_to_have_none_and_in_few_rows_may_have_some(judged):
+def test_column_without_negatives_forbids_them_only_if_rows_are_many(judged):
     for rows, is_bounded in ((9_999, False), (10_000, True)):
         columns = {
             "I1": pa.array([0.0] * rows, pa.float32()),

@@ -26,7 +26,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def schema():
-    """A schema as a round infers it, in small."""
+    """A small schema, as a run infers it."""
     schema = schema_pb2.Schema()
     label = schema.feature.add(name="label", type=schema_pb2.INT)
     label.presence.min_fraction, label.presence.min_count = 1.0, 1
@@ -41,7 +41,7 @@ def schema():
 
 
 def changed(schema, **changes):
-    """A copy in which features' fields are set: `I1__float_domain__max=7`."""
+    """Return a copy with changed feature fields: `I1__float_domain__max=7`."""
     copy = schema_pb2.Schema()
     copy.CopyFrom(schema)
     for path, value in changes.items():

@@ -1,6 +1,8 @@
-"""Train/serve skew: a planted difference is found and named with its true share (pandas), in a folder as in a bucket.
+"""Tests of train/serve skew: a planted difference is found with its true share, in a folder and in
+a bucket.
 
-Google's client is an older one here than where `tests/evergreen/storage` tests it: Beam holds it back.
+The share is computed by pandas. This environment has an older Google client than that of
+`tests/evergreen/storage`, because Beam requires it.
 """
 
 import datetime as dt
@@ -28,7 +30,7 @@ START = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
 
 
 def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
-    """Rows in requests of ten over two days, a fifth of each feature missing."""
+    """Return rows in requests of ten over two days, with a fifth of each feature missing."""
     random, n = np.random.default_rng(seed), requests * ROWS_OF_REQUEST
     frame = pd.DataFrame({raw_rows.LABEL: random.integers(0, 2, n)})
     for name in criteo.DENSE:
@@ -68,7 +70,9 @@ def training(tmp_path):
 
 @pytest.fixture
 def archive(tmp_path):
-    """Writes rows as the monitor's archive has them: one folder per UTC day, in another order than training's."""
+    """Writes rows like the monitor's archive: one folder per UTC day, in another order than
+    training's.
+    """
 
     def write(frame):
         root = tmp_path / "archive"
@@ -90,7 +94,7 @@ def compare(training, archive, tmp_path, **options):
 
 
 def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
-    """Rows joined, and rows of them that differ in `name`, by pandas."""
+    """Return the number of joined rows, and how many of them differ in `name`, by pandas."""
     names = [raw_rows.REQUEST_ID, raw_rows.ROW]
     both = mine[[*names, name]].merge(theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs"))
     left, right = both[f"{name}_mine"], both[f"{name}_theirs"]
@@ -107,14 +111,12 @@ def nulled(served):
 
 
 def stale(served):
-    """Each request is served what the request before it had."""
+    """Serve each request the values of the request before it."""
     served["C20"] = served["C20"].shift(ROWS_OF_REQUEST)
 
 
 @pytest.mark.parametrize(("plant", "name"), [(scaled, "I3"), (nulled, "C7"), (stale, "C20")])
-def test_feature_served_with_other_values_is_found_named_and_counted_as_pandas_counts(
-    training, archive, tmp_path, plant, name
-):
+def test_feature_served_with_other_values_is_counted_as_pandas_counts(training, archive, tmp_path, plant, name):
     frame = make_frame(200)
     served = frame.copy()
     plant(served)
@@ -163,11 +165,11 @@ def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archiv
     skew = compare(training(mine), archive(theirs), tmp_path)
     assert skew.facts.num_joined == 1000
     assert skew.facts.num_only_training == 500
-    # Twenty came twice; those after training's last row are of another span.
+    # Twenty occurred twice. Those after training's last row belong to another span.
     assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
-def test_of_many_rows_whole_requests_are_compared_and_same_ones_on_both_sides(training, archive, tmp_path):
+def test_of_many_rows_same_whole_requests_are_compared_on_both_sides(training, archive, tmp_path):
     frame = make_frame(400)
     served = frame.copy()
     nulled(served)
@@ -188,14 +190,14 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     table = pq.read_table(path)
     values = table.column("I1").to_numpy()
     assert np.isnan(values).any()
-    # from_pandas is off: NaN stays a value.
+    # from_pandas is off, so NaN stays a value.
     pq.write_table(table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path)
     assert pq.read_table(path).column("I1").null_count == 0
     skew = compare(training(frame), root, tmp_path)
     assert not any(entry.drifted for entry in skew.entries)
 
 
-def test_archive_without_days_is_reported_and_one_that_is_no_folder_is_refused(training, archive, tmp_path):
+def test_archive_without_days_is_reported_and_non_folder_is_refused(training, archive, tmp_path):
     frame = make_frame(20)
     served = frame.copy()
     served[raw_rows.EVENT_TIME] = START - dt.timedelta(days=30)
@@ -236,7 +238,9 @@ SPAN = EventSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
 
 @pytest.fixture
 def put(cloud_storage):
-    """Makes bytes an object, by the service's own interface: this environment's client is for reading."""
+    """Writes bytes as an object by the service's own interface, because this environment's client
+    only reads.
+    """
     import requests
 
     session = requests.Session()
@@ -255,13 +259,16 @@ def put(cloud_storage):
 
 @pytest.fixture
 def served_rows(raw_table):
-    """Three days of rows, from the day before `DAY` on."""
+    """Three days of rows, starting on the day before `DAY`."""
     return raw_table(3000, start=(DAY - dt.timedelta(days=1)).timestamp(), seconds=3 * 86_400)
 
 
 @pytest.fixture
 def in_both(served_rows, tmp_path, put):
-    """The rows as an archive, in a folder and in the bucket, several files a day; gives the folder."""
+    """The rows as an archive in a folder and in the bucket, with several files a day.
+
+    Returns the folder.
+    """
     for rows, folder in day_folders(tmp_path / "archive", served_rows):
         for n in range(3):
             pq.write_table(rows.slice(n * 334, 334), folder / f"part-{n}.parquet")
@@ -272,7 +279,7 @@ def in_both(served_rows, tmp_path, put):
 
 @pytest.fixture
 def training_rows(served_rows, tmp_path):
-    """The rows of `SPAN`, of which every third was served with another C5."""
+    """The rows of `SPAN`. Every third one was served with another C5."""
     times = pc.cast(served_rows.column("event_time"), pa.int64()).to_pylist()
     first, last = (int(end.timestamp() * 1e6) for end in SPAN)
     rows = served_rows.filter(pa.array([first <= time <= last for time in times]))
@@ -302,9 +309,7 @@ def test_archive_in_bucket_gives_what_same_one_in_folder_gives(training_rows, in
     assert in_bucket.facts.served_uri == URI
 
 
-def test_only_spans_days_are_fetched_each_file_once_and_only_spans_rows_are_kept(
-    in_both, served_rows, cloud_storage, tmp_path
-):
+def test_only_spans_days_are_fetched_once_and_only_spans_rows_are_kept(in_both, served_rows, cloud_storage, tmp_path):
     found = kept_rows(open_served(URI), tmp_path)
     asked = [request.name for request in cloud_storage.seen if request.is_download]
     assert sorted(asked) == [f"a lake/day=2026-03-0{day}/part-{n}.parquet" for day in (1, 2) for n in range(3)]

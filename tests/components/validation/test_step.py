@@ -100,7 +100,7 @@ def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
     assert report.reasons == ["I7 has no value in any of 200 rows", "C7 has no value in any of 200 rows"]
 
 
-def test_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(step, write_rows, judged, release_model):
+def test_column_entirely_null_blocks_only_if_it_had_values_before(step, write_rows, judged, release_model):
     release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
@@ -111,9 +111,7 @@ def test_column_entirely_null_blocks_if_it_had_values_and_not_if_it_had_none(ste
     assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
 
 
-def test_rare_column_without_values_in_small_window_warns_because_it_may_be_chance(
-    step, write_rows, judged, release_model
-):
+def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(step, write_rows, judged, release_model):
     rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
     release_model(step(write_rows(judged(3000, I7=rare)))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
@@ -138,7 +136,7 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
 
 def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
     def clicks(share):
-        # In no order: clicks in a row are taken for those of few requests.
+        # In random order, because a run of clicks is attributed to few requests.
         return pa.array(np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32))
 
     release_model(step(write_rows(judged(1000, label=clicks(0.3))))[1])
@@ -180,13 +178,13 @@ def test_second_attempt_replaces_first(step, write_rows, raw_table):
     assert (code, report.num_rows) == (0, 400)
     folder = local_path(report.statistics_uri).parent
     names = {"reference.npz", "report.html", "report.json", "schema.pbtxt", "statistics.pb", "windows.npz"}
-    names.add("validation_report.json")  # to which the rows that are handed on refer
+    names.add("validation_report.json")  # to which the rows that are passed on refer
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in folder.parent.iterdir()] == ["validation"]
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])
-def test_champion_of_other_statistics_than_it_was_stored_with_is_error_of_one_line(
+def test_champion_with_unexpected_statistics_is_one_line_error(
     step, write_rows, raw_table, release_model, capsys, is_flipped
 ):
     model = release_model(step(write_rows(raw_table(300)))[1])
@@ -241,7 +239,7 @@ def test_each_round_adds_its_window_to_those_of_its_champion(step, write_rows, r
     assert [w.rows for w in read_windows(local_path(first.windows_uri)).windows] == [300]
     release_model(first)
     second = step(write_rows(raw_table(200, seed=1), name="raw2"), run="r2")[1]
-    # The fixture's manifests all have one digest; a data set that is validated again counts once.
+    # The fixture's manifests share one digest. A dataset that is validated again counts once.
     assert [w.rows for w in read_windows(local_path(second.windows_uri)).windows] == [200]
     assert second.drift[0]["num_rows_before"] == 300
     assert second.label["num_rows_before"] == 300
@@ -304,7 +302,7 @@ def test_repeated_run_that_fails_leaves_no_report_of_try_before(step, write_rows
     manifest = write_rows(raw_table(500))
     step(manifest, champion="none")
     assert report_path(store, "r1", "validation").exists()
-    (tmp_path / "raw" / "train" / "part-0.parquet").write_bytes(b"damaged")
+    (tmp_path / "raw" / "train" / "part-0.parquet").write_bytes(b"corrupt")
     code, _ = step(manifest, champion="none")
     assert code == 2
     assert not report_path(store, "r1", "validation").exists()

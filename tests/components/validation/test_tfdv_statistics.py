@@ -1,4 +1,6 @@
-"""TFDV's statistics from streamed rows: TFDV's own numbers, and the truth, for any batches and processes."""
+"""Tests of TFDV's statistics from streamed rows: equal to TFDV's and to the truth, for any batches
+and processes.
+"""
 
 import os
 import signal
@@ -27,7 +29,7 @@ from tests.support.validation_statistics import statistics_of, value_counts
 
 @pytest.fixture
 def by_tfdv():
-    """TFDV's statistics of a table by its own generators, all rows at once."""
+    """TFDV's statistics of a table by its own generators, from all rows at once."""
 
     def generate(table):
         frame = table.to_pandas()
@@ -50,11 +52,11 @@ def by_tfdv():
     ],
     ids=["ordinary", "empty", "infinite", "extreme"],
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, of infinite numbers
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, for infinite numbers
 def test_statistics_equal_tfdv_on_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
-    assert str(found) == str(expected)  # as text, for NaN is not equal to itself
+    assert str(found) == str(expected)  # as text, because NaN is not equal to itself
 
 
 def test_statistics_that_cannot_be_read_are_refused(tmp_path):
@@ -108,14 +110,14 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
         if len(expected) <= 1024:
             assert counts == expected.to_dict()
             assert features[name].string_stats.unique == len(expected)
-        else:  # a summary of 1024 counters may lack a 1024th of the rows
+        else:  # a summary of 1024 counters may miss a 1024th of the rows
             assert all(abs(expected[value] - count) <= len(values) / 1024 for value, count in counts.items())
             assert set(expected.index[:50]) <= set(counts)
     assert max(frame[name].nunique() for name in criteo.CATEGORICAL) > 1024
 
 
 class RowLabels:
-    """A counter of the rows themselves."""
+    """Counts the rows themselves."""
 
     features = criteo.CRITEO
 
@@ -133,7 +135,7 @@ class RowLabels:
 
 
 class KilledAtTheLastShare(RowLabels):
-    """Has its process killed by the kernel's signal for want of memory, at the last share."""
+    """Is killed at the last share by SIGKILL, as by the kernel when memory is short."""
 
     def add(self, batch, first_row):
         if first_row > 6000:
@@ -145,7 +147,7 @@ def test_process_that_is_killed_is_temporary_error(files):
         summarize_files(files, KilledAtTheLastShare(), processes=2)
 
 
-def test_file_damaged_within_is_refused_by_name(files):
+def test_file_corrupt_within_is_refused_by_name(files):
     content = bytearray(files[1].read_bytes())
     content[4:4000] = bytes(3996)
     files[1].write_bytes(content)
@@ -154,7 +156,7 @@ def test_file_damaged_within_is_refused_by_name(files):
 
 
 class HeldBytes(RowLabels):
-    """The bytes that Arrow holds when each batch comes, beyond those at the first."""
+    """Arrow's allocated bytes at each batch, beyond those at the first."""
 
     def __init__(self):
         self.bytes = []

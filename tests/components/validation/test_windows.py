@@ -1,4 +1,4 @@
-"""What a window's summary holds, against pandas; and that merging needs no rows."""
+"""Tests of a window's summary against pandas, and of its merge without rows."""
 
 import pickle
 
@@ -16,7 +16,7 @@ from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 
 
 def by_request(table, cut=BLOCK_ROWS):
-    """A frame with one key per request, cut where blocks of rows are."""
+    """Return a frame with one key per request, divided at the blocks of rows."""
     frame = table.to_pandas()
     frame["key"] = frame[raw_rows.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
     return frame
@@ -33,7 +33,7 @@ def assert_same(one: TableProfile, other: TableProfile):
 
 @pytest.fixture
 def rows(in_requests):
-    """40 columns in requests of 48 rows, which lie across the blocks of 1024."""
+    """40 columns in requests of 48 rows, which cross the blocks of 1024."""
     return in_requests(5000, size=48)
 
 
@@ -106,7 +106,7 @@ def test_merged_windows_are_window_of_all_rows(in_requests, window_of):
     assert_same(merged, whole)
 
 
-def test_of_long_column_frequent_values_are_kept_and_floor_bounds_what_is_lacking(judged, window_of):
+def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(judged, window_of):
     random = np.random.default_rng(0)
     parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
     tables = [judged(30_000, C3=pa.array(part, pa.int64())) for part in parts]
@@ -120,7 +120,7 @@ def test_of_long_column_frequent_values_are_kept_and_floor_bounds_what_is_lackin
     assert merged.floor < 0.001 * len(np.concatenate(parts))
 
 
-# -- kept
+# -- stored
 
 
 def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows, window_of, tmp_path):
@@ -144,7 +144,7 @@ def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows,
     ],
     ids=["absent", "cut", "text", "version"],
 )
-def test_damaged_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
+def test_corrupt_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
     break_it(path)

@@ -1,4 +1,4 @@
-"""The commands as processes, against a real gRPC server and a real log."""
+"""Tests of the commands as processes, with a real gRPC server and a real log."""
 
 import asyncio
 import json
@@ -30,14 +30,14 @@ def run(*arguments, module="demo.simulation", **options):
 
 @pytest.fixture(scope="module")
 def worlds():
-    """A world and a drifted one."""
+    """A simulator and a drifted one."""
     world = World.create(7)
     return {"world.json": world, "drifted.json": world.drifted(Drift(seed=8))}
 
 
 @pytest.fixture
 def folder(tmp_path, worlds):
-    """A folder whose name holds a space, with a world and a drifted one."""
+    """A folder with a space in its name, and a simulator and a drifted one."""
     folder = tmp_path / "some place"
     folder.mkdir()
     for name, world in worlds.items():
@@ -47,7 +47,7 @@ def folder(tmp_path, worlds):
 
 @pytest.fixture
 def replay(server, folder):
-    """Starts a replay process; the test talks to its standard input."""
+    """Starts a replay process. The test writes to its standard input."""
     started = []
 
     def start(*extra, source=("--world", "world.json", "--drifted-world", "drifted.json")):
@@ -139,7 +139,7 @@ def test_killed_server_ends_replay_with_one_clear_line(server, replay, folder):
     process = replay("--max-consecutive-failures", "5")
     wait_for_rows(server, 500)
     server.kill()
-    # Standard input stays open: the replay must give up by itself.
+    # Standard input stays open, so the replay must give up by itself.
     assert process.wait(timeout=120) == 3
     errors = [line for line in process.stderr.read().splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
@@ -224,7 +224,7 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_line_per_row_of_every_form_and_names_what_is_malformed(server, folder, store, raw_table, form):
+def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(server, folder, store, raw_table, form):
     table = raw_table(20).drop_columns(["label", "event_time"])
     path = folder / f"rows.{form}"
     if form == "csv":  # Criteo's text has categories as hex digits

@@ -1,4 +1,4 @@
-"""The replay's schedule, counts and commands, in time that only sleeping moves."""
+"""Tests of the replay's schedule, counts and commands, in virtual time."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.support.virtual_time import VirtualTime
 
 
 class Scorer:
-    """Scores by a known function, after `seconds`; fails where told to."""
+    """Scores by a known function after `seconds`, and fails on command."""
 
     def __init__(self, time: VirtualTime, score_rows) -> None:
         self.time, self.score_rows, self.seconds = time, score_rows, 0.001
@@ -37,7 +37,7 @@ class Scorer:
 
 
 class Rows:
-    """Traffic from a fixed table; drift turns the labels over."""
+    """Traffic from a fixed table. Drift inverts the labels."""
 
     def __init__(self, make_rows, limit=None) -> None:
         self.make_rows, self.limit, self.taken, self.requests, self.drifted = make_rows, limit, 0, [], False
@@ -73,7 +73,7 @@ def scorer(time, score_rows):
 
 @pytest.fixture
 def play(time, scorer, make_rows, tmp_path):
-    """Runs a replay to its end; returns it, its traffic and what became of its records."""
+    """Runs a replay to its end and returns it, its traffic and the status of its records."""
 
     def run(traffic=None, prepare=lambda replay: None, **settings):
         traffic = traffic or Rows(make_rows)

@@ -1,4 +1,4 @@
-"""The synthetic click world: its shape, its truth, its drift, its files."""
+"""Tests of the click simulator: its shape, its truth, its drift, its files."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def drifted_rows(drifted):
 
 
 def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
-    """Whether a share of n rows lies within the binomial error of what it should be."""
+    """Return whether a share of n rows is within the binomial error of the expected one."""
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 
@@ -94,7 +94,7 @@ def test_click_rate_and_best_auc_are_as_asked(click_rate):
 
 
 def test_labels_follow_stated_probability(rows):
-    """In each tenth of the rows by probability, as many clicks as it says."""
+    """Each tenth of the rows by probability has as many clicks as the probability says."""
     for part in np.array_split(np.argsort(rows.probability), 10):
         assert within(rows.label[part].mean(), rows.probability[part].mean(), len(part))
 
@@ -155,7 +155,7 @@ def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
     ],
     ids=["missing", "unknown", "column"],
 )
-def test_damaged_world_is_refused(drifted, tmp_path, change, text):
+def test_corrupt_world_is_refused(drifted, tmp_path, change, text):
     path = tmp_path / "world.json"
     drifted.save(path)
     document = json.loads(path.read_text())

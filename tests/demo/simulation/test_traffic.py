@@ -1,4 +1,4 @@
-"""Sources of rows: a world, and a file whose columns are permuted on command."""
+"""Tests of row sources: a simulator, and a file whose columns are permuted on command."""
 
 import numpy as np
 import pyarrow as pa
@@ -99,7 +99,7 @@ def test_drift_of_no_columns_or_of_none_that_is_feature_is_refused(data):
 
 @pytest.mark.parametrize("most", [64, 3])
 def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_table, most):
-    """Runs of equal ids, of 1 to 9 rows, some of them across the batches in which the file is read."""
+    """Runs of equal ids have 1 to 9 rows, and some cross the batches in which the file is read."""
     table, lengths = raw_table(9000), [1 + i % 9 for i in range(1800)]
     ids = [f"q{at}" for at, length in enumerate(lengths) for _ in range(length)]
     at = table.column_names.index("request_id")

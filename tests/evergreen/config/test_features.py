@@ -1,4 +1,4 @@
-"""Names that could not be told apart are refused, and so are columns that mean something else than the parent's."""
+"""Tests of refused columns: ambiguous names, and columns whose meaning differs from the parent's."""
 
 import hashlib
 from dataclasses import replace
@@ -61,6 +61,6 @@ def test_columns_may_come_and_go_and_move():
 
 
 @pytest.mark.parametrize("text", ["red shoe", "", "07", "-7", "+7", "7.0", " 7", "\u0667", str(2**52), "9" * 40])
-def test_text_that_is_no_whole_number_in_range_is_hashed_by_52_bits_of_blake2b(text):
+def test_text_that_is_no_integer_in_range_is_hashed_by_52_bits_of_blake2b(text):
     bits = "".join(f"{byte:08b}" for byte in hashlib.blake2b(text.encode(), digest_size=8).digest())
     assert category_of(text) == int(bits[:52], 2) <= MAX_CATEGORY

@@ -1,4 +1,4 @@
-"""The section `monitor`: values out of range, and values that do not fit each other, are refused by name."""
+"""Tests of the section `monitor`: values out of range or in conflict are refused by name."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""One reader of settings: equal values and errors whether they come from YAML, flags, variables or a URL's query."""
+"""Tests of the settings reader: equal values and errors from YAML, flags, variables and a URL's
+query.
+"""
 
 import re
 from dataclasses import dataclass
@@ -26,9 +28,9 @@ class Shelf:
     """A section inside another."""
 
     boards: int = 3
-    """How many boards."""
+    """Number of boards."""
     folder: Path | None = None
-    """Where it stands."""
+    """Where it is."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")
@@ -39,9 +41,9 @@ class Room:
     """A section with one inside it."""
 
     name: str
-    """What it is called."""
+    """Its name."""
     height: float = 2.5
-    """In metres."""
+    """Height in metres."""
     heated: bool = False
     """Whether it is heated."""
     shelf: Shelf = Shelf()

@@ -1,4 +1,6 @@
-"""A wrong setting of any section is named before a run: the path, the value, what was expected."""
+"""Tests that a wrong setting of any section is reported before a run: path, value and what was
+expected.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""A recommender's description: what is wrong with it is named by its path, and its digest is of its content."""
+"""Tests of a recommender's description: errors name the path, and the digest depends on the
+content.
+"""
 
 import re
 from dataclasses import dataclass, replace

@@ -1,4 +1,6 @@
-"""The section `validation`: each threshold has a rule, and an action that means nothing is refused."""
+"""Tests of the section `validation`: each threshold has a rule, and a meaningless action is
+refused.
+"""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The rule of exploration: the propensities are the odds at which rows stand where they are shown."""
+"""Tests of exploration: propensities are the probabilities with which rows are shown at a position."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from evergreen.runtime.errors import ContractError
 
 DRAWS = 12_000
 CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
-"""Evenly spread, so that frequencies are probabilities."""
+"""Evenly spaced, so that frequencies are probabilities."""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])

@@ -1,4 +1,4 @@
-"""The order of an encoded folder's files, and the lists that cannot be right."""
+"""Tests of the file order of an encoded folder, and of invalid lists."""
 
 import pytest
 

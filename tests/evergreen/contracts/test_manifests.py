@@ -1,4 +1,4 @@
-"""Manifests survive the disk, and a reader refuses what it does not know."""
+"""Tests that manifests can be written and read back, and that a reader refuses unknown ones."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ SHOP = Recommender(
 
 
 def example(kind):
-    """A manifest of `kind` with a value that fits each field's type."""
+    """Return a manifest of `kind` with a valid value for each field."""
     samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
 
     def fitting(annotation):
@@ -75,7 +75,7 @@ def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(ContractError):
-            # Read as it was: such as a hexadecimal digit in another case.
+            # Accepted as unchanged: for example a hexadecimal digit in another case.
             assert kind.loads(bytes(flipped), source="flipped") == manifest
 
 

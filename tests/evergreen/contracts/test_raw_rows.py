@@ -1,4 +1,6 @@
-"""Columns of features become arrays: nulls as the stated value, all else as it is."""
+"""Tests of converting feature columns to arrays: nulls become the given value, and the rest is
+unchanged.
+"""
 
 import numpy as np
 import pyarrow as pa

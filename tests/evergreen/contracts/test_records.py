@@ -1,4 +1,4 @@
-"""Log records survive the wire exactly, and nothing else passes for one."""
+"""Tests that log records survive the wire exactly, and that nothing else is accepted."""
 
 from contextlib import suppress
 
@@ -55,7 +55,10 @@ def assert_same(left, right):
 
 
 def decode(message, form=FORM):
-    """The record; where it can be read side by side with others, its rows are the same, and a refused one cannot."""
+    """Decode the record.
+
+    If it can be read together with others, its rows must be equal, otherwise refused.
+    """
     together, rest = form.decode_plain([message, b"", message], recommender=None)
     assert sorted(rest) == ([1] if together else [0, 1, 2])
     try:
@@ -74,7 +77,7 @@ NAMES = st.lists(st.sampled_from(["price", "Price", "item id", "item-id", "2nd",
 
 @st.composite
 def any_features(draw):
-    """Features of drawn names, a few of each kind."""
+    """Draw features with random names, a few of each kind."""
     names = draw(NAMES.filter(len))
     first, second = sorted(draw(st.integers(0, len(names))) for _ in range(2))
     lists = tuple(names[second:])
@@ -131,7 +134,7 @@ def outcome_batches(draw):
 
 @given(prediction_batches() | st.tuples(any_features(), outcome_batches()))
 @settings(max_examples=100, deadline=None)
-def test_record_survives_wire_exactly_and_others_read_it_by_published_schema(drawn):
+def test_record_survives_wire_exactly_and_is_readable_by_published_schema(drawn):
     features, record = drawn
     form = RecordFormat(features)
     message = form.encode(record)
@@ -150,7 +153,7 @@ def test_record_survives_wire_exactly_and_others_read_it_by_published_schema(dra
         np.testing.assert_array_equal(np.array(getattr(read.predictions.features, field), expected.dtype), expected)
 
 
-def test_column_keeps_its_field_when_others_come_and_go_and_absent_one_is_missing():
+def test_column_keeps_its_field_as_others_change_and_absent_is_missing():
     short = Features(numeric=("b",), categorical=("item",))
     long = Features(numeric=("x", "b"), categorical=("c", "item"))
     before, after = (set(fields_of(RecordFormat(each).proto())["Features"]) for each in (short, long))

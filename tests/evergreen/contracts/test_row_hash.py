@@ -1,4 +1,4 @@
-"""Numbers of rows: those of SplitMix64, evenly spread, and of another salt another draw."""
+"""Tests of row hashes: equal to SplitMix64, evenly spread, and different for another salt."""
 
 import zlib
 
@@ -11,7 +11,7 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 def test_mixing_is_splitmix64():
-    """The first numbers of its stream from 1234567, as published for other implementations to compare with."""
+    """The first numbers of its stream from 1234567, as published for comparison."""
     state = [np.uint64((1234567 + i * GAMMA) % 2**64) for i in range(5)]
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert [int(mix(each)) for each in state[:4]] == published

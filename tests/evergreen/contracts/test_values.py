@@ -1,4 +1,6 @@
-"""One value is one word, whatever spells it; what stands for no value, or for none for certain, is known by name."""
+"""Tests of category values: all spellings of a value are one string, and values that mean none are
+named.
+"""
 
 import itertools
 
@@ -8,7 +10,7 @@ from evergreen.config.features import MAX_CATEGORY, category_of
 from evergreen.contracts.values import MISSING_WORDS, NoCategory, is_missing_word, word_of
 
 TRUE, FALSE = 1, 0
-"""Programs write truth values so where they have no other form, and all spellings are one category."""
+"""Programs write booleans like this if they have no other form. All spellings are one category."""
 
 
 @pytest.mark.parametrize("holds_words", [True, False])

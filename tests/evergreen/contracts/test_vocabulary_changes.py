@@ -1,4 +1,4 @@
-"""What changed between two workflows, against sets made by hand and a loop over ids."""
+"""Tests of the changes between two workflows, against sets made by hand and a loop over ids."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_ids_that_mean_something_else_are_refused(before, now, said):
         vocabulary_changes(workflow(before), workflow(now))
 
 
-def test_slots_are_found_by_their_names_and_new_one_has_new_categories_alone():
+def test_slots_are_found_by_name_and_new_slot_has_only_new_categories():
     before = workflow([10])
     renamed = Features(numeric=CRITEO.numeric, categorical=("item", *CRITEO.categorical[1:]))
     changes = vocabulary_changes(before, replace(before, features=renamed))

@@ -1,4 +1,4 @@
-"""The words of categories, for people: the most frequent ones, the same every time, in bounded memory."""
+"""Tests of readable category values: the most frequent ones, reproducible, in bounded memory."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_frequent_words_stay_listed_however_many_rare_ones_come(tmp_path):
     assert sum(map(len, counts._counts.values())) <= 20 * LISTED_WORDS
 
 
-def test_damaged_file_is_refused(tmp_path):
+def test_corrupt_file_is_refused(tmp_path):
     (tmp_path / "words.json").write_text("[1]")
     with pytest.raises(ContractError, match="words.json holds no words of columns"):
         read_words(tmp_path / "words.json")

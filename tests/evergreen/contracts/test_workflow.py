@@ -1,4 +1,6 @@
-"""The feature workflow survives the disk, refuses what nobody fitted, and encodes as a loop over a dict would."""
+"""Tests of the feature workflow: it is stored exactly, refuses invalid content, and encodes like a
+dict.
+"""
 
 import json
 import math
@@ -68,7 +70,7 @@ def test_dense_values_encode_by_stated_arithmetic():
 
 
 def buried(encoder, every=3):
-    """The same workflow after every third category of each column was evicted."""
+    """Return the workflow after every third category of each column was evicted."""
     vocabularies = [v.copy() for v in encoder.vocabularies]
     for vocabulary in vocabularies:
         vocabulary[::every] = TOMBSTONE
@@ -98,7 +100,7 @@ def without_columns(encoder, names=EXCLUDED):
     return replace(encoder, vocabularies=tuple(kept), excluded=names)
 
 
-def test_excluded_column_is_missing_whatever_rows_hold_and_others_are_as_they_were():
+def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     encoder = fitted()
     dense, categorical = raw_rows(encoder)
     ids, values = encoder.encode_categorical(categorical), encoder.encode_dense(dense)
@@ -188,9 +190,9 @@ def damage(folder):
         (lambda f: rewrite(f, means="absent"), "means"),
         (lambda f: rewrite(f, means=[1.0]), "expected 13 finite"),
     ],
-    ids=["no folder", "damaged vocabularies", "torn settings", "version 5", "no means", "one mean"],
+    ids=["no folder", "corrupt vocabularies", "torn settings", "version 5", "no means", "one mean"],
 )
-def test_damaged_workflow_is_refused(tmp_path, spoil, said):
+def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     folder = tmp_path / "workflow"
     fitted().save(folder)
     spoil(folder)

@@ -1,4 +1,4 @@
-"""A fresh log of every backend, and the servers that some of them need."""
+"""A fresh log of every backend, and the servers of those that need one."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.support.pubsub_emulator import Emulator
 
 @pytest.fixture(scope="session")
 def pubsub_server(tmp_path_factory) -> Iterator[Emulator]:
-    """Google's emulator, in the Cloud SDK where there is one; it takes 5 s to start."""
+    """Google's emulator, from the Cloud SDK if that is installed. It takes 5 s to start."""
     try:
         emulator = Emulator(tmp_path_factory.mktemp("pubsub"))
     except ContractError as error:
@@ -33,7 +33,7 @@ def kafka_server() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def sqlite_server() -> None:
-    """None is needed."""
+    """No server is needed."""
 
 
 @pytest.fixture(params=BENCHES, ids=str)

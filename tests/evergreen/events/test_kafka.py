@@ -1,4 +1,4 @@
-"""What is Kafka's alone: one offset for each partition, readers that come and go, brokers that go and come."""
+"""Tests that concern only Kafka: offsets per partition, changing readers, stopped brokers."""
 
 import dataclasses
 import itertools
@@ -103,10 +103,10 @@ def test_lease_taken_before_clock_was_set_back_is_over():
     assert progress.take_expired(1.0, 10, until=46.0) == []
 
 
-# -- readers that come and go
+# -- readers that join and leave
 
 
-def test_partitions_are_shared_by_second_reader_and_tokens_of_what_it_took_over_are_void(wide):
+def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
     wide.publisher().publish(batch(40))
     one = wide.reader()
     first = pull(one, count=40)
@@ -119,14 +119,16 @@ def test_partitions_are_shared_by_second_reader_and_tokens_of_what_it_took_over_
         return taken and two.backlog() == 40
 
     def only_what_moved_is_open():
-        # On a busy machine partitions may move once more, also back: the first reader gets their messages again.
+        # On a busy machine partitions may be reassigned once more, also back. The first reader then
+        # gets their messages again.
         again.update(one.pull(100))
         taken.update(two.pull(100))
         return one.backlog() == len({d.message_id for d in taken | again})
 
     until(are_shared)
     assert len({d.message_id for d in taken}) < 40
-    # The first reader ends everything that it was ever given; what has moved is not its to end.
+    # The first reader acknowledges all its messages. Those of reassigned partitions are not its own
+    # any more.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
     two.acknowledge([d.token for d in taken])
@@ -184,11 +186,13 @@ with KafkaCluster() as cluster:
 
 
 def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
-    """In a process of its own: the deadlock that this looks for holds the interpreter's lock, so no timeout ends it."""
+    """Runs in its own process: the deadlock that this looks for holds the interpreter's lock, so no
+    timeout ends it.
+    """
     subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
 
 
-# -- brokers that go and come
+# -- brokers that stop and return
 
 
 def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog):
@@ -211,7 +215,7 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))
-    # It may have been away for longer than the lease, and what was not acknowledged comes again then.
+    # It may have been away for longer than the lease. Unacknowledged messages then come again.
     got = {}
     until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
     reader.acknowledge([d.token for d in (*held, *got.values())])
@@ -244,7 +248,7 @@ def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
 
 @pytest.fixture
 def frozen_cluster(tmp_path):
-    """A cluster in a process of its own, which can be stopped, and the location of a topic there."""
+    """A cluster in its own process, which can be stopped, and the URL of a topic in it."""
     address = tmp_path / "brokers"
     command = [sys.executable, "-m", "demo.kafka_cluster", "--address", str(address), "--topic", "clicks"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -252,7 +256,7 @@ def frozen_cluster(tmp_path):
         until(address.exists)
         yield process, KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
     finally:
-        # librdkafka may wait for ever when it ends a mock cluster whose clients were given up.
+        # librdkafka may wait forever when a mock cluster ends whose clients were abandoned.
         process.kill()
         process.wait(120)
 
@@ -274,9 +278,10 @@ def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen
 
 @pytest.mark.slow
 def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
-    """librdkafka's own close looks for the group's coordinator without a limit while a commit has no answer.
+    """While a commit has no answer, librdkafka's own close looks for the group's coordinator
+    without a limit.
 
-    Slow, not for its time: the client that is given up stays in the process until this ends.
+    The test is marked slow because the abandoned client stays in the process until its end.
     """
     process, place = frozen_cluster
     monkeypatch.setattr(offsets, "CLOSE_SECONDS", 2.0)
@@ -301,11 +306,11 @@ def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, m
     assert ends.reader().list_dead_letters() == []
 
 
-def test_message_dead_lettered_twice_by_crash_in_between_is_listed_and_replayed_once(ends):
+def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash lay between keeping it and acknowledging it: kept once more by whoever read it next.
+    # The crash happened between storing and acknowledging. The next reader stores it once more.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])
@@ -345,7 +350,7 @@ def test_message_of_foreign_client_without_key_is_named_by_its_place(ends):
     ]
 
 
-def test_largest_message_with_long_name_and_long_reason_can_be_dead_lettered(ends):
+def test_largest_message_with_long_name_and_reason_can_be_dead_lettered(ends):
     ends.publisher().publish([("n" * 500, b"x" * MAX_MESSAGE_BYTES)])
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
@@ -355,7 +360,7 @@ def test_largest_message_with_long_name_and_long_reason_can_be_dead_lettered(end
     assert kept.reason.startswith("éé")
 
 
-def test_larger_messages_than_broker_takes_from_us_are_dead_lettered_by_their_beginning(ends):
+def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})

@@ -1,4 +1,6 @@
-"""`evergreen log`: what whoever is called at night sees of a log, and how dead letters come back."""
+"""Tests of `evergreen log`: what the on-call engineer sees of a log, and how dead letters are
+redelivered.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The exam that every log backend takes: at least once, kept until acknowledged, dead-lettered but never dropped."""
+"""The conformance suite of every log backend: at least once, until acknowledged, dead-lettered but
+never dropped.
+"""
 
 import os
 import signal
@@ -63,14 +65,14 @@ def test_published_messages_are_delivered_with_their_bytes(publisher, subscriber
 def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     started = time.monotonic()
     assert subscriber.pull(10) == []
-    assert time.monotonic() - started < 5.0  # as long as no message comes a waiting pull would take
+    assert time.monotonic() - started < 5.0  # the time that a pull waits without messages
     assert subscriber.backlog() == (0 if bench.knows_backlog else None)
     assert subscriber.list_dead_letters() == []
 
 
 def test_pull_ends_with_message_by_which_it_has_so_many_bytes(bench, publisher, subscriber, monkeypatch):
     monkeypatch.setattr(event_log, "MAX_PULL_BYTES", 100_000)
-    count = 100  # librdkafka's mock keeps 5 MB
+    count = 100  # librdkafka's mock stores 5 MB
     publisher.publish([(f"{number:03d}", b"x" * 40_000) for number in range(count)])
     most = 2 + bench.handed_out_at_once
     got: list[str] = []
@@ -157,13 +159,13 @@ def test_other_content_under_known_id_is_delivered_too(bench, publisher, subscri
     assert {letter.payload for letter in subscriber.list_dead_letters()} == {b"fourth", b"fifth"}
 
 
-def test_poison_becomes_dead_letter_with_reason_and_bytes_and_is_delivered_no_more(bench, publisher, subscriber):
+def test_poison_message_becomes_dead_letter_with_reason_and_is_gone(bench, publisher, subscriber):
     publisher.publish([("bad", b"\x00garbage"), ("worse", b"")])
     deliveries = {d.message_id: d for d in pull(subscriber, count=2)}
     began = time.time()
     subscriber.dead_letter([(deliveries["bad"].token, "no log record")])
     subscriber.dead_letter([(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)])
-    for _ in range(2):  # listing takes nothing away
+    for _ in range(2):  # listing removes nothing
         kept = subscriber.list_dead_letters()
         assert [(s.message_id, s.payload) for s in kept] == [("bad", b"\x00garbage"), ("worse", b"")]
         assert kept[0].reason == "no log record"
@@ -227,7 +229,7 @@ def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
-        # What it was told between the last line and its end.
+        # Messages published between the last line and its end.
         told += [
             name
             for line in process.stdout.read().splitlines(keepends=True)
@@ -282,10 +284,10 @@ def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(bench,
     assert len(pull(subscriber, count=1)[0].payload) == MAX_MESSAGE_BYTES
 
 
-def test_connected_log_has_no_problem_and_is_read_up_to_now_once_it_is_empty(bench, publisher, subscriber):
+def test_connected_log_has_no_problem_and_is_current_once_it_is_empty(bench, publisher, subscriber):
     publisher.publish([("a", b"1")])
     subscriber.acknowledge(d.token for d in pull(subscriber, count=1))
-    bench.expire_leases()  # of a predecessor that there may have been
+    bench.expire_leases()  # of a possible predecessor
     before = time.time()
 
     def is_read():

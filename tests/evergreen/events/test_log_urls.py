@@ -1,4 +1,4 @@
-"""A log's URL opens the file that it names, and refuses what it does not understand."""
+"""Tests of a log's URL: it opens the file that it names, and unknown parts are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What only Pub/Sub can suffer: an emulator that dies and forgets, resources that are absent, dead letters."""
+"""Tests that concern only Pub/Sub: a restarted emulator, absent resources, dead letters."""
 
 import time
 import traceback
@@ -30,7 +30,7 @@ def bench(pubsub_server, tmp_path):
 
 @pytest.fixture
 def mortal_server(pubsub_server, tmp_path):
-    """An emulator of this test's own, to be killed."""
+    """A separate emulator of this test, which it may kill."""
     emulator = Emulator(tmp_path)
     try:
         emulator.start()
@@ -50,19 +50,22 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         mortal_server.stop()
         with pytest.raises(TemporaryError, match=bench.names.topic) as raised:
             publisher.publish([("during", b"2"), ("too", b"3")])
-        # The messages of a request share one error: raised once for each, it grew into thousands of lines.
+        # The messages of a request share one error. Raised once for each, it would grow to
+        # thousands of lines.
         assert len(traceback.format_exception(raised.value)) < 100
         problem = wait_for(subscriber.problem, "the problem")
         assert bench.names.subscription in problem
         assert subscriber.pull(10) == []
         mark = subscriber.read_up_to()
         bench.expire_leases()
-        assert subscriber.read_up_to() == mark  # nothing is known while nothing can come
+        assert subscriber.read_up_to() == mark  # nothing is known while no message can arrive
         mortal_server.start()
 
         def back() -> bool:
-            with suppress(TemporaryError, PermanentError):  # not reached yet, or asked before the subscription is back
-                bench.create()  # the server has forgotten what it held
+            with suppress(
+                TemporaryError, PermanentError
+            ):  # not reached yet, or requested before the subscription is restored
+                bench.create()  # the server has lost its messages
                 assert subscriber.pull(10) == []
             return subscriber.problem() is None
 
@@ -74,10 +77,11 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         bench.close()
 
 
-def test_acknowledgement_that_frozen_server_did_not_confirm_is_error_and_reading_goes_on(
-    mortal_server, tmp_path, monkeypatch
-):
-    """Whether the server carries the call out once it goes on is its affair: the message comes again, or is done."""
+def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(mortal_server, tmp_path, monkeypatch):
+    """The server may or may not process the call after it resumes.
+
+    The message comes again, or is done.
+    """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
     subscriber = bench.subscriber()
@@ -146,7 +150,7 @@ def test_url_opens_both_ends_and_makes_what_is_missing_on_emulator(bench):
     both.close()
 
 
-def test_dead_letter_and_message_of_another_publisher_are_listed_as_what_they_are(bench, subscriber):
+def test_dead_letters_and_foreign_messages_are_listed_as_such(bench, subscriber):
     client = publisher_client()
     publish_all(
         client,
@@ -169,7 +173,9 @@ def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
 
 
 class Slow:
-    """A subscriber client whose leases are over before the next pull: everything comes again, under new ids."""
+    """A subscriber client whose leases expire before the next pull: everything comes again, under
+    new ids.
+    """
 
     def __init__(self, messages):
         self.messages, self.pulls, self.freed = messages, 0, []

@@ -1,4 +1,6 @@
-"""How far a log without an order is read: never past what is in hand, up to now when it has long been still."""
+"""Tests of the watermark of an unordered log: never beyond pending messages, and current after long
+silence.
+"""
 
 from evergreen.events.pubsub.subscriber import ReadMark
 
@@ -7,7 +9,7 @@ START = 1_700_000_000.0
 
 
 def mark_at(mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None):
-    """The mark `seconds` after START, on both clocks."""
+    """Return the watermark `seconds` after START, on both clocks."""
     oldest = None if oldest is None else START + oldest
     value = mark.value(now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest)
     return None if value is None else value - START
@@ -25,7 +27,7 @@ def test_still_log_is_read_up_to_now_but_for_what_may_be_on_its_way():
     assert [mark_at(mark, at) for at in (30.0, 31.0, 100.0)] == [25.0, 26.0, 95.0]
 
 
-def test_busy_log_is_read_up_to_its_newest_message_since_backlog_may_follow():
+def test_busy_log_is_current_up_to_newest_message_as_backlog_may_follow():
     mark = ReadMark(settle_seconds=SETTLE, lease_seconds=LEASE)
     mark.arrived(START - 1000.0, at=99.0)
     assert mark_at(mark, 100.0) == -1005.0

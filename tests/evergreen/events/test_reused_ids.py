@@ -1,4 +1,6 @@
-"""One id for five requests: on every log the monitor keeps the first, and the others with a reason."""
+"""Tests of one id for five requests: on every log the monitor accepts the first and dead-letters
+the others.
+"""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from monitoring.monitor import Monitor
@@ -41,7 +43,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(tmp_path, bench, 
         )
     said = [event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"]
     assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # nothing has changed, so they come back, and count no second time
+    subscriber.replay_dead_letters()  # nothing has changed, so they come back, but do not count again
     wait_for(lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again")
     assert [store.counters[name] for name in ("predicted", "reused_id", "dead_letter")] == [11, 4, 4]
     clock.advance(1000)

@@ -1,4 +1,6 @@
-"""A model's files: what the safetensors library reads of them, what is refused, and how little memory they take."""
+"""Tests of a model's files: readable by the safetensors library, refused if invalid, and light on
+memory.
+"""
 
 import errno
 import os
@@ -16,7 +18,7 @@ SHAPES = {TABLE: (12, 4), "tower.0.weight": (2, 6), "bias": (1,)}
 
 
 def filled(folder, *, step=7, with_moments=True, seed=0):
-    """Writes a model of random numbers; gives them by part and name."""
+    """Write a model of random numbers, and return them by part and name."""
     random = np.random.default_rng(seed)
     expected = []
     with new_model(folder, SHAPES, step=step, with_moments=with_moments) as stored:
@@ -86,10 +88,10 @@ def lacking(name):
 
 @pytest.mark.parametrize("spoil", [os.unlink, truncated, oversized, of_halves, lacking(TABLE)])
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, OPTIMIZER_FILE])
-def test_damaged_file_is_refused_by_name(tmp_path, name, spoil):
+def test_corrupt_file_is_refused_by_name(tmp_path, name, spoil):
     filled(tmp_path)
     if (name, spoil) == (OPTIMIZER_FILE, os.unlink):
-        return  # a model without optimizer state is one
+        return  # a model without optimizer state is also valid
     spoil(tmp_path / name)
     with pytest.raises(ContractError, match=name):
         open_model(tmp_path, SIZES)

@@ -1,6 +1,6 @@
-"""Lists are looked up and pooled as torch's EmbeddingBag does it: by the engine, the scorer and the served graph.
+"""Tests that engine, scorer and served graph look up and pool lists like torch's EmbeddingBag.
 
-A bucketed number lies behind them.
+A bucketed number follows the lists.
 """
 
 from contextlib import closing
@@ -41,11 +41,12 @@ FEATURES = Features(
 )
 
 SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3, 4]
-"""Of each place, by hand."""
+"""Slot of each place, by hand."""
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
 CONFIG = DcnConfig(num_dense=1, num_categorical=6, embedding_dim=4, tower=(8,), num_cross_layers=2)
 WIDTHS = [(), (8, 3, 3, 8, 4, 8), (3, 8, 8, 3, 3, 8)]
-"""Of the vectors of user, item, last, tags, words and age; empty = all of one width."""
+"""Vector widths of user, item, last, tags, words and age. Empty means that all have the same
+width."""
 SETTINGS = TrainingSettings()
 
 
@@ -57,7 +58,7 @@ def workflow_without(*excluded):
 
 
 def raw_rows(count=200):
-    """Lists of every length, also with places empty in their middle; categories known and unknown."""
+    """Return rows with lists of every length, with gaps, and with known and unknown categories."""
     random = np.random.default_rng(7)
     categorical = random.choice([-1, 0, 10, 20, 30, 40, 77], (count, 10))
     categorical[:20, 2:] = -1
@@ -72,7 +73,10 @@ def encoded(workflow, dense, categorical):
 
 
 def bagged(slots, ids):
-    """All vectors of a row side by side: EmbeddingBag skips id 0, and divides a mean by the number of the others."""
+    """Return all vectors of a row side by side.
+
+    EmbeddingBag skips id 0 and averages over the other ids.
+    """
     parts = [embedding(ids[:, place], slots[SLOTS[place]]) for place in (0, 1, 10)]
     bucket = parts.pop()
     for start, stop, mode in LISTS:
@@ -121,7 +125,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         engine.save(tmp_path / "after")
     assert seen == pytest.approx(loss.item(), abs=1e-6)
     before, after = (open_model(tmp_path / name, sizes) for name in ("initial", "after"))
-    # The first moment after one step tells the gradient.
+    # The first moment after one step determines the gradient.
     first = after.moments[0]
     scale = 1 - SETTINGS.beta1
     for moments, gradient in zip(of_slots(first, config.widths, sizes), expected):

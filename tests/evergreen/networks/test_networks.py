@@ -1,4 +1,6 @@
-"""One exam for every network in the table: its paper's formula, its files, its exported graph, its served graph."""
+"""The conformance suite for every network: its paper's formula, its files, its exported and served
+graph.
+"""
 
 import json
 import subprocess
@@ -163,7 +165,7 @@ def test_what_no_network_has_is_refused_by_name(network, settings, message):
 
 
 @pytest.mark.parametrize("network", ["deepfm", "dlrm"])
-def test_network_that_multiplies_vectors_refuses_those_of_another_width_by_name(network):
+def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
     options = {"item": CategoricalOptions(embed=8)}
     features = Features(numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options)
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
@@ -201,11 +203,12 @@ def test_configurations_and_files_need_no_torch():
 
 
 def assert_normal(values, deviation):
-    """Mean, spread and tails of N(0, deviation), each within 5 standard errors of what so many draws have."""
+    """Assert mean, spread and tails of N(0, deviation), each within 5 standard errors."""
     z, n = values.ravel().astype(np.float64) / deviation, values.size
     assert abs(z.mean()) < 5 / n**0.5
     assert abs(z.std() - 1) < 5 / (2 * n) ** 0.5
-    # HugeCTR calls the distribution truncated, yet does not truncate it: 4.55 % lie beyond 2 deviations.
+    # HugeCTR calls the distribution truncated, but does not truncate it: 4.55 % are beyond 2
+    # deviations.
     beyond = 0.0455
     assert abs((np.abs(z) > 2).mean() - beyond) < 5 * (beyond * (1 - beyond) / n) ** 0.5
 

@@ -1,4 +1,4 @@
-"""Rounded tables: each number the nearest that there is, each vector by itself."""
+"""Tests of rounded tables: each number is the nearest representable one, each vector separately."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""A webhook's address of any sort: nothing is raised, since an error's text would hold the address."""
+"""Tests of webhook addresses of any form: nothing is raised, because an error's text would contain
+the address.
+"""
 
 import socket
 
@@ -9,13 +11,13 @@ from evergreen.notifications.webhook import NO_ADDRESS, post, post_to_file
 
 @pytest.fixture
 def listening():
-    """host:port that takes connections and never answers."""
+    """A host:port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("path", ["/hook é", "/a b", "/a?x=\x00"])
-def test_address_that_no_request_can_hold_is_refused_at_once_and_not_tried_again(listening, path):
+def test_impossible_address_is_refused_at_once_and_not_retried(listening, path):
     answer = post(f"http://{listening}{path}", b"{}", timeout_seconds=1.0)
     assert answer == ("refused", NO_ADDRESS, None)
 

@@ -1,4 +1,6 @@
-"""`evergreen recommender`: from a click log to an accepted file, and what each command answers."""
+"""Tests of `evergreen recommender`: from a click log to an accepted file, and the output of each
+command.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +24,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """Runs a command over the folder's store; its code and what it printed."""
+    """Runs a command over the folder's registry, and returns its exit code and output."""
 
     def run(*line):
         store = [] if line[0] in ("init", "check") else ["--store", str(tmp_path / "store")]
@@ -39,7 +41,7 @@ def test_click_log_becomes_accepted_file(run, tmp_path):
     log.write_text("clicked,price,item_id\n0,1.5,3\n1,2.5,4\n")
     assert run("init", log, "--output", drafted)[0] == 0
     code, printed = run("check", drafted)
-    assert (code, f"{drafted} is sound: my_clicks, 1 numeric and 1 categorical features" in printed) == (0, True)
+    assert (code, f"{drafted} is valid: my_clicks, 1 numeric and 1 categorical features" in printed) == (0, True)
     assert run("accept", drafted, "--why", "first", "--who", "ann")[0] == 0
     code, printed = run("log")
     assert code == 0
@@ -80,11 +82,12 @@ def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
     code, printed = run("accept", file, "--why", "age is known")
     assert code == 0
     assert printed.startswith(
-        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is in force"
+        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is used from the next"
+        " run on"
     )
 
 
-def test_other_recommender_is_accepted_into_store_in_use_by_flag_that_refusal_names(run, file):
+def test_other_recommender_is_accepted_by_flag_that_refusal_names(run, file):
     assert run("accept", file, "--why", "first")[0] == 0
     file.write_text(SHOP.replace("name: shop", "name: films"))
     code, printed = run("accept", file, "--why", "films")
@@ -93,7 +96,7 @@ def test_other_recommender_is_accepted_into_store_in_use_by_flag_that_refusal_na
     assert "--replace" in printed
     assert run("show", "2")[0] == 2
     code, printed = run("accept", file, "--why", "films", "--replace")
-    assert (code, "version 2 is in force" in printed) == (0, True)
+    assert (code, "version 2 is used from the next run on" in printed) == (0, True)
 
 
 def test_accepting_says_when_live_model_cannot_be_continued(run, file, tmp_path):

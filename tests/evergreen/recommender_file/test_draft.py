@@ -1,4 +1,4 @@
-"""`evergreen recommender init`: a click log's columns are guessed with a reason, and the draft is a sound file."""
+"""Tests of `evergreen recommender init`: columns are guessed with a reason, and the draft is valid."""
 
 import datetime
 import gzip
@@ -106,7 +106,7 @@ def test_column_named_as_sample_weight_is_one_and_no_feature(column, weight, tmp
     assert ("  weight: " in comments) == (weight is not None)
 
 
-def test_texts_with_bars_inside_are_lists_of_texts_or_whole_numbers_and_few_bars_are_none(tmp_path):
+def test_texts_with_bars_are_lists_unless_bars_are_few(tmp_path):
     rows = ["clicked,tags,seen,title", "0,red|blue,7|8,Boots", "1,red,7,A|B", "0,,,Hat", "1,blue,9,Cap", "0,x,1,Shoe"]
     options = {"tags": ListOptions(type="string", max=2), "seen": ListOptions(max=2)}
     _, recommender = drafted(write(tmp_path / "a.csv", "\n".join(rows)))
@@ -114,7 +114,7 @@ def test_texts_with_bars_inside_are_lists_of_texts_or_whole_numbers_and_few_bars
     assert recommender.features.categorical == ("title",)
 
 
-def test_several_columns_of_zeros_and_ones_are_told_apart_by_name_or_asked_for(tmp_path):
+def test_several_zero_one_columns_are_resolved_by_name_or_question(tmp_path):
     named = write(tmp_path / "a.csv", "is_new,click,price\n0,1,0.5\n1,0,1.5\n")
     assert drafted(named)[1].data.label == "click"
     unnamed = write(tmp_path / "b.csv", "is_new,is_red,price\n0,1,0.5\n1,0,1.5\n")
@@ -123,7 +123,7 @@ def test_several_columns_of_zeros_and_ones_are_told_apart_by_name_or_asked_for(t
     assert "label: FILL IN  # which of 'is_new', 'is_red' says whether" in draft(read_sample(unnamed), name="shop")
 
 
-def test_log_without_label_asks_for_it_and_no_file_is_valid_before_it_is_answered(tmp_path):
+def test_log_without_label_asks_for_it_and_file_is_invalid_until_answered(tmp_path):
     path = write(tmp_path / "a.csv", "price,clicks\n0.5,3\n1.5,9\n")
     text = draft(read_sample(path), name="shop")
     assert "label: FILL IN  # no column holds only 0 and 1" in text

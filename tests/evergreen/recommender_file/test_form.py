@@ -1,4 +1,4 @@
-"""`recommender.yaml`: what is read from it, what is written back, and the message of each kind of mistake."""
+"""Tests of `recommender.yaml`: reading, writing, and the message of each kind of mistake."""
 
 import re
 from dataclasses import fields
@@ -117,7 +117,7 @@ def test_as_many_columns_as_may_be_are_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Settings that allocate nothing."""
+"""Settings that allocate nothing, and therefore need no upper bound."""
 
 
 @pytest.mark.parametrize("kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__)
@@ -137,7 +137,7 @@ def test_file_without_any_feature_is_refused():
         parse_recommender("format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: []}", source="shop.yaml")
 
 
-def test_words_that_older_yaml_takes_for_something_else_are_texts_and_quoted_ranges_are_names():
+def test_words_older_yaml_converts_stay_strings_and_quoted_ranges_names():
     text = "format: evergreen/recommender/1\nname: shop\n"
     text += "features: {numeric: [on, no, 2026-11-23, 1:30, 010, 'a1..a3'], categorical: [yes]}"
     assert parse_recommender(text, source="it").features.numeric == ("on", "no", "2026-11-23", "1:30", "010", "a1..a3")

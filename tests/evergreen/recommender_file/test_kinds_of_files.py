@@ -1,4 +1,4 @@
-"""Drafts of the kinds of files that people have: each made here, with what is right written beside it."""
+"""Tests of drafts from common kinds of files, each with its expected result."""
 
 import datetime
 import json
@@ -22,7 +22,10 @@ N = 240
 
 
 def clicks(**columns):
-    """Rows of made-up clicks: each column is a function of the row's number and of its random numbers."""
+    """Return rows of made-up clicks.
+
+    Each column is a function of the row's number and of its random numbers.
+    """
     generator = np.random.default_rng(11)
     rows = [
         {"n": n, "user": int(generator.integers(40)), "item": int(generator.integers(25)),
@@ -57,7 +60,7 @@ def line_of(text, name):
 
 
 def question_of(path, key):
-    """The question that a draft asks about a key; `check` refuses the draft because of it."""
+    """Return the draft's question about a key, because of which `check` refuses the draft."""
     text = draft(read_sample(path), name="shop", now=NOW)
     with pytest.raises(ContractError, match=rf"data\.{key} is FILL IN"):
         parse_recommender(text, source="draft")
@@ -88,7 +91,7 @@ def test_times_are_recognized_and_days_that_result_are_said(form, written, write
     path = write(clicks(**USERS, timestamp=lambda row: written(row["time"])))
     text, recommender = drafted(path)
     assert (recommender.data.event_time, recommender.data.time_format) == ("timestamp", form)
-    # 240 rows, 20 minutes apart, from 6:00 of the 3rd: until 13:40 of the 6th
+    # 240 rows, 20 minutes apart, from 6:00 on the 3rd to 13:40 on the 6th
     assert "2026-05-03 to 2026-05-06, 60 rows a day" in line_of(text, "event_time")
 
 
@@ -113,7 +116,7 @@ def test_column_named_like_times_that_holds_none_is_asked_about(name, written, s
 
 def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
-    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day of May, or a moment in July
+    assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day in May, or a moment in July
     assert "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)" in asked
 
 
@@ -176,7 +179,7 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
-def test_few_rows_of_other_content_do_not_end_key_and_more_than_hundredth_do(num_other, is_key, write):
+def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_other, is_key, write):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
     for n in range(num_other):  # of 240 rows
         columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = f"q{n + 100}", 1, 2
@@ -366,7 +369,7 @@ def test_word_for_missing_value_changes_no_type_and_is_named(word, write):
     assert "12.5% missing" + (f" ({word})" if word else "") in text
 
 
-def test_up_to_hundredth_of_odd_values_are_malformed_rows_and_more_are_not_guessed(write):
+def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
     path = write(clicks(**USERS, price=lambda row: "n.v." if row["n"] in (3, 99) else row["price"]))
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
@@ -475,7 +478,7 @@ def test_json_lines_are_drafted(tmp_path):
     assert recommender.features.list_options == {"tags": ListOptions(type="string", max=2)}
 
 
-def test_times_of_parquet_in_nanoseconds_are_read_and_sentinels_are_malformed(tmp_path):
+def test_parquet_nanosecond_times_are_read_and_sentinels_are_malformed(tmp_path):
     columns = clicks(**USERS)
     times = np.array(
         [np.datetime64(BEGIN.replace(tzinfo=None)) + np.timedelta64(20 * n, "m") for n in range(N)]

@@ -1,4 +1,4 @@
-"""What a draft and a trial say of columns and rows that only people can judge."""
+"""Tests of the messages of a draft and a trial about columns and rows that only people can assess."""
 
 import json
 import uuid
@@ -33,7 +33,7 @@ def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
     assert line.startswith("#   device: bytes that are no text in UTF-8")
 
 
-def test_request_ids_with_gaps_are_kept_and_their_rows_are_requests_of_their_own(tmp_path):
+def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):
     found = [{"request_id": "" if i % 7 == 0 else f"q{i // 3}", "row": i % 3, **row} for i, row in enumerate(rows(300))]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, found)))

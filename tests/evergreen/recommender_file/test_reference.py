@@ -1,4 +1,4 @@
-"""docs/recommender.md and the JSON Schema hold every setting that a room reads, as it is now."""
+"""Tests that docs/recommender.md and the JSON Schema contain every current setting."""
 
 import json
 

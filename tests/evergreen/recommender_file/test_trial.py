@@ -1,4 +1,6 @@
-"""`evergreen recommender check FILE --data ROWS`: what ingest would do with rows, and what they hold."""
+"""Tests of `evergreen recommender check FILE --data ROWS`: what ingest would do, and what the rows
+hold.
+"""
 
 import datetime
 
@@ -32,7 +34,7 @@ HEADER = "click,ts,user,item,price,tags"
 
 
 def row(n, **others):
-    """One row of a log of four days with 50 rows each; some of its values may be others."""
+    """Return one row of a log of four days with 50 rows each, with some values replaced."""
     usual = {
         "click": int(n % 5 == 0),
         "ts": f"2026-05-{n // 50 + 1:02}T08:00:{n % 50:02}Z",
@@ -45,7 +47,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """200 rows; those whose numbers are given are other ones."""
+    """Return 200 rows, with those whose numbers are given replaced."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 
@@ -107,7 +109,7 @@ def test_column_that_decides_label_is_leak_and_others_are_none(write):
 
 
 def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
-    # A missing value is no category, though no earlier row has it.
+    # A missing value is no category, even if no earlier row has one.
     newest = {f"n{n}": row(n, item=f"new{n}" if n % 2 else "NULL") for n in range(180, 200)}
     (item,) = (each for each in try_rows(write(rows(**newest)), SHOP, now=NOW).features if each.name == "item")
     assert item.new_share == pytest.approx(10 / 20)
@@ -116,7 +118,7 @@ def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
 
 
 @pytest.mark.parametrize(("num_other", "is_refused"), [(2, False), (3, True)])
-def test_rows_that_repeat_key_are_counted_and_many_of_other_content_are_refused(num_other, is_refused, write):
+def test_rows_that_repeat_key_are_counted_and_many_differing_are_refused(num_other, is_refused, write):
     keyed = [f"r{n // 2},{n % 2},{row(n)}" for n in range(200)]
     again = [f"r{n},0,{row(2 * n, click=1)}" for n in range(20)]
     other = [f"r{n},1,{row(2 * n + 1, item='zzz')}" for n in range(num_other)]

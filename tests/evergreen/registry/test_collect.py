@@ -1,4 +1,4 @@
-"""What an installation gives up by age: exactly what nothing goes back to, and never half of anything."""
+"""Tests of deletion by age: exactly what no rollback needs, and always complete folders."""
 
 import os
 import shutil
@@ -19,7 +19,9 @@ NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
 
 @pytest.fixture
 def installation(tmp_path):
-    """Six versions, a month apart; a canary as old as the first; a model that was never released; three runs."""
+    """Six versions, a month apart, a canary as old as the first, a model that was never released,
+    and three runs.
+    """
     store, work = tmp_path / "a store", tmp_path / "work"
     for version in range(1, 7):
         at = f"2026-0{version}-01T00:00:00+00:00"
@@ -82,7 +84,7 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     assert "nothing may go" in capsys.readouterr().out
 
 
-def test_version_that_was_rolled_back_to_and_canary_stay_however_old_they_are(installation):
+def test_version_rolled_back_to_and_canary_stay_however_old_they_are(installation):
     store, _ = installation
     first, *_, live = read_journal(store)
     append_promotion(store, replace(live, action="rollback", version=1, model_id="m1", previous_version=6))
@@ -91,7 +93,7 @@ def test_version_that_was_rolled_back_to_and_canary_stay_however_old_they_are(in
     assert left(installation)[:2] == (["m1", "m2", "m6"], ["1", "2", "6"])
 
 
-def test_what_rollback_would_go_to_stays_although_newer_versions_were_live_since(installation):
+def test_rollback_target_stays_although_newer_versions_were_live_since(installation):
     store, _ = installation
     *_, live = read_journal(store)
     back = {"version": 4, "model_id": "m4", "previous_version": 6}
@@ -110,7 +112,7 @@ def test_what_is_younger_than_days_stays(installation):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_command_that_is_killed_anywhere_leaves_whole_folders_and_next_one_finishes(installation, monkeypatch, number):
+def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(installation, monkeypatch, number):
     removed = []
 
     class Killed(BaseException):
@@ -162,7 +164,7 @@ def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installati
     old, new = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp(), NOW.timestamp() - 60
     for path in [*places, *(place / "bytes" for place in places), *files]:
         os.utime(path, (old, old))
-    # One whose folder is old, and into which something was written a minute ago.
+    # An old folder into which something was written a minute ago.
     os.utime(places[0] / "bytes", (new, new))
     os.utime(files[0], (new, new))
     (store / ".hidden").write_bytes(b"a person's")

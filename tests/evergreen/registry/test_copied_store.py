@@ -1,4 +1,6 @@
-"""A store that was copied or moved reads its own files; and files of a model are those that it was stored with."""
+"""Tests of a copied or moved registry: it reads its own files, and model files match their stored
+hashes.
+"""
 
 import json
 import shutil
@@ -19,7 +21,7 @@ PARTS = {"weights/weights.bin": b"w", "workflow/workflow.json": b"{}", "statisti
 
 
 def stored(store, model_id="m1"):
-    """A model with files, and its manifest with their hashes."""
+    """Store a model with files, and its manifest with their hashes."""
     folder = model_folder(store, model_id)
     for name, content in PARTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +32,9 @@ def stored(store, model_id="m1"):
 
 @pytest.fixture(params=["copied", "moved"])
 def there(tmp_path, request):
-    """A store with a live version that lies elsewhere than where it was written, where other models are now."""
+    """A registry with a live version, moved away from its original path, where other models are
+    now.
+    """
     store, there = tmp_path / "my store #1", tmp_path / "backups" / "the store"
     stored(store)
     graph_folder(store, 3).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a card tells of a model's serving, from journals written out."""
+"""Tests of a card's serving history, from hand-written journals."""
 
 import re
 
@@ -14,7 +14,10 @@ from tests.support.validation_models import make_dataset
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a journal of (action, version, changes), a line a day; version N is of model mN, m2's card is there."""
+    """Writes a journal of (action, version, changes), one line a day.
+
+    Version N has model mN, and m2 has a card.
+    """
 
     def journal(*lines):
         for version in (1, 2):
@@ -55,16 +58,16 @@ def test_line_is_told_as_far_as_it_is_there_and_no_longer_than_page(write, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("after", "is_barred"),
+    ("after", "is_blocked"),
     [([], True), ([("promote", 2)], False), ([("intent", 2), ("promote", 2), ("withdrawn", 2)], True)],
     ids=["taken back", "promoted since", "whose promotion was taken back"],
 )
-def test_model_that_was_taken_back_is_barred_until_person_promotes_it(write, after, is_barred):
-    card = write(("release", 1), ("release", 2), ("rollback", 1, {"barred_model_id": "m2"}), *after)
+def test_model_that_was_taken_back_is_blocked_until_person_promotes_it(write, after, is_blocked):
+    card = write(("release", 1), ("release", 2), ("rollback", 1, {"blocked_model_id": "m2"}), *after)
     assert spans(card)[0] == ("release", "2", "3")
-    assert bool(card.barred and card.barred.time == "2026-01-03") == is_barred
-    assert card.served[-1].is_live != is_barred
-    assert ("Taken back at 2026-01-03" in card_page(card)) == is_barred
+    assert bool(card.blocked and card.blocked.time == "2026-01-03") == is_blocked
+    assert card.served[-1].is_live != is_blocked
+    assert ("Taken back at 2026-01-03" in card_page(card)) == is_blocked
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The model store's references, the promotion journal, and the notes that explain a run."""
+"""Tests of the model registry's references, the promotion journal, and the notes that explain a
+run.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ from tests.support.releases import keep_model, release
 
 
 def make_live(store, version, model_id):
-    """Stores a model and its release, and makes it live."""
+    """Store a model and its release, and make it live."""
     keep_model(store, model_id)
     release(store, version, model_id)
     append_promotion(store, promotion(store, version, model_id))
@@ -35,7 +37,10 @@ def promotion(store, version, model_id, action=promotion_journal.RELEASE):
 
 @pytest.fixture
 def store(tmp_path):
-    """A store whose live model is `second`, released after `first`; its path needs quoting in a URI."""
+    """A registry whose live model is `second`, released after `first`.
+
+    Its path needs quoting in a URI.
+    """
     store = tmp_path / "model store #1"
     make_live(store, 1, "first")
     make_live(store, 2, "second")
@@ -45,7 +50,7 @@ def store(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "version", "model_id"), [(CURRENT, 2, "second"), ("first", 1, "first"), (NONE, None, None)]
 )
-def test_current_is_what_is_live_none_is_nothing_and_model_is_named_by_its_id(store, reference, version, model_id):
+def test_current_is_live_version_none_is_nothing_and_model_is_named_by_id(store, reference, version, model_id):
     champion, parent = model_store.champion(store, reference), model_store.parent(store, reference)
     assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 

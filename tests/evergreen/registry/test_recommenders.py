@@ -1,4 +1,4 @@
-"""Accepted descriptions: which one a run is given, and that an accept is whole or nothing."""
+"""Tests of accepted descriptions: which one a run uses, and that an accept is atomic."""
 
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -60,7 +60,7 @@ def test_version_changed_in_place_is_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize(("why", "message"), [("again", "says the same"), (" ", "reason is empty")])
-def test_what_says_nothing_new_or_gives_no_reason_is_refused_and_changes_nothing(tmp_path, why, message):
+def test_event_without_news_or_reason_is_refused_and_changes_nothing(tmp_path, why, message):
     accept(tmp_path, SHOP)
     with pytest.raises(ContractError, match=message):
         accept(tmp_path, SHOP, why=why)
@@ -85,7 +85,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_recommender_is_refused_in_store_in_use_unless_replaced_on_purpose(tmp_path, kind):
+def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path, kind):
     other, said = OTHERS[kind]
     accept(tmp_path, SHOP)
     with pytest.raises(ContractError, match=said) as refused:

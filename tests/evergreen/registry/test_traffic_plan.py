@@ -1,4 +1,4 @@
-"""The traffic plan: who answers is decided by nothing but plan and key, and nothing malformed passes for a plan."""
+"""Tests of the traffic plan: only plan and key decide who answers, and malformed plans are refused."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def test_share_of_keys_is_met_within_binomials_error(share, salt):
 
 
 def _counts(first, second):
-    """How many of the keys each combination of two facts has, and how many it would if they were independent."""
+    """Return the observed and the independent counts of keys for each combination of two facts."""
     table = {(a, b): 0 for a in (0, 1) for b in (0, 1)}
     for a, b in zip(first, second):
         table[int(a), int(b)] += 1
@@ -64,7 +64,7 @@ def _counts(first, second):
 def test_shadow_is_drawn_without_regard_to_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
-    # The same text as key and request id: the two draws must not be one.
+    # The same text as key and request id. The two draws must be independent.
     arms = [one.arm_for(key) == CANARY for key in keys]
     shadows = [one.shadow_for(key, key) is not None for key in keys]
     for found, expected in _counts(arms, shadows).values():
@@ -89,7 +89,10 @@ def test_key_that_utf8_cannot_spell_has_arm():
 
 
 def test_draws_are_frozen():
-    """Clients of different releases must agree; the numbers are blake2b's, taken apart here by hand."""
+    """Clients of different releases must agree.
+
+    The numbers are blake2b's, computed here by hand.
+    """
     digest = hashlib.blake2b(b"s\0arm\0user", digest_size=8).digest()
     fraction = (int.from_bytes(digest, "big") >> 11) / 2**53
     assert plan(canary_share=math.nextafter(fraction, 1)).arm_for("user") == CANARY

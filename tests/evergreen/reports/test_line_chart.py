@@ -1,4 +1,4 @@
-"""Charts: a number that does not exist is a gap, text is escaped, nothing to draw is nothing."""
+"""Tests of charts: an absent number is a gap, text is escaped, and no data gives no chart."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -8,7 +8,7 @@ from evergreen.reports.svg import Line, Mark, line_chart, ticks
 
 
 def _svg(chart):
-    """The plot, without its axis."""
+    """Return the plot without its axis."""
     return ElementTree.fromstring(chart.__html__()).find("div")[1]
 
 

@@ -1,4 +1,6 @@
-"""Pages for people stay in their pane, let no text in as markup, and never print a probability that does not exist."""
+"""Tests of pages for people: they fit their pane, escape all text, and never print an undefined
+probability.
+"""
 
 import re
 from pathlib import Path
@@ -42,7 +44,9 @@ WIDTHS = (390, 480, 720, 1100, 1280)
 
 
 def page_of(text: str, *, rows: int) -> str:
-    """A page with every kind of block, `text` wherever a text can be, and tables of 2 to 14 columns."""
+    """Return a page with every kind of block, `text` in every position, and tables of 2 to 14
+    columns.
+    """
     check = CheckRow(name=text, value=-0.0012345, interval=(-0.123456, 0.123456), limit=text, result="inconclusive")
     lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
     marks = [Mark(x=9.0 * place, text=text[:12]) for place in range(12)]
@@ -121,7 +125,7 @@ def test_checks_are_table_of_value_interval_limit_and_result():
     ]
 
 
-def test_routine_events_are_folded_between_others_and_date_is_named_once_day():
+def test_routine_events_are_folded_and_each_date_is_named_once():
     kinds = ["release", "drift", "archived", "drift", "rollback"]
     events = [ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}") for i, kind in enumerate(kinds)]
     drawn = event_list(events, routine=("drift", "archived")).__html__()
@@ -150,7 +154,7 @@ def test_wheel_has_every_template_and_style(monkeypatch):
     distribution.parse_config_files(["pyproject.toml"])
     command = build_py(distribution)
     command.finalize_options()
-    command.manifest_files = {}  # what pyproject.toml names, whatever lies beside it
+    command.manifest_files = {}  # the files named in pyproject.toml, even if there are others
     folder = Path("components", "charts")
     needed = {str(each) for each in folder.rglob("*") if each.suffix in (".css", ".j2")}
     assert needed

@@ -1,4 +1,4 @@
-"""Which files of an archive hold served rows, and what is said of one that cannot be read."""
+"""Tests of an archive's files: which hold served rows, and the error for an unreadable one."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ def archive(request, tmp_path):
     for name in [*FILES, *NO_SERVED_ROWS]:
         if "/." not in name:
             objects.write(name, tmp_path / "rows.parquet")
-        elif request.param == "folder":  # another's, for no object of ours has such a name
+        elif request.param == "folder":  # a foreign object, because the project never uses such a name
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 
@@ -46,12 +46,12 @@ def test_days_and_first_day_choose_among_them(archive):
     assert [each.name for each in archived_files(archive, first_day="2026-03-02")] == FILES[1:]
 
 
-def test_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive):
+def test_file_gives_its_rows_and_one_that_is_corrupt_or_gone_is_named(archive):
     archive.write(FILES[1], b"PAR1 and no more")
-    whole, damaged, moved = archived_files(archive)
+    whole, corrupt, moved = archived_files(archive)
     with whole.opened() as file:
         assert file.read().column("label").to_pylist() == [0, 1]
-    with pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"), damaged.opened():
+    with pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"), corrupt.opened():
         pass
     archive.delete(moved.name)
     gone, words = (ContractError, "is absent") if archive.uri.startswith("gs:") else (MovedAway, "has moved away")
@@ -59,13 +59,13 @@ def test_file_gives_its_rows_and_one_that_is_damaged_or_gone_is_named(archive):
         pass
 
 
-def test_column_name_that_is_no_text_is_damaged_file(tmp_path):
+def test_column_name_that_is_no_text_is_corrupt_file(tmp_path):
     pq.write_table(pa.table({"label": [0, 1]}), path := tmp_path / "rows.parquet", store_schema=False)
     content = path.read_bytes()
     for byte in range(5):
         path.write_bytes(content)
-        damaged = bytearray(content)
-        damaged[content.index(b"label") + byte] ^= 0x80
-        path.write_bytes(damaged)
+        corrupt = bytearray(content)
+        corrupt[content.index(b"label") + byte] ^= 0x80
+        path.write_bytes(corrupt)
         with pytest.raises(ContractError, match=r"rows.parquet is not a readable Parquet file"), reading_parquet(path):
             parquet_file(path).read(columns=["label"]).column("label")

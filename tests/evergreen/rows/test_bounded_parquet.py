@@ -1,4 +1,6 @@
-"""Small files that would fill the memory, hang or overflow: refused or set aside, within bounded memory."""
+"""Tests of small files that would fill the memory, hang or overflow: refused or rejected in bounded
+memory.
+"""
 
 import os
 import subprocess
@@ -42,7 +44,9 @@ except ContractError as error:
 
 @pytest.fixture
 def lake(tmp_path, raw_table):
-    """Writes a day of rows of which some columns are replaced; tells what a process of 4 GiB reads of it."""
+    """Writes a day of rows with some columns replaced, and returns what a process with 4 GiB reads
+    of it.
+    """
 
     def read(n: int, changes: dict, **options) -> str:
         table = raw_table(n, start=START.timestamp(), seconds=80_000)
@@ -114,7 +118,7 @@ def test_time_that_no_date_has_is_malformed_row(tmp_path, raw_table, run_step, m
     assert f"event_time {micros} of timestamp[us, tz=UTC] is outside the file's day" in text
 
 
-def test_words_and_lists_encoded_by_dictionaries_give_rows_that_plain_ones_give(tmp_path, raw_table, write_lake):
+def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(tmp_path, raw_table, write_lake):
     table = raw_table(5000, start=START.timestamp(), seconds=80_000, request_rows=50)
     found = []
     for name, options in (("a", {"use_dictionary": True}), ("b", {"use_dictionary": False})):

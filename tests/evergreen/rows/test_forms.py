@@ -1,4 +1,4 @@
-"""Which form a file has, which files of a folder count, and what rows of Parquet in each form become."""
+"""Tests of a file's form, of the files that count in a folder, and of Parquet rows in each form."""
 
 from functools import partial
 

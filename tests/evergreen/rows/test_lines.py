@@ -1,4 +1,4 @@
-"""Every line of a text file is a row, rejected, blank, a comment or a header: none is lost or counted twice."""
+"""Tests of text lines: each is a row, rejected, blank, a comment or a header, and counted once."""
 
 import codecs
 import csv
@@ -21,7 +21,7 @@ HEADER = b"label,user,title"
 
 
 def read(rows):
-    """The rows, each with its line; the rejected lines; and the counts."""
+    """Return the rows with their lines, the rejected lines, and the counts."""
     found, rejected, counts = [], [], LineCounts()
     for chunk in rows.chunks([name for name in rows.names if name]):
         found += zip(chunk.numbers.tolist(), map(tuple, (row.values() for row in chunk.rows.to_pylist())))
@@ -74,7 +74,7 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
 )
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
-    """Line breaks in a quoted field are the case in which a reading can be doubtful: those rows may be rejected."""
+    """A line break in a quoted field makes the reading ambiguous. Those rows may be rejected."""
     stream = io.StringIO(newline="")
     csv.writer(stream, quoting=quoting, lineterminator=ends).writerows(rows)
     content = stream.getvalue().encode()
@@ -103,7 +103,7 @@ def test_one_stray_quote_costs_at_most_its_own_line_of_sixty_thousand(tmp_path):
     assert by_line[60_001] == ("1", "u59999", "t59999")
 
 
-def test_quotes_inside_field_are_characters_and_doubtful_one_rejects_its_lines(tmp_path):
+def test_quotes_inside_field_are_text_and_ambiguous_one_rejects_its_lines(tmp_path):
     content = b'label,user,title\n1,5" tv,x\n0,u,"so" called\n1,"a,b\n0,1,c\n1,"d"\n0,u,z\n'
     found, rejected, _ = read(written(tmp_path / "rows.csv", content))
     assert [row for _, row in found] == [
@@ -118,7 +118,7 @@ def test_quotes_inside_field_are_characters_and_doubtful_one_rejects_its_lines(t
     ]
 
 
-def test_every_line_that_doubtful_quote_may_hold_is_rejected_and_none_is_made_up(tmp_path):
+def test_every_line_ambiguous_quote_may_span_is_rejected_none_invented(tmp_path):
     lines = ["label,user,title", "0,a,b", '1,"pasted', "0,a,b", "0,c,d", "0,e,f", '0,y",c', "0,q,r"]
     found, rejected, counts = read(written(tmp_path / "rows.csv", "\n".join(lines).encode()))
     assert [number for number, _ in found] == [2, 8]

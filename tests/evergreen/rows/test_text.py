@@ -1,4 +1,4 @@
-"""Criteo TSV and the Kaggle forms, against the standard library's csv and gzip."""
+"""Tests of Criteo TSV and the Kaggle forms, against the standard library's csv and gzip."""
 
 import gzip
 import string
@@ -21,7 +21,7 @@ find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def criteo_file(path):
-    """A file of tab-separated fields without header, whatever is in its lines."""
+    """Return a file of tab-separated fields without header, with any lines."""
     dialect = Dialect(delimiter="\t", num_fields=40, has_quotes=False)
     return forms.FileReader(
         rows=text_module.TextRows(path=path, names=criteo_forms.COLUMNS, dialect=dialect),
@@ -164,12 +164,12 @@ def test_file_truncated_mid_gzip_is_named_with_rows_read_before(tmp_path, criteo
     assert abs(num_lines - 3000 * keep) < 200
 
 
-def test_gzip_file_damaged_inside_is_named(tmp_path, criteo_rows, write_text, read):
+def test_gzip_file_corrupt_inside_is_named(tmp_path, criteo_rows, write_text, read):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(3000))
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2 : len(damaged) // 2 + 50] = b"\0" * 50
-    path.write_bytes(bytes(damaged))
-    with pytest.raises(ContractError, match=r"day_0.gz is damaged"):
+    corrupt = bytearray(path.read_bytes())
+    corrupt[len(corrupt) // 2 : len(corrupt) // 2 + 50] = b"\0" * 50
+    path.write_bytes(bytes(corrupt))
+    with pytest.raises(ContractError, match=r"day_0.gz is corrupt"):
         read(find_reader(path))
 
 

@@ -1,4 +1,7 @@
-"""Times in every form that people export, told from their values; what can be two things is asked."""
+"""Tests of time formats in common exports, recognised from their values.
+
+Ambiguous ones cause a question.
+"""
 
 from datetime import datetime, timedelta, timezone
 

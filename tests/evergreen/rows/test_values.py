@@ -1,4 +1,4 @@
-"""What values of files mean, whatever type they come in."""
+"""Tests of the meaning of file values, for any type."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""A reader meets the whole file or folder or none, whatever ends the writer."""
+"""Tests that a reader sees a complete file or folder or none, however the writer ends."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def test_file_is_written_whole_with_its_folders(tmp_path):
     assert path.read_bytes() == b"replaced"
 
 
-def test_file_written_in_parts_shows_nothing_before_its_end_and_its_former_self_after_error(tmp_path):
+def test_file_written_in_parts_appears_at_end_and_error_keeps_former_one(tmp_path):
     path = tmp_path / "file"
     with durable.whole_file(path) as file:
         file.write(b"one ")

@@ -1,4 +1,4 @@
-"""Every command ends with the code that tells its caller what to do next."""
+"""Tests that every command's exit code tells its caller what to do next."""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Work among forked processes: in order, with the caller's errors, and nothing left where somebody is killed."""
+"""Tests of work in forked processes: results in order, the caller's errors, and cleanup after a
+kill.
+"""
 
 import os
 import signal
@@ -18,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_results_come_in_order_of_items(processes):
-    factor = 3  # of a closure: nothing of it is pickled
+    factor = 3  # of a closure, because nothing is pickled
     assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [3 * i for i in range(20)]
 
 
@@ -45,7 +47,7 @@ def test_killed_process_is_temporary_error_and_leaves_no_child():
     before = children.read_text()
     with pytest.raises(TemporaryError, match="one of 2 processes was killed"):
         forked.run_all(end, [0, 1], processes=2)
-    assert children.read_text() == before  # also without one that nobody waited for
+    assert children.read_text() == before  # also without a process that nobody waited for
 
 
 def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
@@ -58,11 +60,11 @@ def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
 
     with pytest.raises(ContractError, match="item 0 is wrong") as refused:
         forked.run_all(refuse, range(3), processes=2)
-    assert "in refuse" in str(refused.value.__cause__)  # where in the other process
+    assert "in refuse" in str(refused.value.__cause__)  # line in the other process
 
 
 class Unlike:
-    """Cannot be made again from what is pickled of it."""
+    """An exception that cannot be unpickled."""
 
     def __reduce__(self):
         return int, ("none",)
@@ -81,7 +83,7 @@ def test_error_that_cannot_be_pickled_is_told_by_its_text():
 
 @pytest.fixture
 def at_work(tmp_path):
-    """A parent of two processes that wait; gives it and their ids."""
+    """A parent of two waiting processes, and their ids."""
     script = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -140,7 +142,7 @@ def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
-def test_shares_are_all_items_in_order_and_off_equal_share_by_one_item_at_most(number):
+def test_shares_are_all_items_in_order_and_sizes_differ_by_at_most_one(number):
     random = Random(number)
     for _ in range(200):
         weights = [random.choice([1, 2, 50, 131_072]) for _ in range(random.randint(1, 12))]

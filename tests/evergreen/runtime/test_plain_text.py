@@ -1,4 +1,6 @@
-"""What somebody else named: no terminal obeys it, and it begins no line of a log or a listing."""
+"""Tests of foreign names: terminals ignore their control characters, and they never start a new
+line.
+"""
 
 import io
 import logging
@@ -20,7 +22,7 @@ HOSTILE = f"r-1\x1b[2J\x1b]0;title\x07\x9b31m\r\x7f\u202e\u2028{FORGED}"
 
 @pytest.fixture
 def handler():
-    """Formats as the commands do, into its own stream."""
+    """Formats like the commands, into its own stream."""
     made = logging.StreamHandler(io.StringIO())
     made.setFormatter(LineFormatter(TIMED))
     yield made

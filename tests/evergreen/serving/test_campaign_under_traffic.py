@@ -1,6 +1,8 @@
-"""Rollback, promote and controller struck by the hundred at random moments under traffic: no request fails.
+"""Hundreds of kills of rollback, promote and controller at random moments under traffic.
 
-`EVERGREEN_CAMPAIGN_SHARE=0.02` tries few of them.
+No request fails.
+
+`EVERGREEN_CAMPAIGN_SHARE=0.02` runs a small share of them.
 """
 
 import asyncio
@@ -29,13 +31,13 @@ from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TURNS = [("rollback", "rollback"), ("promote", "promote"), ("controller", "rollback"), ("controller", "promote")]
-"""Whom a blow meets, and the deployment that is at work then."""
+"""The target of each fault, and the deployment that is running then."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
-"""Seconds within which a deployment is struck; one that ends sooner is not counted."""
+"""Seconds within which a deployment is hit. A deployment that ends sooner does not count."""
 
 
 class Load(BackgroundTraffic):
-    """A client with the settings that clients have, which asks some 30 times a second."""
+    """A client with default settings that sends about 30 requests a second."""
 
     def __init__(self, url, rows):
         super().__init__()
@@ -54,7 +56,7 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def start(settings, tmp_path):
-    """Starts a command of deployment on the store alone; all end with the test."""
+    """Starts a deployment command that only gets the registry. All end with the test."""
     started = []
 
     def make(command, *flags):
@@ -70,13 +72,13 @@ def start(settings, tmp_path):
 
 
 class Site:
-    """What is served of two models, whose versions count up."""
+    """Two models in turn, under increasing version numbers."""
 
     def __init__(self, settings, start):
         self.store, self.start = settings.store, start
 
     def begin(self, command):
-        """Starts a deployment of the other model."""
+        """Start a deployment of the other model."""
         live = current(self.store)
         if command == "promote":
             other = "model-2" if live.model_id == "model-1" else "model-1"
@@ -85,7 +87,7 @@ class Site:
         return self.start("rollback", "--to", str(max(others)), "--reason", "a campaign")
 
     def finish(self):
-        """Lets a rollback run to its end, as a person would who repeats it."""
+        """Repeat a rollback until it succeeds, as a person would."""
 
         def is_done():
             code = self.begin("rollback").wait(120)

@@ -1,4 +1,4 @@
-"""Which servers a deployment tells: addresses, names, replicas that come and go while it works."""
+"""Tests of a deployment's servers: addresses, names, and replicas that come and go during the work."""
 
 import dataclasses
 import socket
@@ -18,7 +18,7 @@ NAME = "dns:///triton-headless:8001"
 
 
 class Cluster:
-    """Pods behind one name, their memory in files; what is listed is the test's to say."""
+    """Pods behind one name, whose memory is files. The test decides what is listed."""
 
     def __init__(self, root):
         now = iter(range(1_000_000))
@@ -44,7 +44,10 @@ class Cluster:
         return [f"{host}:8001" for host in self.listed]
 
     def release(self, candidate, **altered):
-        """Releases to pods of which a test changes some methods; each gets the pod itself first."""
+        """Release to pods with replaced methods.
+
+        Each replacement gets the pod as its first argument.
+        """
         settings = dataclasses.replace(
             self.settings, connect=lambda url: AlteredDouble(self.pod(url.removesuffix(":8001")), **altered)
         )
@@ -67,7 +70,9 @@ def test_replica_that_appears_during_switch_is_notified_too(cluster, make_candid
     cluster.release(make_candidate(cluster.settings.store, 1))
 
     def slow(pod, name):
-        """While it loads, two pods appear that had read the old configuration; one after the other."""
+        """Wait while it loads, until two pods with the old configuration have appeared, one after
+        the other.
+        """
         if name == MODEL_NAME and len(cluster.listed) < 3:
             host = f"10.0.0.{len(cluster.listed) + 1}"
             (cluster.root / "state" / f"{host}:8001" / MODEL_NAME / "1").mkdir(parents=True)
@@ -93,7 +98,7 @@ def test_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     assert starting.loaded() == [1]
 
 
-def test_pod_whose_image_is_still_pulled_holds_nobody_up_and_reads_what_was_published(cluster, make_candidate, caplog):
+def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(cluster, make_candidate, caplog):
     cluster.add("10.0.0.1")
     cluster.pod("10.0.0.2").crash()
     cluster.listed.append("10.0.0.2")

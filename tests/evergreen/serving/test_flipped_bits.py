@@ -1,4 +1,7 @@
-"""The campaign of flipped bits over what a release reads: none is read as something else."""
+"""A campaign of flipped bits in all files that a release reads.
+
+Changed content is never accepted.
+"""
 
 import pytest
 
@@ -7,14 +10,14 @@ from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import read_entries
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.export import export
-from evergreen.serving.intact import check_kept, find_damaged, golden_rows
+from evergreen.serving.intact import check_kept, find_corrupt, golden_rows
 from evergreen.storage.uris import local_path
 from tests.support.flips import QUIET, count_flips
 from tests.support.served_names import MODEL_NAME
 
 
 def check_served(world):
-    if problems := find_damaged(world.repository.published, world.settings.store, 1):
+    if problems := find_corrupt(world.repository.published, world.settings.store, 1):
         raise ContractError("; ".join(problems))
 
 
@@ -24,7 +27,7 @@ def rows_of(world):
 
 
 @pytest.mark.parametrize("flips", [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 25])
-def test_no_flipped_bit_of_models_manifests_journal_or_graphs_is_read_as_something_else(world, tmp_path, flips):
+def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, tmp_path, flips):
     model, verdict, raw = world.candidate(1)
     done = world.release(1)
     store, folder = world.settings.store, local_path(model.uri)
@@ -50,6 +53,6 @@ def test_no_flipped_bit_of_models_manifests_journal_or_graphs_is_read_as_somethi
     for path, counts in found.items():
         print(path.name, dict(counts))
     assert {path: counts[QUIET] for path, counts in found.items() if counts[QUIET]} == {}
-    # What is read is the intact copy, whichever of the two is damaged.
+    # The intact copy is read, whichever of the two is corrupt.
     for path in (kept / "golden.npz", served / "golden.npz"):
         assert count_flips(path, lambda: rows_of(world), flips=flips)[QUIET] == 0

@@ -1,4 +1,6 @@
-"""The graph against the contracts' own encoding and a float64 network written for the test; its files and limits."""
+"""Tests of the graph against the contracts' encoding and a float64 network, and of its files and
+limits.
+"""
 
 import subprocess
 import sys
@@ -64,7 +66,7 @@ def test_infinite_value_spoils_its_own_row_at_most(served):
 
 
 def encoder(workflow):
-    """Dense [n, 13] and rows of the fused table [n, 26], as the graph has them inside."""
+    """Return dense [n, 13] and rows of the fused table [n, 26], as they are inside the graph."""
     toy = toy_model(workflow, embedding_dim=1, hidden=2)
     names = [DENSE, "table_rows"]
     session = open_built(workflow, [toy.table], toy.network(), names=names)
@@ -72,7 +74,7 @@ def encoder(workflow):
 
 
 def expected_rows(workflow, categorical):
-    """Row by row by a dictionary, without the workflow's own search."""
+    """Compute the rows one by one with a dictionary, without the workflow's own search."""
     rows, offset = np.empty_like(categorical), 0
     for column, vocabulary in enumerate(workflow.vocabularies):
         ids = {int(key): 3 + i for i, key in enumerate(vocabulary) if key != TOMBSTONE} | {MISSING_CATEGORY: 1}
@@ -143,7 +145,7 @@ def test_regular_keys_find_their_places_in_hash_table_too(step):
     assert len(table.keys) < 3 * len(keys) + 30
 
 
-def test_hash_table_takes_no_more_cells_than_its_load_says_and_grows_where_keys_do_not_fit(monkeypatch):
+def test_hash_table_keeps_to_its_load_factor_and_grows_if_keys_do_not_fit(monkeypatch):
     keys = np.unique(np.random.default_rng(0).integers(0, 2**40, 100_000))
     table = build_table(keys, np.arange(len(keys), dtype=np.int32))
     assert len(keys) / len(table.keys) == pytest.approx(encoding.LOAD, rel=0.01)
@@ -192,7 +194,7 @@ def test_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil,
         read_network(tmp_path / "network.onnx")
 
 
-def test_damaged_weight_file_is_refused(make_candidate, tmp_path):
+def test_corrupt_weight_file_is_refused(make_candidate, tmp_path):
     model, _, _ = make_candidate(tmp_path / "store", 1)
     file = tmp_path / "store" / "models" / "model-1" / "weights" / "weights.safetensors"
     content = bytearray(file.read_bytes())
@@ -215,7 +217,7 @@ def test_graph_bytes_do_not_depend_on_process(make_candidate, exported, tmp_path
 
 @pytest.fixture
 def written(make_parts, tmp_path):
-    """Writes the graph of a seed; its folder."""
+    """Writes the graph of a seed and returns its folder."""
 
     def write(name="graph", seed=1):
         workflow, toy = make_parts(seed)
@@ -272,5 +274,5 @@ def test_table_beyond_two_gigabytes_is_written_and_scored(tmp_path, make_parts, 
     dense, categorical = raw_rows(20, 1)
     categorical[::2] = np.random.default_rng(0).integers(0, 11_000, categorical[::2].shape)
     found = run_graph(open_graph(tmp_path / GRAPH_FILE), dense, categorical)[0].ravel()
-    # Fifty thousand values are summed here: float32's rounding is that much larger.
+    # Fifty thousand values are summed here, so float32's rounding error is that much larger.
     np.testing.assert_allclose(found, toy.scores(workflow, dense, categorical), atol=1e-3)

@@ -1,4 +1,4 @@
-"""The served graph of another recommender than Criteo's: its own columns, also without a kind of them."""
+"""Tests of the served graph of other recommenders: other columns, or none of a kind."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,9 @@ def shop_workflow(features, excluded=()):
 
 
 def network_of(features):
-    """logit = concat(vectors, dense) @ weights, as a model's `network.onnx` gives it."""
+    """Return a network with logit = concat(vectors, dense) @ weights, like a model's
+    `network.onnx`.
+    """
     d, c = len(features.dense_inputs), len(features.vector_names)
     weights = np.random.default_rng(1).normal(0, 0.4, d + c * DIM).astype(np.float32)
     nodes = [
@@ -62,7 +64,7 @@ def rows_of(features, count=500):
 
 
 def by_hand(workflow, table, dense, categorical, weights):
-    """Probabilities by the docstring of `contracts.workflow`, value by value in float64."""
+    """Return probabilities by the docstring of `contracts.workflow`, value by value in float64."""
     answers = []
     for dense_row, categorical_row in zip(dense, categorical):
         row, offset = [], 0
@@ -182,7 +184,7 @@ def test_column_that_is_served_as_value_without_category_is_refused():
         shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 
-def test_categories_of_52_bits_are_found_and_no_other_number_is_taken_for_one(tmp_path):
+def test_categories_of_52_bits_are_found_and_no_other_number_matches(tmp_path):
     known = [each for each in EDGES if each < 2**52]
     workflow = workflow_of([known[::2], known[1::2]], Features(numeric=(), categorical=("item", "user")))
     table = np.random.default_rng(0).normal(size=(sum(workflow.slot_sizes), DIM)).astype(np.float32)

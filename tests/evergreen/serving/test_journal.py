@@ -1,4 +1,6 @@
-"""The promotion journal: what counts as live, times that never run backwards, what was live at a time."""
+"""Tests of the promotion journal: the live version, monotonic times, and the live version at a
+time.
+"""
 
 import json
 import random
@@ -94,12 +96,12 @@ def test_live_at_prints_what_was_live_since_when_and_until_when(store, capsys, t
     assert main(["live-at", time, "--store", str(store)]) == 0
     text = capsys.readouterr().out
     assert f"version {version}, model model-{version}" in text
-    assert ("live still" if until is None else f"until {until}") in text
+    assert ("still live" if until is None else f"until {until}") in text
 
 
 def test_live_at_time_before_everything_or_at_no_time_is_error(store, capsys):
     assert main(["live-at", "2026-03-01T00:59:59Z", "--store", str(store)]) == 2
-    assert "error: nothing was live at 2026-03-01T00:59:59+00:00" in capsys.readouterr().err
+    assert "error: no version was live at 2026-03-01T00:59:59+00:00" in capsys.readouterr().err
     assert main(["live-at", "yesterday", "--store", str(store)]) == 2
     assert "expected ISO 8601" in capsys.readouterr().err
 
@@ -112,7 +114,7 @@ def test_live_at_time_before_everything_or_at_no_time_is_error(store, capsys):
     ],
     ids=str,
 )  # fmt: skip
-def test_damaged_line_is_named(store, change, capsys):
+def test_corrupt_line_is_named(store, change, capsys):
     document = {**json.loads((store / "journal.jsonl").read_text().splitlines()[-1]), **change}
     document = {name: value for name, value in document.items() if value is not ... and name != "crc32"}
     with open(store / "journal.jsonl", "a") as journal:

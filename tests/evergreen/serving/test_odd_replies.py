@@ -1,4 +1,6 @@
-"""Servers that answer what no Triton should: each odd reply is that server's fault, named, and ends nothing."""
+"""Tests of odd replies that no Triton should send: each is a named fault of that server and stops
+nothing.
+"""
 
 import dataclasses
 import json
@@ -27,7 +29,9 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 @contextmanager
 def site_of(world):
-    """The world's site with one server, reached by gRPC, beside what makes that server odd."""
+    """Return the world's deployment target with one server, reached by gRPC, and the odd
+    behaviour's switch.
+    """
     with odd_triton(world.servers[0]) as (odd, url):
         yield odd, dataclasses.replace(world.settings, triton_urls=(url,), connect=Triton)
 
@@ -106,7 +110,7 @@ ODD_ELSEWHERE = {
 
 @pytest.fixture
 def controlled(world, tmp_path):
-    """A controller over one odd server that serves version 1, and how to read its status."""
+    """A controller over one odd server with version 1, and a function that reads its status."""
     world.release(1)
     with site_of(world) as (odd, site):
         status = tmp_path / "status.json"
@@ -140,12 +144,12 @@ def test_no_odd_reply_ends_controller_and_each_is_that_servers_fault(controlled)
 def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
     odd, look = controlled
     for name, reply in ODD_ELSEWHERE.items():
-        # The answer is wrong too, so that the watchdog reloads the model.
+        # The answer is also wrong, so that the watchdog reloads the model.
         odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
         assert WELL not in [look() for _ in range(4)], (call, name)
         assert call in odd.asked
         odd.odd = {}
-        # A model that was unloaded and not loaded is tried again after twice as many rounds each time.
+        # A model that was unloaded but not loaded is retried after twice as many rounds each time.
         assert WELL in [look() for _ in range(20)]
 
 
@@ -215,7 +219,7 @@ def test_odd_counters_take_nothing_back_and_end_no_round(world):
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Metrics without an end."""
+    """Endless metrics."""
 
     def do_GET(self):  # noqa: N802 the library's name
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""Parity: what is compared, and what is refused."""
+"""Tests of parity: what is compared, and what is refused."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(candidate
     command += "[print(each.name) for each in o(Path(sys.argv[1])).get_inputs()]"
     (tmp_path / "home").mkdir()
     variables = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
-    variables.pop("ORT_DISABLE_TELEMETRY", None)  # which `make` sets
+    variables.pop("ORT_DISABLE_TELEMETRY", None)  # set by `make`
     tracing = ["strace", "-f", "-e", "trace=%network", "-o", trace]
     done = subprocess.run(
         [*tracing, sys.executable, "-c", command, graph], env=variables, capture_output=True, text=True, timeout=120
@@ -101,7 +101,7 @@ def test_scores_of_other_rows_are_refused_and_empty_holdout_proves_nothing(candi
             read_held_out(dataclasses.replace(raw, num_holdout_rows=0), other)
 
 
-def test_lost_and_damaged_files_of_holdout_scores_and_golden_rows_are_named(candidate, tmp_path):
+def test_lost_and_corrupt_holdout_scores_and_golden_rows_are_named(candidate, tmp_path):
     _, verdict, raw = candidate
     with pytest.raises(ContractError, match="scores .*absent.npz cannot be read"):
         read_held_out(raw, dataclasses.replace(verdict, scores_uri="/nowhere/absent.npz"))
@@ -126,15 +126,15 @@ def test_golden_rows_survive_disk_and_are_spread_over_holdout(candidate, tmp_pat
     assert check_scores(again.expected, golden, source="copy") == 0
 
 
-def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate, tmp_path):
+def test_golden_rows_corrupt_anywhere_are_refused_or_read_as_they_were(candidate, tmp_path):
     _, verdict, raw = candidate
     golden, path = read_held_out(raw, verdict).sample(3), tmp_path / "golden.npz"
     golden.save(path)
     whole, refused = path.read_bytes(), 0
-    damages = [whole[:at] for at in range(0, len(whole), 37)]
-    damages += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 8)]
-    for damaged in damages:
-        path.write_bytes(damaged)
+    variants = [whole[:at] for at in range(0, len(whole), 37)]
+    variants += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 8)]
+    for corrupt in variants:
+        path.write_bytes(corrupt)
         try:
             again = GoldenRows.load(path)
         except ContractError:
@@ -143,7 +143,7 @@ def test_golden_rows_damaged_anywhere_are_refused_or_read_as_they_were(candidate
             np.testing.assert_array_equal(again.dense, golden.dense)
             np.testing.assert_array_equal(again.categorical, golden.categorical)
             np.testing.assert_array_equal(again.expected, golden.expected)
-    assert refused > len(damages) / 2
+    assert refused > len(variants) / 2
 
 
 def test_arrays_that_are_no_golden_rows_are_refused(tmp_path):

@@ -1,4 +1,6 @@
-"""A release that succeeds: what is served, recorded and kept once it is done, and how unusual requests are answered."""
+"""Tests of a successful release: what is served, recorded and stored, and how unusual requests are
+answered.
+"""
 
 import dataclasses
 import threading
@@ -38,7 +40,7 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
     told = []
 
     class Watched(FileTriton):
-        """Notes how the journal looked whenever a server was told to load something."""
+        """Records the journal whenever a server is told to load something."""
 
         def load(self, name):
             told.append([entry.action for entry in world.entries()])
@@ -69,7 +71,7 @@ def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(world
     assert (kept / "model.onnx").stat().st_ino != (served / "model.onnx").stat().st_ino
 
 
-def test_local_server_that_holds_model_leaves_no_telemetry_in_its_home_folder(deploy, triton):
+def test_local_server_with_model_leaves_no_telemetry_in_home_folder(deploy, triton):
     deploy(1)
     assert list(triton.log_path.with_name("home").rglob("*")) == []
 

@@ -1,4 +1,6 @@
-"""The release protocol over a bucket: published, gone back from, put right after a failure, refused while locked."""
+"""Tests of the release protocol over a bucket: publish, roll back, repair, and refusal while
+locked.
+"""
 
 import dataclasses
 
@@ -48,7 +50,7 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 
 @pytest.mark.parametrize("place", ["kept", "probed"])
 def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
-    """It slept while its lease ended; another one went back, released, and has the last word."""
+    """It slept while its lease expired. Another deployment rolled back, released, and must win."""
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
 
@@ -69,7 +71,10 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository
 
 
 class Overtaken:
-    """A server that answers as the released graph; while it loads the live name, another deployment takes over."""
+    """A server that answers like the released graph.
+
+    While it loads the live name, another deployment takes over.
+    """
 
     def __init__(self, url, store, take_over):
         self.url, self.calls, self._store, self._take_over = url, [], store, take_over
@@ -98,9 +103,7 @@ class Overtaken:
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 
 
-def test_deployment_that_lost_its_lease_leaves_configuration_and_servers_to_new_holder(
-    settings, repository, make_candidate
-):
+def test_deployment_without_lease_leaves_configuration_to_new_holder(settings, repository, make_candidate):
     release(*make_candidate(settings.store, 1), settings=settings)
 
     def take_over():

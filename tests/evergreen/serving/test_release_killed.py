@@ -1,8 +1,10 @@
-"""Deployments killed at every place that has a name: what is served stays whole and known, and the next one repairs.
+"""Tests of deployments killed at every checkpoint: valid versions are served, and the next one
+repairs.
 
-Invariants after the kill: the configuration names only whole versions, at least one; every running server, and one that
-starts now, answers from a version whose graph the journal has the hash of. After the next deployment: every server
-answers from the version that the journal calls live, and nothing of the killed one is left over.
+After the kill these invariants hold. The configuration names at least one version, and only
+complete ones. Every server that runs or starts answers from a version whose graph hash is in the
+journal. After the next deployment, every server answers from the live version of the journal, and
+nothing of the killed deployment remains.
 """
 
 import json
@@ -45,7 +47,7 @@ def named(place):
 
 
 def mostly_slow(places, quick=("loaded", 1)):
-    """All of `places`, all but one marked slow."""
+    """Return all `places`, with all but one marked slow."""
     return [place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
 
 
@@ -54,7 +56,7 @@ KILLED = -signal.SIGKILL
 
 @pytest.fixture(scope="module")
 def kill():
-    """Runs a job of `killed_deployments` and answers its exit code."""
+    """Runs a job of `killed_deployments` and returns its exit code."""
     with Warm(sys.executable, IMPORTS) as warm:
         yield lambda **job: warm.run(PROGRAM, [json.dumps(job)], variables=dict(os.environ), folder=REPOSITORY)[0]
 
@@ -66,7 +68,7 @@ def test_retry_after_killed_release_releases_model(world, kill, place):
     world.check_served_is_whole_and_known()
     done = world.release(3)
     world.check_all_is_well(done.version)
-    # A number is used up once the journal names it, and only then.
+    # A number is used up only once the journal names it.
     recorded = place[0] in ("journal written", "pruned")
     announced = place[0] != "kept"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
@@ -102,7 +104,7 @@ def test_killed_rollback_is_finished_by_next(world, kill, place):
 
 @pytest.fixture
 def baking_world(world):
-    """Version 2 bakes after version 1; `restore()` makes it so again."""
+    """Version 2 bakes after version 1. `restore()` restores this state."""
     world.release(1), world.release(2)
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 0.0, "bake_rows": 1000}))
     root = world.settings.store.parent
@@ -133,7 +135,9 @@ def transitions(world):
     ids=["baked", "taken back", "taken back, each boundary"],
 )
 def test_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
-    """At each fsync, rename, unlink and checkpoint before and after, or at some by name, until one lives to the end."""
+    """Killed before and after each fsync, rename, unlink and checkpoint, or at named ones, until a
+    run completes.
+    """
     killed = []
     for place in places:
         world = baking_world(state)

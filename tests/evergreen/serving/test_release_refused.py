@@ -1,4 +1,6 @@
-"""A release that fails: what was live is live, the journal says why, and the way is free for the next model."""
+"""Tests of a failed release: the live version stays, the journal says why, and the next model can
+follow.
+"""
 
 import dataclasses
 import fcntl
@@ -38,7 +40,7 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     assert world.repository.read_config() == config
     assert [entry.action for entry in world.entries()][2:] == ["intent", "withdrawn"]
     assert "differs from the training-side score" in world.entries()[-1].reason
-    # A version that clients may have met is kept, so that what it answered can be verified.
+    # A version that clients may have met is stored, so that its answers can be verified.
     assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
     assert world.release(3).version == 3, "the way is free, and the number that the journal named is not given again"
 
@@ -63,7 +65,7 @@ def test_failed_first_release_leaves_nothing_served(make_candidate, client, sett
 
 
 def failing_journal(monkeypatch, error, *, after):
-    """Makes the line of a release fail, before or after it was written."""
+    """Make writing the line of a release fail, before or after it was written."""
     written = site.append_promotion
 
     def append(store, entry):
@@ -97,7 +99,7 @@ def test_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monke
 
 
 def wrong_as_2(server, name, *rows, version=None):
-    """Answers wrongly with the live model's version 2."""
+    """Answer wrongly with the live model's version 2."""
     scores, answered = server.infer(name, *rows, version=version)
     return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
 
@@ -153,7 +155,7 @@ def test_without_answering_server_nothing_is_published(make_candidate, unserved,
 
 @pytest.fixture
 def lock_taken(tmp_path):
-    """The repository's lock in another's hands; call it to give it back."""
+    """Another process holds the repository's lock. A call releases it."""
     (tmp_path / "repository").mkdir()
     descriptor = os.open(tmp_path / "repository" / f".{MODEL_NAME}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -173,7 +175,7 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
 
 
 def test_deployment_waits_little_for_whoever_has_lock(make_candidate, unserved, lock_taken):
-    """A watchdog that heals a server, in the very minute in which a person wants to go back."""
+    """For example a watchdog heals a server in the minute in which a person wants to roll back."""
     patience = Patience(sleep=lambda _: lock_taken())
     settings = dataclasses.replace(unserved, patience=patience)
     assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
@@ -186,11 +188,11 @@ def test_verdict_about_another_model_is_refused(make_candidate, unserved):
         release(model, verdict, raw, settings=unserved)
 
 
-def test_server_that_could_not_be_restored_is_named_in_error_and_in_journal(world):
+def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
     world.release(1)
 
     def deaf(server, name):
-        """Does not listen any more once it has answered wrongly."""
+        """Stop responding after a wrong answer."""
         if name == MODEL_NAME and server.loaded() == [2]:
             raise TemporaryError("triton has gone deaf")
         server.load(name)
@@ -206,7 +208,10 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_in_journal(worl
 
 
 def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
-    """The storage goes away between the two writes; without the intent nobody would ever go back."""
+    """The storage fails between the two writes.
+
+    Without the recorded intent nobody would roll back.
+    """
     world.release(1)
     written = ModelRepository.write_config
 

@@ -1,4 +1,4 @@
-"""The model repository, in a folder and in a bucket: what is published, what it holds, and who may change it."""
+"""Tests of the model repository in a folder and in a bucket: its content, and who may change it."""
 
 import numpy as np
 import pytest
@@ -216,12 +216,13 @@ def test_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put
     assert ModelRepository(open_bucket(), NAMES).versions() == [1, 2]
 
 
-def test_expired_holder_that_passed_its_check_just_before_is_stopped_by_generation(open_bucket, put_live):
+def test_expired_holder_that_passed_its_check_is_stopped_by_generation(open_bucket, put_live):
     late = ModelRepository(open_bucket(), NAMES, holder="late")
     with late.locked():
         put_live(late, 1)
         text = late.read_config()
-        # Between the check and the write: the lease ends, another takes over and publishes.
+        # Between the check and the write the lease expires, and another deployment takes over and
+        # publishes.
         late._check_lock = lambda: None
         open_bucket().delete(f"{MODEL_NAME}.lease")
         heir = ModelRepository(open_bucket(), NAMES, holder="heir")

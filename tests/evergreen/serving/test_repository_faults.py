@@ -1,4 +1,6 @@
-"""The model repository on storage that fails: damaged files, refused writes, full disks, kills at each step."""
+"""Tests of the model repository on failing storage: corrupt files, failed writes, full disks,
+kills.
+"""
 
 import os
 
@@ -22,9 +24,7 @@ def repository(open_objects):
 
 
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
-def test_half_copied_version_is_no_version_its_number_is_taken_and_it_is_cleared(
-    repository, make_version, put_live, lost
-):
+def test_half_copied_version_is_none_its_number_is_used_and_it_is_cleared(repository, make_version, put_live, lost):
     with repository.locked():
         put_live(repository, 1)
         repository.stage(2, make_version(2), OPTIONS)
@@ -44,7 +44,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names it: a fault to be seen, not one to be cleared away behind the servers' back.
+    # The configuration names it. The fault must be reported, not silently removed while servers use
+    # it.
     assert repository.taken_numbers() == [1]
 
 
@@ -53,7 +54,7 @@ def test_truncated_file_makes_version_none(repository, put_live):
     [("model.onnx", 0), ("golden.npz", 0), ("golden.npz", 60), ("golden.npz", -30)],
     ids=["graph", "head", "rows", "directory"],
 )
-def test_damaged_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
+def test_corrupt_graph_or_golden_row_is_found_by_its_hash(repository, put_live, file, at):
     with repository.locked():
         put_live(repository, 1)
         content = bytearray(repository.objects.read(f"click_model/1/{file}").content)
@@ -68,7 +69,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     real = repository.objects
 
     class Bitrot:
-        """Storage that keeps one bit wrong, with no error of its own."""
+        """Storage that silently stores one bit wrong."""
 
         def __getattr__(self, name):
             return getattr(real, name)
@@ -86,7 +87,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     assert (repository.versions(), repository.read_config()) == ([], None)
 
 
-def test_damaged_record_makes_version_none(repository, put_live):
+def test_corrupt_record_makes_version_none(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         record = repository.objects.read("click_model/1/version.json").content
@@ -200,7 +201,9 @@ def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, 
 
 
 def break_off(server, make_version, step):
-    """Whether a release came to its end although the bucket refuses everything after `step` requests of it."""
+    """Return whether a release completed although the bucket refuses everything after `step`
+    requests.
+    """
     from evergreen.storage.bucket import BucketObjects
 
     server.reset()
@@ -219,7 +222,7 @@ def break_off(server, make_version, step):
         is_done = False
     server.front.faults.remove(fault)
     check_what_is_published(repository(NOW), ([1], [2]))
-    # The lease of the broken release may still lie there; it ends.
+    # The lease of the interrupted release may still exist. It expires.
     check_the_next_release(repository(NOW + 61.0), make_version)
     return is_done
 
@@ -227,7 +230,7 @@ def break_off(server, make_version, step):
 @pytest.mark.parametrize(
     "steps", [(9, 25, 37, 200), pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_release_cut_off_from_its_bucket_at_any_request_leaves_whole_versions(
+def test_release_cut_off_from_bucket_at_any_request_leaves_whole_versions(
     cloud_storage, cloud_storage_server, make_version, steps
 ):
     assert next(step for step in steps if break_off(cloud_storage_server, make_version, step)) > 40

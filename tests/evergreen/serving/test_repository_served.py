@@ -1,8 +1,9 @@
-"""The real tritonserver over the model repository: from a folder and from a bucket, warm-up and all.
+"""Tests of the real tritonserver over the model repository, in a folder and in a bucket, with
+warm-up.
 
-The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`; Triton's own Cloud Storage client reads
-it by its variable for emulators. The release protocol over both is tested elsewhere: here the repository's methods and
-the server's `load` are called by hand.
+The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`. Triton's own Cloud
+Storage client finds it by its variable for emulators. The release protocol is tested elsewhere.
+These tests call the repository's methods and the server's `load` directly.
 """
 
 import dataclasses
@@ -29,17 +30,17 @@ OPTIONS = ServingOptions(instances=1, warmup_rows=2)
 
 
 class BucketServer(TritonServer):
-    """A server that reads `gs://models/triton`; the folder that it is given stays empty."""
+    """A server that reads `gs://models/triton`. Its folder stays empty."""
 
     def _flags(self, *arguments):
         flags = [flag for flag in super()._flags(*arguments) if not flag.startswith("--model-repository=")]
         return [*flags, "--model-repository=gs://models/triton", f"--load-model={MODEL_NAME}"]
 
 
-# Every other test with a real server has a folder.
+# Every other test with a real server uses a folder.
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.slow), "bucket"])
 def site(request, tmp_path):
-    """The repository, and a function that starts one more server over it."""
+    """The repository, and a function that starts another server over it."""
     if request.param == "folder":
         root = tmp_path / "model repository"
         return ModelRepository(FolderObjects(root), NAMES), lambda log: TritonServer(root, log=tmp_path / log)
@@ -55,7 +56,7 @@ def site(request, tmp_path):
 
 @pytest.fixture
 def make_version(make_candidate, raw_rows, tmp_path):
-    """A real graph's folder and golden rows with its own scores, as this process computes them."""
+    """A real graph's folder, and golden rows with scores that this process computes with it."""
 
     def make(seed):
         model, _, _ = make_candidate(tmp_path / "store", seed)
@@ -86,7 +87,7 @@ def num_requests(server, version):
     return int(re.search(rf'nv_inference_request_success{{model="click_model",version="{version}"}} (\d+)', text)[1])
 
 
-def test_server_serves_what_configuration_names_and_nothing_that_only_lies_there(site, make_version):
+def test_server_serves_only_what_configuration_names(site, make_version):
     repository, start = site
     first, second = make_version(1), make_version(2)
     rows = [GoldenRows.load(folder / "golden.npz") for folder in (first, second)]
@@ -105,7 +106,7 @@ def test_server_serves_what_configuration_names_and_nothing_that_only_lies_there
             assert answers(client, rows[1], name=CANDIDATE_NAME) == 2
             client.unload(CANDIDATE_NAME)
             repository.publish(2)
-            # A server that starts in the middle of the release gets the version published last.
+            # A server that starts during the release gets the version published last.
             with start("two.log") as newcomer:
                 late = connect(newcomer)
                 assert answers(late, rows[0]) == 1

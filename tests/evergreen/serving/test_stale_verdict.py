@@ -1,4 +1,4 @@
-"""A verdict holds for the champion that it compared with: two runs at once, one wins and the other says so."""
+"""Tests of stale verdicts: of two runs at once one wins, and the other reports it."""
 
 import dataclasses
 
@@ -10,7 +10,9 @@ from evergreen.serving.release import StaleVerdict, release
 
 @pytest.fixture
 def judged(make_candidate):
-    """The candidate of `seed`, judged against `champion` as the run had asked for it by `reference`."""
+    """The candidate of `seed`, evaluated against `champion`, which the run had requested by
+    `reference`.
+    """
 
     def make(store, seed, champion, reference="current"):
         model, verdict, raw = make_candidate(store, seed)
@@ -19,7 +21,7 @@ def judged(make_candidate):
     return make
 
 
-def test_verdict_against_another_model_than_live_one_or_against_none_is_refused(judged, unserved):
+def test_verdict_against_none_or_another_than_live_model_is_refused(judged, unserved):
     release(*judged(unserved.store, 1, None, "current"), settings=unserved)
     with pytest.raises(StaleVerdict, match="compared with no champion, but model-1 is live"):
         release(*judged(unserved.store, 4, None), settings=unserved)

@@ -1,4 +1,4 @@
-"""config.pbtxt, read back with Triton's own message definition."""
+"""Tests of config.pbtxt, parsed with Triton's own message definition."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def test_configuration_says_what_contracts_say(server):
     assert not config.model_warmup
 
 
-def test_recommender_without_numeric_features_is_asked_for_categories_alone():
+def test_recommender_without_numeric_features_asks_only_for_categories():
     features = Features(numeric=(), categorical=("item", "shop"))
     text = triton_config("shop", ServingOptions(), [1], features=features, warmup=[{"categorical": "categorical-1"}])
     config = parsed(text)

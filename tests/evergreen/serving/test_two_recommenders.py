@@ -1,4 +1,6 @@
-"""Two recommenders on one tritonserver, each with a store of its own: what happens to one leaves the other alone."""
+"""Tests of two recommenders on one tritonserver, each with its own registry: neither affects the
+other.
+"""
 
 import dataclasses
 
@@ -25,7 +27,7 @@ SHOP = "shop"
 
 
 class Place:
-    """One recommender: its store, and its part of the repository that it shares."""
+    """One recommender: its registry, and its part of the shared repository."""
 
     def __init__(self, settings, name, make_candidate):
         patience = dataclasses.replace(settings.patience, lock_seconds=0.0)
@@ -34,7 +36,7 @@ class Place:
         self.name, self._make = name, make_candidate
 
     def candidate(self, seed, *, recommender=None):
-        """A stored model of this recommender, or of the one of another name, with its verdict and rows."""
+        """Return a stored model of this or another recommender, with its verdict and rows."""
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
         model = dataclasses.replace(model, recommender=named)
@@ -45,7 +47,7 @@ class Place:
         return release(*self.candidate(seed, **how), settings=self.settings)
 
     def kept(self):
-        """Every file that it has in the repository and the store, byte for byte."""
+        """Return every file of it in the repository and the registry, byte for byte."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {names.model, names.candidate, names.canary, f"{self.name}.traffic.json", f".{self.name}.lock"}
         mine = [path for path in root.rglob("*") if path.relative_to(root).parts[0] in tops]
@@ -60,7 +62,7 @@ def places(settings, make_candidate, client):
         client.unload(name)
 
 
-def test_releases_canary_and_rollback_of_one_leave_other_as_it_is_and_fail_no_request(places, triton, client, raw_rows):
+def test_releases_of_one_recommender_leave_other_alone_without_failures(places, triton, client, raw_rows):
     click, shop = places
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
@@ -110,7 +112,7 @@ def test_store_refuses_model_of_recommender_of_another_name(places):
     assert shop.settings.open_repository().versions() == before
 
 
-def test_watchdog_waits_for_first_release_of_store_that_knows_no_recommender_yet(places):
+def test_watchdog_waits_for_first_release_of_registry_without_recommender(places):
     _, shop = places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(site=shop.settings)

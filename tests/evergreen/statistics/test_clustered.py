@@ -1,4 +1,6 @@
-"""What rows of one request that are alike do to a comparison, against simulation and against definitions."""
+"""Tests of comparisons with rows that are alike within requests, against simulation and
+definitions.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """A sample of rows [n] of cells 0..cells-1, in requests [n], counted by a plain table."""
+    """Return a sample of rows [n] of cells 0..cells-1, in requests [n], counted by a plain table."""
     table = np.zeros((requests.max() + 1, cells), np.int64)
     np.add.at(table, (requests, values), 1)
     table = table[table.sum(axis=1) > 0]
@@ -31,7 +33,10 @@ def sample(values, requests, cells):
 
 
 def drawn(random, requests, size, share_alike, probabilities):
-    """Rows of requests; with probability `share_alike` a row has its request's value, else one of its own."""
+    """Draw rows of requests.
+
+    With probability `share_alike` a row has its request's value, otherwise its own.
+    """
     own = random.choice(len(probabilities), requests * size, p=probabilities)
     common = np.repeat(random.choice(len(probabilities), requests, p=probabilities), size)
     alike = random.random(requests * size) < share_alike
@@ -45,7 +50,8 @@ FIVE = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
 def test_correlation_is_that_of_rows_that_were_drawn(share_alike):
     values, requests = drawn(np.random.default_rng(0), 4000, 16, share_alike, FIVE)
     each, overall = correlations((sample(values, requests, 5),))
-    # Two rows have the request's value with probability share_alike squared, and are independent otherwise.
+    # Two rows share the request's value with probability share_alike squared, and are independent
+    # otherwise.
     assert overall == pytest.approx(share_alike**2, abs=0.02)
     np.testing.assert_allclose(each, share_alike**2, atol=0.04)
     assert (each >= overall).all()
@@ -97,7 +103,7 @@ def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
     np.testing.assert_allclose(comparison_design(correlation, now, before), 32)
 
 
-def test_single_rows_have_no_design_effect_and_unknown_cell_has_that_of_all():
+def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
     values = np.array([0, 0, 1, 1, 2, 2] * 50)
     single = sample(values, np.arange(300), 3)
     np.testing.assert_allclose(comparison_design(correlations((single, single))[0], single, single), 1)
@@ -107,7 +113,10 @@ def test_single_rows_have_no_design_effect_and_unknown_cell_has_that_of_all():
 
 
 def test_cells_of_different_likeness_are_corrected_together():
-    """Half of the cells are whole requests, half single rows: the second-order correction keeps the level."""
+    """Half of the cells are whole requests, half single rows.
+
+    The second-order correction keeps the level.
+    """
     random = np.random.default_rng(6)
     runs, alarms = 300, 0
     for _ in range(runs):

@@ -1,4 +1,4 @@
-"""Effects and their intervals, against SciPy's definitions and against simulation."""
+"""Tests of effects and their intervals, against SciPy's definitions and simulation."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,10 @@ def test_change_of_share_is_undefined_without_rows():
 
 @pytest.mark.parametrize("design", [1.0, 8.0])
 def test_detectable_change_is_found_as_often_as_promised(design):
-    """Rows in requests of `design` rows that are all alike; the test at 1 % finds the change in 80 % of the windows."""
+    """Requests have `design` identical rows.
+
+    The test at 1 % finds the change in 80 % of the windows.
+    """
     random = np.random.default_rng(3)
     n, m, share, level = 4000, 8000, 0.2, 0.01
     change = two_sample.detectable_share(share, n=n, m=m, design=design, level=level)

@@ -1,6 +1,6 @@
-"""Whether 95 % intervals hold for rows that come in requests: simulated, against the AUC known from the plan.
+"""Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The row-wise interval, the same estimate with every row as its own group, is simulated beside it: it does not hold.
+The row-wise interval, in which every row is its own group, is simulated too. It does not hold.
 """
 
 import numpy as np
@@ -11,7 +11,9 @@ from tests.support.planted_models import NOISE, draw, population_auc
 
 
 def coverage(*, windows: int, rows: int, size: int, rate: float, by_row: bool = False) -> dict[str, float]:
-    """Share of the intervals that hold the truth, of the AUC and of the difference, and share that exist."""
+    """Return the share of intervals that contain the truth (AUC and difference), and the share that
+    exist.
+    """
     random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}
     for _ in range(windows):
@@ -27,7 +29,8 @@ def coverage(*, windows: int, rows: int, size: int, rate: float, by_row: bool = 
     }
 
 
-# 99.8 % of Binomial(500, 0.95) lies between 92 and 98 %; of the many windows of the slow ones, between 93 and 97.
+# 99.8 % of Binomial(500, 0.95) is between 92 and 98 %. For the many windows of slow tests it is 93
+# to 97 %.
 @pytest.mark.parametrize(
     ("windows", "rows", "size", "rate", "off", "exist"),
     [
@@ -51,7 +54,10 @@ def test_rows_taken_one_by_one_would_promise_too_much():
 
 
 def test_users_who_come_back_need_to_be_counted_as_alike():
-    """Rows of 16 requests of 4 rows share a user: by request an interval promises too much, by user it holds."""
+    """16 requests of 4 rows share a user.
+
+    Intervals by request are too narrow, and those by user hold.
+    """
     random, truth = np.random.default_rng(7), population_auc(0.25, NOISE)
     held: dict[int, list[bool]] = {1: [], 16: []}
     for _ in range(400):
@@ -67,7 +73,7 @@ def test_users_who_come_back_need_to_be_counted_as_alike():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 64], ids="{} rows a request".format)
-def test_windows_of_few_clicks_mostly_have_no_interval_and_else_one_that_holds_in_nine_of_ten(size):
+def test_windows_of_few_clicks_have_no_interval_or_one_of_ninety_percent(size):
     found = coverage(windows=2000, rows=2000, size=size, rate=0.001)
     assert found["exists"] < 0.2
     assert found["auc"] >= 0.9

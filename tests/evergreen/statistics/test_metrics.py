@@ -1,4 +1,4 @@
-"""Metric definitions against scikit-learn and against DeLong's formulas written out pair by pair in float64."""
+"""Tests of metrics against scikit-learn, and against DeLong's formulas pair by pair in float64."""
 
 import math
 
@@ -15,7 +15,9 @@ from evergreen.statistics import metrics
 
 
 def delong(labels, *models):
-    """AUCs and their covariance, from the definition: every click compared with every non-click, O(n m)."""
+    """Return AUCs and their covariance by definition: every click compared with every non-click,
+    O(n m).
+    """
     labels = np.asarray(labels)
     clicks_won, others_lost = [], []
     for scores in models:
@@ -31,13 +33,13 @@ def delong(labels, *models):
 
 
 def auc_by_row(labels, scores):
-    """The estimate in which every row is a request of its own."""
+    """Return the estimate in which every row is its own request."""
     return metrics.auc_estimate(labels, scores, groups=np.arange(len(np.asarray(labels))))
 
 
 @st.composite
 def scored(draw, *, models=1, levels=None):
-    """Labels with both classes at least twice, and scores rich in ties."""
+    """Draw labels with both classes at least twice, and scores with many ties."""
     n = draw(st.integers(4, 60))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = random.permutation(np.r_[1, 1, 0, 0, random.integers(0, 2, n - 4)])
@@ -96,7 +98,7 @@ def test_standard_error_equals_delong_written_out(sample):
     assert estimate.auc == pytest.approx(auc, abs=1e-12)
     assert estimate.standard_error == pytest.approx(math.sqrt(covariance[0, 0]), abs=1e-12)
     assert 0.0 < estimate.low <= estimate.auc <= estimate.high < 1.0
-    # Scores that are all the same have this AUC whatever the labels.
+    # Equal scores have this AUC for any labels.
     assert (estimate.low < estimate.auc < estimate.high) == (len(set(scores)) > 1)
 
 
@@ -111,7 +113,8 @@ def test_paired_difference_equals_delong_written_out(sample):
         assert min(labels.sum(), (1 - labels).sum()) < 10 or variance < 1e-12
         return
     assert difference.auc == pytest.approx(aucs[0] - aucs[1], abs=1e-12)
-    # The definition subtracts nearly equal terms: its variance is exact to rounding only, its root to the root of it.
+    # The definition subtracts nearly equal terms. Its variance is exact up to rounding, its root up
+    # to the root of that.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
     if difference.standard_error:
         half = stats.t.ppf(0.975, difference.degrees) * difference.standard_error
@@ -134,7 +137,7 @@ def test_groups_may_have_any_names_in_any_order():
         metrics.auc_estimate(labels, scores, groups=[1, 2, 3])
 
 
-def test_clicks_of_three_requests_are_too_few_for_interval_however_many_rows():
+def test_clicks_of_three_requests_are_too_few_for_interval():
     labels, scores = np.r_[np.ones(300), np.zeros(300)], np.random.default_rng(0).random(600)
     groups = np.r_[np.arange(300) % 3, np.arange(300)]
     assert metrics.auc_estimate(labels, scores, groups=groups) is None
@@ -207,7 +210,7 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
             continue
         aucs.append(np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]]))
         weights.append(len(click))
-        # Over all orders of equal scores, by drawing them.
+        # Over random orders of equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
         ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
         gains.append(np.mean([(click[order] / np.log2(np.arange(len(click)) + 2)).sum() for order in orders]) / ideal)

@@ -1,4 +1,6 @@
-"""The file of a training profile: what is written is read back, and a corrupt or foreign file is refused by name."""
+"""Tests of the file of a training profile: it is read back exactly, and a corrupt or foreign file
+is refused.
+"""
 
 import io
 import json
@@ -53,7 +55,7 @@ def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path
     np.testing.assert_array_equal(found.scores.edges, SCORE_EDGES)
 
 
-def test_feature_that_model_does_not_use_has_no_profile_and_is_feature_of_rows():
+def test_feature_that_model_does_not_use_has_no_profile_but_is_in_rows():
     found = reference(excluded=("age", "tags"))
     assert list(found.profile.columns) == ["price", "item", "shop"]
     assert (found.features.names, found.compared.names) == (FEATURES.names, ("price", "item", "shop"))
@@ -66,7 +68,7 @@ def test_model_without_kept_scores_has_profile_all_same(tmp_path):
 
 
 def rewritten(path, change):
-    """Writes the file again with a head that `change` has changed."""
+    """Write the file again with a header changed by `change`."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     head = json.loads(arrays["head"].tobytes())
@@ -125,7 +127,7 @@ def test_outliers_are_at_most_thousandth_of_values_at_either_end():
     most = OUTLIER_SHARE * len(values)
     assert counts[:first].sum() <= most
     assert counts[end:].sum() <= most
-    # One bucket more on either side would be too much.
+    # One more bucket on either side would be too much.
     assert counts[: first + 1].sum() > most
     assert counts[end - 1 :].sum() > most
     assert DENSE_EDGES[end] > np.quantile(values, 0.99)

@@ -1,4 +1,4 @@
-"""The two kinds of storage, each as a function that opens one more handle on the same root."""
+"""Both kinds of storage, each as a function that opens another handle on the same root."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from evergreen.storage.folder import FolderObjects
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_again(request, tmp_path):
-    """Opens the storage under exam; every call is one more writer or reader of the same objects."""
+    """Opens the storage under test. Every call is another writer or reader of the same objects."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a root")
     return request.getfixturevalue("open_bucket")
@@ -15,7 +15,7 @@ def open_again(request, tmp_path):
 
 @pytest.fixture
 def open_bucket(cloud_storage):
-    """Opens a bucket's storage, with little patience and small parts."""
+    """Opens a bucket's storage with short timeouts and small parts."""
     from evergreen.storage.bucket import BucketObjects
 
     def make(uri="gs://models/a prefix", **settings):

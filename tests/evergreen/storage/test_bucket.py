@@ -1,4 +1,4 @@
-"""A bucket over a network that fails: what is retried, what is told, and what a lost answer may not do."""
+"""Tests of a bucket over a failing network: retries, errors, and lost answers."""
 
 import random
 import socket
@@ -11,7 +11,7 @@ from evergreen.storage.uris import open_objects
 from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
-"""Above what goes up in one request; five parts as `open_bucket` cuts them."""
+"""Larger than one request uploads. `open_bucket` splits it into five parts."""
 NUM_PARTS = 5
 
 
@@ -32,12 +32,12 @@ def is_chunk(request):
 
 
 def is_nth_part(n, seen):
-    """Picks the part of a large object that comes as the `n`th; `seen` collects them."""
+    """Select the `n`th part of a large object. `seen` collects them."""
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 
 
 def as_it_passes(cloud_storage, number, do):
-    """Calls `do` just before the request that comes as the `number`th from now; the list of those that came."""
+    """Call `do` just before the `number`th request from now, and return the list of requests."""
     passed = []
 
     def before(request):
@@ -100,7 +100,7 @@ def test_conditional_write_whose_answer_was_lost_is_known_as_done(cloud_storage,
     objects = open_bucket()
     seen = ABSENT if is_new else objects.write("config", b"before")
     parts = []
-    # Of several parts only the last one makes the object.
+    # Of several parts only the last one creates the object.
     fault = cloud_storage.fail(
         lambda request: is_upload(request) and (len(content) < 10 or is_nth_part(NUM_PARTS, parts)(request)), "lose"
     )
@@ -155,8 +155,8 @@ def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket,
     assert [each.name for each in objects.list()] == ["old"]
 
 
-def test_content_damaged_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
-    # The file changes between the checksum and the last part, as a disk that errs would have it.
+def test_content_corrupted_on_way_up_is_refused_by_service(cloud_storage, open_bucket, tmp_path):
+    # The file changes between the checksum and the last part, as on a faulty disk.
     (tmp_path / "big").write_bytes(BIG)
 
     def change(request):
@@ -177,14 +177,14 @@ def test_read_cut_midway_is_finished(cloud_storage, open_bucket):
     assert fault.met == 2
 
 
-def test_content_damaged_on_way_down_is_read_again_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket):
+def test_download_corrupted_on_way_is_read_again_and_never_returned(cloud_storage, open_bucket):
     objects = open_bucket()
     objects.write("object", b"content")
     fault = cloud_storage.fail(is_download, "damage", times=2)
     assert objects.read("object").content == b"content"
     assert fault.met == 2
     cloud_storage.fail(is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=r"a prefix/object was damaged \(CRC32C .{8}, expected .{8}\)"):
+    with pytest.raises(TemporaryError, match=r"a prefix/object was corrupt \(CRC32C .{8}, expected .{8}\)"):
         objects.read("object")
 
 
@@ -198,13 +198,13 @@ def test_object_replaced_during_download_in_parts_is_read_anew(cloud_storage, op
 
 
 def put(objects, name, content):
-    """Stores an object and gives what a listing tells of it."""
+    """Store an object and return its entry in the listing."""
     objects.write(name, content)
     return next(each for each in objects.list() if each.name == name)
 
 
 def first_bytes(requests):
-    """Where each download that was asked for begins."""
+    """Return the start offset of each download."""
     return [int(r.range.removeprefix("bytes=").split("-")[0] or 0) for r in requests if r.is_download and r.range]
 
 
@@ -230,7 +230,7 @@ def test_bytes_that_are_not_objects_are_discarded_and_fetched_anew(open_bucket, 
 
 
 def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
-    # No patience at all: every cut ends a call, and every call brings half of what is missing.
+    # No retries: every cut ends a call, and every call brings half of what is missing.
     objects = open_bucket(retry_seconds=0.0)
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "half", times=12)
@@ -255,14 +255,14 @@ def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(cloud
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_what_is_fetched_damaged_is_begun_anew_and_if_it_stays_so_not_handed_out(cloud_storage, open_bucket, tmp_path):
+def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "damage")
     objects.fetch(wanted, tmp_path / "part")
     assert (fault.met, (tmp_path / "part").read_bytes()) == (1, BIG)
     cloud_storage.fail(is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=rf"big was damaged \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C"):
+    with pytest.raises(TemporaryError, match=rf"big was corrupt \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C"):
         objects.fetch(wanted, tmp_path / "other")
     assert (tmp_path / "other").read_bytes() == b""
 
@@ -279,7 +279,7 @@ def test_answers_without_byte_are_not_asked_for_without_end(cloud_storage, open_
     assert (tmp_path / "part").read_bytes() == b"content"[:size]
 
 
-def test_object_replaced_in_middle_of_fetch_is_not_mixed_with_its_successor(cloud_storage, open_bucket, tmp_path):
+def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(cloud_storage, open_bucket, tmp_path):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")

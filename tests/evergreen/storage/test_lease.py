@@ -1,4 +1,4 @@
-"""Leases under a clock of the test's own: who holds, who waits, who takes over, and who must notice."""
+"""Tests of leases under a manual clock: holding, waiting, takeover, and detection of a lost lease."""
 
 import time
 

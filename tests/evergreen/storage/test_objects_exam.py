@@ -1,4 +1,4 @@
-"""The exam that a folder and a bucket both take: the same promises, by the same questions."""
+"""The conformance suite for folders and buckets."""
 
 import hashlib
 import random
@@ -153,7 +153,7 @@ def test_big_file_arrives_byte_for_byte(open_again, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"rows", BIG], ids=["empty", "small", "in parts"])
-def test_uploaded_file_is_stored_byte_for_byte_and_uploading_it_again_is_done(open_again, tmp_path, content):
+def test_uploaded_file_is_stored_byte_for_byte_and_second_upload_succeeds(open_again, tmp_path, content):
     (tmp_path / "part").write_bytes(content)
     assert open_again().upload("day=2026-01-01/part", tmp_path / "part")
     (stored,) = open_again().list()

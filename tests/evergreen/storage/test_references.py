@@ -1,4 +1,4 @@
-"""A step finds what an earlier step made by its manifest's references, and refuses what was changed since."""
+"""Tests of a manifest's references: a step finds earlier outputs, and refuses changed ones."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.support.validation_models import make_dataset
 
 @pytest.fixture
 def kept(tmp_path):
-    """A manifest that a step kept, the reference to it, and its file."""
+    """A stored manifest of a step, the reference to it, and its file."""
     file = tmp_path / "a folder" / "raw_dataset.json"
     raw = make_dataset(tmp_path, 5)
     return raw, keep(raw, file), file

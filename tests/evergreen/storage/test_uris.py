@@ -1,4 +1,4 @@
-"""Paths of this machine as URIs, and what is none of its."""
+"""Tests of local paths as URIs, and of URIs that are no local path."""
 
 from pathlib import Path
 

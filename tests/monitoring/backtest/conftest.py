@@ -1,4 +1,4 @@
-"""A monitor that ran over a known stream: version 1, a canary beside it, a change of the world, then version 2."""
+"""A monitor that ran over a known stream: version 1, a canary, drift, then version 2."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +11,9 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
-from monitoring.backtest.judging import judge_requests, read_requests
+from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.released_models import ReleasedModels
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.releases import release
 
@@ -34,14 +34,14 @@ SETTINGS = {
 
 @dataclass
 class Ran:
-    """What the monitor left behind."""
+    """Results of the monitor."""
 
     bench: Bench
     settings: JudgingSettings
     folder: Path | None = None
-    """Its state, where that is not the bench's."""
+    """Its state folder, if it is not the bench's."""
     archived: Path | None = None
-    """Its archive, where that is not the bench's."""
+    """Its archive, if it is not the bench's."""
 
     @property
     def lines(self) -> list[str]:
@@ -57,7 +57,10 @@ class Ran:
 
 
 def stream(seed: int = 5):
-    """(second, records to publish in it): four requests of eight rows a second; clicks follow within the window."""
+    """Yield (second, records to publish in it): four requests of eight rows a second.
+
+    Clicks follow within the window.
+    """
     random = np.random.default_rng(seed)
     for second in range(SECONDS):
         records = []
@@ -67,7 +70,7 @@ def stream(seed: int = 5):
             is_canary = RELEASED_AT - 60 <= time < RELEASED_AT and number == 0
             version = 2 if is_canary or time >= RELEASED_AT else 1
             labels = random.random(8) < 0.3
-            # Scores say something of the label, or nothing once the world has changed and version 1 serves still.
+            # Scores predict the label, except under version 1 after the drift.
             scores = np.clip(
                 0.3 + 0.25 * labels * (0 if changed and not is_canary else 1) + 0.15 * random.normal(size=8), 0, 1
             )
@@ -81,7 +84,7 @@ def stream(seed: int = 5):
 
 
 def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ran:
-    """Runs the real monitor over a stream of so many seconds, a turn every `every` of them."""
+    """Run the real monitor over a stream of `seconds`, with a turn every `every` seconds."""
     bench.start()
     for second, records in records_by_second:
         publish(bench.log, *records)
@@ -91,12 +94,12 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     bench.tick(at=START + seconds + WINDOW + 30.0)
     bench.monitor.stop()
     settings = bench.settings.judging
-    write_judging(bench.settings.state, settings)
+    write_rules(bench.settings.state, settings)
     return Ran(bench, settings)
 
 
 def know_references(store: Path, reference) -> None:
-    """Releases versions 1 and 2 of models that learned rows with these statistics."""
+    """Release versions 1 and 2 of models whose training rows have these statistics."""
     for version in (1, 2):
         reference.write(model_folder(store, f"m{version}") / Model.REFERENCE)
         reference.scores.write(scores_path(store, f"m{version}"))
@@ -104,9 +107,9 @@ def know_references(store: Path, reference) -> None:
 
 
 def backtested(settings) -> list[str]:
-    """The decisions' lines that a backtest makes of a monitor's archive and store."""
+    """Return the decision lines of a backtest of a monitor's archive and registry."""
     models = ReleasedModels(settings.store)
-    judged = judge_requests(
+    judged = evaluate_requests(
         read_requests(FolderObjects(settings.archive), features=CRITEO),
         settings.judging,
         baseline=models.baseline,
@@ -117,7 +120,7 @@ def backtested(settings) -> list[str]:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory):
-    """The stream taken in by turns of three seconds; treat as read-only."""
+    """The stream read in turns of three seconds. Do not change it."""
     bench = Bench(tmp_path_factory.mktemp("ran"), **SETTINGS)
     made = run_over(bench, stream(), SECONDS, every=3)
     bench.kill()

@@ -1,7 +1,8 @@
-"""The monitor's decisions are those of a replay, whatever the rate of the traffic, its gaps, and the turns of the loop.
+"""Tests that the monitor's decisions equal a replay's, for any rate, gaps and turns.
 
-Requests come from one a day to thousands a second, with gaps of hours between; the monitor looks after each of them,
-after any number of them, or once at the end as after a long stop, pulls any number of messages, and is killed.
+Requests arrive at rates from one a day to thousands a second, with gaps of hours. The monitor runs
+a turn after each request, after several, or once at the end as after a long stop. It pulls any
+number of messages and is killed at times.
 """
 
 import tempfile
@@ -44,7 +45,11 @@ def requests():
 
 
 def play(folder, requests, reference, *, times, looks, pull_messages, kills):
-    """Publishes each request `DELAY` after its time and its clicks at once; the lines written and the replay's."""
+    """Publish each request `DELAY` after its time and its clicks at once.
+
+    Returns:
+        The lines written, and the replay's lines.
+    """
     bench = Bench(folder, **SETTINGS, pull_messages=pull_messages)
     know_references(bench.settings.store, reference)
     bench.start().tick()
@@ -76,7 +81,9 @@ GAPS = st.one_of(st.just(0.0), st.floats(1e-4, 1e-2), st.floats(0.5, 60.0), st.f
 
 @st.composite
 def arrivals(draw):
-    """Times of requests: stretches of one rate each, of a second's thousands or one a day, with gaps between."""
+    """Draw times of requests: intervals of one rate each, from thousands a second to one a day,
+    with gaps.
+    """
     gaps = []
     for rate, num, gap in draw(st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)):
         gaps += [gap, *[rate] * num]
@@ -85,9 +92,7 @@ def arrivals(draw):
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), times=arrivals(), pull_messages=st.sampled_from([1, 7, 500]))
-def test_any_rate_any_gap_any_turn_and_any_kill_is_replayed_as_it_was_judged(
-    requests, reference, data, times, pull_messages
-):
+def test_any_rate_gap_turn_and_kill_replays_to_recorded_decisions(requests, reference, data, times, pull_messages):
     numbers = st.sets(st.integers(0, len(times) - 1), max_size=len(times))
     looks, kills = data.draw(numbers, label="looks"), data.draw(st.sets(st.integers(0, len(times) - 1), max_size=3))
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +105,7 @@ def test_any_rate_any_gap_any_turn_and_any_kill_is_replayed_as_it_was_judged(
 
 @pytest.mark.parametrize("pull_messages", [500, 10])
 def test_catching_up_over_hundred_buckets_equals_replay(tmp_path, requests, reference, pull_messages):
-    """A monitor that stood still for four days, at one request an hour and more."""
+    """A monitor that was stopped for four days, at one or more requests an hour."""
     times = (START + 1.0 + 2500.0 * np.arange(REQUESTS)).tolist()
     lines, replayed = play(
         tmp_path, requests, reference, times=times, looks={3}, pull_messages=pull_messages, kills={80}

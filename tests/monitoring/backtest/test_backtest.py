@@ -1,4 +1,4 @@
-"""What a backtest says of policies, against judgements with known answers and the command over a real archive."""
+"""Tests of a backtest's summary, against decisions with known answers and over a real archive."""
 
 import json
 
@@ -10,10 +10,10 @@ from evergreen.config.monitor import JudgingSettings
 from evergreen.config.reader import make_settings
 from evergreen.storage.uris import open_objects
 from monitoring.backtest.__main__ import main
-from monitoring.backtest.judging import backtest, judge_requests, read_requests
+from monitoring.backtest.backtest import backtest, evaluate_requests, read_requests
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision, DecisionPoint
-from monitoring.state.judging_file import write_judging
+from monitoring.state.rules_file import write_rules
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
 from tests.support.monitors import WINDOW
 
@@ -21,7 +21,7 @@ SETTINGS_10 = make_settings(JudgingSettings, attribution_window_seconds=10.0, co
 
 
 def judged(actions: str) -> list[DecisionPoint]:
-    """A judgement every 50 s: `.` all is well, `!` retrain."""
+    """Return decisions every 50 s: `.` for no action, `!` for retrain."""
     made = []
     for number, sign in enumerate(actions):
         decision = Decision(
@@ -43,7 +43,10 @@ def judged(actions: str) -> list[DecisionPoint]:
 
 
 def test_fires_are_what_live_restraint_lets_through():
-    """Fires at 60 s; running to 90 s and resting to 190 s; fires at 210 s; the budget of two is spent then."""
+    """Fires at 60 s, runs to 90 s, rests to 190 s, and fires at 210 s.
+
+    Then the budget of two is used up.
+    """
     found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]
     assert found.held == 7
@@ -76,8 +79,8 @@ def test_command_compares_policies_on_one_archive(ran, capsys):
     assert "threshold" in capsys.readouterr().out
 
 
-def test_it_judges_by_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
-    write_judging(tmp_path, ran.settings)
+def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp_path, capsys):
+    write_rules(tmp_path, ran.settings)
     told = []
     defaults = ["--policies=threshold", "--auc-threshold=0.7", "--decide-seconds=30"]
     for flags in (FLAGS, [f"--state={tmp_path}"], defaults):
@@ -85,7 +88,7 @@ def test_it_judges_by_monitors_own_settings_and_warns_of_few_decision_points(ran
         told.append(capsys.readouterr())
     assert json.loads(told[0].out)[0]["decision_points"] >= 20
     assert (told[1].out, told[1].err) == (told[0].out, "")
-    assert "decision points, expected 20 or more to tell policies: labels wait 1800 s" in told[2].err
+    assert "decision points, expected 20 or more to compare policies: labels wait 1800 s" in told[2].err
     assert "--state takes the settings" in told[2].err
 
 
@@ -107,7 +110,7 @@ def test_archive_in_bucket_is_read_alike(ran, cloud_storage):
     bucket = open_objects("gs://models/archive")
     for path in ran.archive.glob("day=*/*.parquet"):
         bucket.write(path.relative_to(ran.archive).as_posix(), path)
-    assert [point.line() for point in judge_requests(read_requests(bucket), ran.settings)] == ran.lines
+    assert [point.line() for point in evaluate_requests(read_requests(bucket), ran.settings)] == ran.lines
 
 
 def test_folder_without_records_is_refused(tmp_path, capsys):

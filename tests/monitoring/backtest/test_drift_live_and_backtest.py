@@ -1,4 +1,4 @@
-"""The policy of data drift with statistics of training rows: live, backtest and replayed incident decide alike."""
+"""Tests of the data drift policy with training statistics: live, backtest and replay decide alike."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,10 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stream():
-    """(second, records): four requests of 25 rows a second; a third of C14 is one value once the world has changed."""
+    """Yields (second, records): four requests of 25 rows a second.
+
+    After the drift a third of C14 is one value.
+    """
     world, random = World.create(11), np.random.default_rng(3)
     drawn = world.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
     times = np.sort(START + SECONDS * random.random(SECONDS * 4))
@@ -72,7 +75,7 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     # Until the first bucket of a new version has closed.
     assert {each["numbers"]["version"] for each in drifts if each["action"] == "undecidable"} == {2}
     fired = next(line["time"] for line in lines if line["policy"] == "data_drift" and line["action"] == "retrain")
-    # Two whole buckets after the one in which the world changed; what is drifted ahead of the matured rows is judged.
+    # Two whole buckets after the drift's bucket. Drift ahead of the matured rows is evaluated too.
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}

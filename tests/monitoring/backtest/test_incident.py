@@ -1,4 +1,4 @@
-"""An incident replays to the decisions that were recorded, anywhere, and says where it does not."""
+"""Tests that an incident replays to the recorded decisions, anywhere, and reports differences."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import pytest
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
-from monitoring.policies.judging import serving_ahead
+from monitoring.policies.evaluation import serving_ahead
 from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT, SECONDS, SETTINGS, run_over, stream
 from tests.support.monitors import START, Bench
 from tests.support.releases import keep_model, passing_verdict, release
@@ -43,15 +43,18 @@ def test_incident_from_middle_replays_to_monitors_own_lines(ran, incident):
     assert replayed.first_difference is None
 
 
-def test_incident_without_start_and_end_holds_every_decision_that_was_written(ran, tmp_path):
+def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_path):
     assert record(ran, tmp_path / "all", None, None) == 0
     replayed = replay(tmp_path / "all")
     assert list(replayed.lines) == ran.lines
     assert replayed.first_difference is None
 
 
-def test_where_first_decisions_have_rolled_away_incident_begins_with_what_is_left(ran, tmp_path):
-    """Two full files are kept: the first line left gives its memory, the lines after it are replayed."""
+def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
+    """Two full files remain.
+
+    The first remaining line gives its state, and later lines are replayed.
+    """
     shutil.copytree(ran.state, tmp_path / "state")
     left = ran.lines[len(ran.lines) // 3 :]
     for name, lines in (("decisions.jsonl.1", left[:10]), ("decisions.jsonl", left[10:])):
@@ -95,9 +98,9 @@ def test_file_that_is_not_recorded_one_is_named(incident, capsys, harm):
 
 def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path, capsys):
     assert record(ran, incident) == 2
-    assert "exists, expected the name of a folder to make" in capsys.readouterr().err
+    assert "exists, expected the name of a folder to create" in capsys.readouterr().err
     assert record(ran, tmp_path / "none", START - 900.0, START - 800.0) == 2
-    assert "holds no decision between" in capsys.readouterr().err
+    assert "has no decision between" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -106,14 +109,17 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):
-    """Version 1 served, 2 was released, rolled back and brought back within one window; all have baselines."""
+    """Version 1 served, and 2 was released, rolled back and restored within one window.
+
+    All have baselines.
+    """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
     learned = {1: START - 900.0, 2: START - 30.0}
     for version, until in learned.items():
         model_id = f"m{version}"
-        learned_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
-        keep_model(bench.settings.store, model_id, last_learned_time=learned_until)
+        trained_until = datetime.fromtimestamp(until, timezone.utc).isoformat()
+        keep_model(bench.settings.store, model_id, last_learned_time=trained_until)
         release(bench.settings.store, version, model_id, previous_version=version - 1 or None)
         path = verdict_paths(bench.settings.store, model_id)[0]
         quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)
@@ -142,7 +148,7 @@ def rolled_back(tmp_path_factory):
 ROLLED_BACK_AT = 200.0
 
 
-def test_rollback_and_way_back_within_one_window_replay_equal_and_give_no_negative_age(rolled_back, tmp_path):
+def test_rollback_and_return_in_one_window_replay_without_negative_age(rolled_back, tmp_path):
     assert record(rolled_back, tmp_path / "all", None, None) == 0
     assert list(replay(tmp_path / "all").lines) == rolled_back.lines
     assert replay(tmp_path / "all").first_difference is None
@@ -155,7 +161,7 @@ def test_rollback_and_way_back_within_one_window_replay_equal_and_give_no_negati
 
 
 def archive_up_to(ran, folder, until):
-    """The monitor's archive as it was before the rows after `until` had matured."""
+    """Create the monitor's archive as it was before the rows after `until` had matured."""
     for file in ran.archive.glob("day=*/*.parquet"):
         table = pq.read_table(file)
         kept = table.filter(pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6)))
@@ -165,8 +171,8 @@ def archive_up_to(ran, folder, until):
     return folder
 
 
-def test_incident_that_cannot_be_complete_yet_says_so_and_which_decisions_are_open(rolled_back, tmp_path, capsys):
-    """The monitor knew that version 1 was live again; the rows that show it had not matured."""
+def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
+    """The monitor knew that version 1 was live again, but the rows that show it had not matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0
@@ -177,13 +183,13 @@ def test_incident_that_cannot_be_complete_yet_says_so_and_which_decisions_are_op
     open_points = len(found.recorded) - found.num_complete
     assert 0 < open_points < len(found.recorded)
     assert f"the last {open_points} of them, after" in said
-    assert "record it again once the archive holds rows from after" in said
+    assert "record it again once the archive has rows from after" in said
     assert found.first_difference is not None
     assert found.first_difference >= found.num_complete > 0
     assert main(["replay", str(tmp_path / "incident")]) == 0
     said = capsys.readouterr().out
     assert f"each of the first {found.first_difference} decisions is the recorded one" in said
-    assert "the rows that tell which version served at them had not matured" in said
+    assert "the rows that show which version served then had not matured" in said
     assert main(["replay", str(tmp_path / "incident"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["first_difference"], told["open_points"]) == (None, open_points)
@@ -200,7 +206,7 @@ def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, ca
     assert "decision 1 differs from the recorded one" in capsys.readouterr().out
 
 
-def test_incident_over_more_versions_than_one_line_remembers_keeps_each_baseline():
+def test_incident_over_more_versions_than_lineage_keeps_each_baseline():
     lines = [
         json.dumps({"memory": {"baselines": {str(version): {"auc": version / 100} for version in versions}}})
         for versions in (range(1, 9), range(2, 10), range(5, 13))

@@ -1,4 +1,4 @@
-"""The simulated world's rows as a reference, as requests and as counts made with NumPy alone."""
+"""Simulated rows as a reference, as requests, and as counts by NumPy alone."""
 
 from dataclasses import replace
 
@@ -13,7 +13,9 @@ from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
 def reference_of(rows, *, size=50) -> TrainingReference:
-    """As validation writes it for requests of `size` rows, with the scores as evaluation does."""
+    """Return the reference as validation writes it for requests of `size` rows, with scores as by
+    evaluation.
+    """
     n = len(rows.label)
     ids = [f"t{i // size}" for i in range(n)]
     table = raw_table(rows, request_ids=ids, row=np.arange(n, dtype=np.int32), times=np.zeros(n))

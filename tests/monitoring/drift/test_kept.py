@@ -1,4 +1,6 @@
-"""The monitor watches drift: what it finds is told, shown, counted and judged, and a kill loses none of it."""
+"""Tests of the monitor's drift watch: reported, shown, counted and evaluated, and a kill loses
+nothing.
+"""
 
 import json
 from dataclasses import replace
@@ -27,7 +29,7 @@ DRIFT = {
 
 @pytest.fixture
 def watched(bench, reference):
-    """A monitor of a store that holds version 1 with its training profile."""
+    """A monitor of a registry that holds version 1 with its training profile."""
     made = bench(**DRIFT)
     store = made.settings.store
     reference.write(model_folder(store, "m1") / Model.REFERENCE)
@@ -108,7 +110,7 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
 
-def test_reports_that_another_revision_kept_are_not_shown_and_watching_goes_on(watched, world):
+def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched, world):
     old = {"mark": 0, "watch": None, "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}]}
     watched.store.write_documents({"drift": old}, {})
     watched.start()
@@ -128,7 +130,7 @@ def test_version_without_statistics_is_archived_as_ever_and_counted(watched, wor
     assert watched.store.counters["predicted"] == 3000
 
 
-def test_store_answers_by_version_and_damaged_file_is_no_statistics(tmp_path, reference, caplog):
+def test_store_answers_by_version_and_corrupt_file_is_no_statistics(tmp_path, reference, caplog):
     find = ReleasedModels(tmp_path).reference
     assert find(1) is None
     release(tmp_path, 1)

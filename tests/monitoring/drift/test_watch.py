@@ -1,4 +1,6 @@
-"""Planted shifts are found, a stationary world raises no alarms, and neither order nor a restart changes a report."""
+"""Tests of drift detection: planted shifts are found, stationary data raises no alarm, order and
+restart do not matter.
+"""
 
 import json
 from dataclasses import replace
@@ -24,7 +26,7 @@ ANY_SIZE = dict.fromkeys(
 
 
 def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
-    """A watch that goes on from what another remembered, once it has seen these requests."""
+    """Return a watch that continues from another's state, after it has seen these requests."""
     watch = DriftWatch(lambda version: reference, settings)
     if memory is not None:
         watch.restore(memory)
@@ -49,7 +51,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """A fresh bucket of the world that the reference is of."""
+    """A fresh bucket of rows from the reference's distribution."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -85,7 +87,7 @@ def test_category_that_doubles_is_found(reference, rows):
     assert column(report, "C14").effect == pytest.approx(moved.share_now - moved.share_before)
 
 
-def test_ten_points_more_of_missing_values_are_found_in_both_kinds_of_columns(reference, rows):
+def test_ten_points_more_missing_values_are_found_in_both_column_kinds(reference, rows):
     lost = np.random.default_rng(1).random(len(rows.label)) < 0.1
     rows.dense[lost, criteo.DENSE.index("I2")] = np.nan
     rows.categorical[lost, criteo.CATEGORICAL.index("C5")] = MISSING_CATEGORY
@@ -105,7 +107,10 @@ def test_unit_change_is_alarm_of_outliers(reference, rows):
 
 
 def test_outliers_are_set_apart_before_drift_is_judged(reference, rows):
-    """One value in fifty turned to rubbish is an alarm of its own, and no drift of the others."""
+    """One value in fifty becomes an outlier.
+
+    That is a separate alarm, and no drift of the others.
+    """
     rubbish = np.random.default_rng(4).random(len(rows.label)) < 0.02
     rows.dense[rubbish, criteo.DENSE.index("I2")] = 4e9
     report = report_on(reference, rows)
@@ -132,7 +137,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 
 
 def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
-    """Everything counts with the least sizes at 0, and nothing with them at 1."""
+    """Everything counts with the minimum sizes at 0, and nothing with them at 1."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
     large = replace(SETTINGS, numeric_drift=1.0)
@@ -140,7 +145,9 @@ def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference,
 
 
 def alike_in_requests(world, n, random, size=40):
-    """Rows of which every second column is its request's: what a user's features are in a ranked list."""
+    """Return rows in which every second column is constant in a request, like a user's features in
+    a ranked list.
+    """
     drawn = replace_arrays(world.draw(n, random))
     users = world.draw(n // size, random)
     of_row = np.repeat(np.arange(n // size), size)
@@ -152,7 +159,7 @@ def alike_in_requests(world, n, random, size=40):
 @pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alike", [False, True])
 def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
-    """Pairs of a reference and a bucket; any change counts, however small. Seeded: the count is always the same."""
+    """Pairs of a reference and a bucket. Any change counts, however small. The seed is fixed."""
     settings = DriftSettings(false_discovery_rate=0.02, **ANY_SIZE)
     alarms = 0
     for seed in range(pairs // 5):
@@ -164,7 +171,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
             for request in requests_of(draw(world, 4000, random), size=40):
                 sketch.add(Predictions.of([request]))
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
-    # At a rate of 0.02, more than this many come once in a thousand times.
+    # At a rate of 0.02, a larger number has a probability of one in a thousand.
     assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
     print(f"{alarms} alarms in {pairs} stationary buckets, rows of a request {'alike' if alike else 'independent'}")
 
@@ -225,7 +232,7 @@ def test_record_of_closed_bucket_is_passed_over_and_counted(reference, rows):
     watch.observe(Predictions.of([last]))
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
-    watch.close(100_000.0)  # by a clock that is set right then
+    watch.close(100_000.0)  # by a clock that is corrected then
     watch.close(2000.0)
     watch.observe(Predictions.of([replace(each, time=2050.0) for each in requests]))
     assert [each.rows for each in watch.close(2100.0)] == [7950]
@@ -268,7 +275,7 @@ def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
 
 
 def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
-    """As the archive keeps it: a backtest must not count it elsewhere."""
+    """As in the archive. A backtest must not count it elsewhere."""
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)

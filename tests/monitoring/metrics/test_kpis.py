@@ -1,4 +1,4 @@
-"""KPIs of windows and of ranked lists against scikit-learn on the same rows."""
+"""Tests of the KPIs of windows and ranked lists against scikit-learn on the same rows."""
 
 import dataclasses
 import math
@@ -25,7 +25,8 @@ def rows(random, n, rate=0.2):
 def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, levels):
     random = np.random.default_rng(seed)
     scores, labels = random.integers(0, levels, n) / levels, random.integers(0, 2, n)
-    # Rows of one score share their click rate, so that it does not matter which of them fall into which bin.
+    # Rows with one score share their click rate, so it does not matter which of them is in which
+    # bin.
     shared = np.array([labels[scores == score].mean() for score in scores])
     order, total = np.argsort(scores, kind="stable"), 0.0
     for b in range(15):
@@ -105,8 +106,11 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
             assert kpis.auc is None
 
 
-def test_interval_holds_for_users_who_come_back_and_not_for_their_requests_alone():
-    """50 users with 20 requests each, of 100 populations; the truth is the AUC over users who come once."""
+def test_interval_holds_for_returning_users_and_not_by_requests_alone():
+    """50 users with 20 requests each, of 100 populations.
+
+    The true value is the AUC over users who come once.
+    """
     random, held = np.random.default_rng(6), {"users": 0, "requests": 0}
     everybody, _ = draw_returning(random, users=250_000, requests=250_000)
     truth = roc_auc_score(everybody.labels, everybody.scores)
@@ -138,7 +142,7 @@ def test_empty_window_has_no_number():
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_interval_counts_rows_of_request_as_alike_also_where_window_cuts_it(size):
+def test_interval_treats_rows_of_request_as_alike_even_in_split_window(size):
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):

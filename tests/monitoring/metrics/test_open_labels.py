@@ -1,4 +1,6 @@
-"""Open labels: bounds against every labeling there is, and simulated delays against what the rows matured to."""
+"""Tests of open labels: bounds against all possible labelings, and simulated delays against the
+final labels.
+"""
 
 import itertools
 
@@ -55,7 +57,10 @@ def test_bounds_are_extremes_over_every_labeling(rows):
 
 
 class World:
-    """Rows predicted over `span` seconds, scored well or badly, clicked after a delay; late clicks count as none."""
+    """Rows predicted over `span` seconds, scored well or badly, clicked after a delay.
+
+    Late clicks do not count.
+    """
 
     def __init__(self, draw_delays, seed, *, n=3000, span=900.0, is_changed=False):
         random = np.random.default_rng(seed)
@@ -112,7 +117,8 @@ def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed)
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
     assert errors[-1] < errors[0] / 2
-    # A third of the rows is young at the first moment; even then the estimate is far inside the bounds.
+    # A third of the rows is young at the first moment. Even then the estimate is well within the
+    # bounds.
     assert errors[0] < 0.08
 
 

@@ -1,4 +1,6 @@
-"""New versions on planted traffic: bad ones are asked back within stated rows, equal ones by chance alone."""
+"""Tests of new versions on planted traffic: bad ones are rolled back within stated rows, equal ones
+rarely.
+"""
 
 import json
 from dataclasses import replace
@@ -20,9 +22,10 @@ BEFORE = Predecessor(auc_low=AUC, click_rate=RATE)
 
 
 def traffic(seed, *, rows, calibration=1.0, noise=0.0, user_spread=0.0, per_request=8):
-    """Rows whose clicks come `calibration` times as often as predicted; `noise` in the scores' logits costs AUC.
+    """Return rows whose clicks are `calibration` times as frequent as predicted.
 
-    Rows of a request share how ready their user is to click: a share `user_spread` more or less often.
+    `noise` in the scores' logits lowers the AUC. Rows of a request share their user's click
+    tendency, which varies by the share `user_spread`.
     """
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(rows // per_request), per_request)
@@ -38,7 +41,9 @@ LIMITS = BakingSettings()
 
 
 def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
-    """Rows until the version is asked back (None = never), and the last decision; 64 rows a second."""
+    """Return rows until the version is rolled back (None if never), and the last decision, at 64
+    rows a second.
+    """
     policy, memory, decision = BakingPolicy(settings), {}, None
     for begin in range(0, len(rows.labels), STEP):
         part = slice(begin, begin + STEP)
@@ -61,7 +66,7 @@ def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
     ],
     ids=["twice the clicks", "half of them", "0.05 less AUC"],
 )
-def test_version_that_is_bad_on_live_traffic_is_asked_back_within_stated_rows(planted, within, reason):
+def test_version_bad_on_live_traffic_is_rolled_back_within_stated_rows(planted, within, reason):
     good = traffic(0, rows=80_000)
     auc = roc_auc(good.labels, good.scores)
     gate = Baseline(auc=auc, low=auc - 0.01, high=auc + 0.01, previous_version=1)
@@ -93,15 +98,20 @@ def _share_taken_back(planted, runs, *, rows=20_000):
     ],
     ids=str,
 )
-def test_version_at_very_limit_is_asked_back_with_probability_of_at_most_alpha(planted):
-    """At the limit itself, and by one test of five: a twentieth of the runs by an alpha of a quarter."""
+def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
+    """At the exact limit and with one of five tests: a twentieth of the runs at an alpha of a
+    quarter.
+    """
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
-    """By the defaults over all their rows; the gate's and the predecessor's numbers are of 20,000 other rows each."""
+    """With the defaults and all rows.
+
+    The numbers of gate and predecessor are of 20,000 other rows each.
+    """
     taken = 0
     for seed in range(1_000):
         rows = traffic((19, seed), rows=140_000)
@@ -131,8 +141,8 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     assert states == [BAKES, BAD]
 
 
-def test_after_change_of_world_version_is_held_to_what_its_predecessor_reaches():
-    """Both are below what the gate promised; going back would help nobody."""
+def test_after_change_version_is_held_to_what_its_predecessor_reaches():
+    """Both are below the gate's measurement, so a rollback would help nobody."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert taken_back(rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5))[0] is None
 
@@ -142,11 +152,11 @@ def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
     assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
 
 
-def test_version_is_judged_by_its_own_rows_alone_and_not_before_one_has_matured():
+def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     bad = traffic(1, rows=6_400, calibration=5.0)
     policy = BakingPolicy(LIMITS)
     waiting, memory = policy.decide(
-        evidence_of(version=2, rows_of={1: bad}, line=(1, 2), baselines={2: GATE}, predecessor=None), {}
+        evidence_of(version=2, rows_of={1: bad}, lineage=(1, 2), baselines={2: GATE}, predecessor=None), {}
     )
     assert (waiting.action, state_of(waiting)) == (Action.UNDECIDABLE, BAKES)
     assert waiting.reason == "no row of model version 2 has matured yet"
@@ -176,7 +186,7 @@ def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
 
 
 def test_evidence_has_mean_of_one_under_terms_without_mean():
-    """By quadrature over half-normal bets: 1 for no data, and growing with the sum alone."""
+    """By quadrature over half-normal priors: 1 without data, and growing only with the sum."""
     from scipy import integrate, stats
 
     bets = np.linspace(0.0, 3.0, 200_001)
@@ -187,7 +197,10 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
 
 
 def test_few_users_who_come_back_take_no_good_version_back():
-    """50 users with 100 requests each; the gate saw 200 requests of 50 others. docs/serving.md has 200 streams."""
+    """50 users with 100 requests each.
+
+    The gate saw 200 requests of 50 other users. docs/serving.md has 200 streams.
+    """
     alarms = 0
     for number in range(30):
         random = np.random.default_rng((9, number))

@@ -1,4 +1,4 @@
-"""The bets behind the sequential test: payoffs against brute force, and a capital that is never more than fair."""
+"""Tests of the e-processes of the sequential test: payoffs against brute force, and a fair e-value."""
 
 import json
 
@@ -42,7 +42,10 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
 
 
 def test_bets_that_neither_win_nor_lose_keep_capital_whole():
-    """Every pair ties, theta is a half: what late starts were given and what is kept as cash sum to one."""
+    """Every pair is a tie and theta is a half.
+
+    The shares of late starts and the cash then sum to one.
+    """
     process = EProcess(0.5, {})
     for _ in range(50):
         process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)

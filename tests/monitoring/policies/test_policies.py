@@ -1,4 +1,4 @@
-"""The policies as tables of cases, and how they are combined."""
+"""Tests of the policies as tables of cases, and of their combination."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,12 @@ import pytest
 from evergreen.config.monitor import POLICY_NAMES, PolicySettings
 from monitoring.policies.policies import POLICIES, DataDriftPolicy, SchedulePolicy, ThresholdPolicy, make_policies
 from monitoring.policies.policy import Action, Baseline, Decision, FeatureDrift, combine
-from monitoring.policies.restraint import OBSERVED_NUMBERS
+from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from tests.support.evidence import KPIS, evidence_of, rows_of
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_answers_bare_evidence_with_what_request_reports_and_memory_for_json(name):
+def test_every_policy_answers_bare_evidence_with_reports_and_json_state(name):
     (policy,) = make_policies(PolicySettings(policies=name, auc_threshold=0.74))
     decision, memory = policy.decide(evidence_of(rows=rows_of([1, 0], [0.5, 0.4])), {})
     assert decision.policy == policy.name == name
@@ -99,7 +99,7 @@ def drifts(*points, **changes):
     return actions, decision
 
 
-def test_drift_that_lasts_over_buckets_requests_run_and_keeps_requesting_it():
+def test_drift_over_several_buckets_requests_run_and_repeats_request():
     bad, good = (bucket("C1"),), (bucket(),)
     actions, decision = drifts((), bad, (), bad, good, bad, bad, bad, (), drift_buckets=3)
     assert actions == ["undecidable", "breach", "breach", "breach", "ok", "breach", "breach", "retrain", "retrain"]
@@ -133,30 +133,30 @@ def test_another_versions_drift_is_forgotten():
     assert decision.action is Action.BREACH
 
 
-def test_drift_goes_on_over_release_whose_model_learned_nothing_after_it_began():
+def test_drift_continues_over_release_that_learned_nothing_since():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
-    for learned_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
+    for trained_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
         successor = evidence_of(
-            replace(KPIS, version=2), line=(1, 2), drift=(bucket("C1", version=2, end=200.0),),
-            baseline=Baseline(learned_until=learned_until),
+            replace(KPIS, version=2), lineage=(1, 2), drift=(bucket("C1", version=2, end=200.0),),
+            baseline=Baseline(trained_until=trained_until),
         )  # fmt: skip
         assert policy.decide(successor, memory)[0].action is action
 
 
-def test_breaches_go_on_over_release_whose_model_learned_nothing_after_first():
+def test_breaches_continue_over_release_that_learned_nothing_after_first():
     settings = replace(SETTINGS, consecutive_breaches=2)
     _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
-    for learned_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
+    for trained_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
         successor = evidence_of(
-            replace(LOW, version=2), line=(1, 2), time=200.0, baseline=Baseline(learned_until=learned_until)
+            replace(LOW, version=2), lineage=(1, 2), time=200.0, baseline=Baseline(trained_until=trained_until)
         )
         assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
 
 
-def test_window_of_earlier_version_speaks_for_one_that_has_not_learned_its_rows():
+def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
     _, memory = ThresholdPolicy(SETTINGS).decide(evidence_of(LOW, time=100.0), {})
-    for learned_until, action, said in (
+    for trained_until, action, said in (
         (
             99.0,
             "retrain",
@@ -165,7 +165,9 @@ def test_window_of_earlier_version_speaks_for_one_that_has_not_learned_its_rows(
         (100.0, "undecidable", "it has learned rows from after the first breach"),
         (None, "undecidable", "what it has learned is not known"),
     ):
-        waiting = evidence_of(LOW, version=2, line=(1, 2), time=200.0, baseline=Baseline(learned_until=learned_until))
+        waiting = evidence_of(
+            LOW, version=2, lineage=(1, 2), time=200.0, baseline=Baseline(trained_until=trained_until)
+        )
         decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
         assert (decision.action.value, said in decision.reason) == (action, True), decision.reason
         assert (decision.numbers["version"], decision.numbers["window_version"]) == (2, 1)

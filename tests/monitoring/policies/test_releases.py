@@ -1,4 +1,6 @@
-"""Evidence survives a release: the shipped judge under continuous retraining, in a world that changes or does not."""
+"""Tests that evidence survives a release: the shipped monitor under continuous retraining, with and
+without drift.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,8 @@ FALL = Releases(
     every=1800.0, seconds=4 * 3600.0, window=WINDOW, rows_per_second=4.0, changed_at=CHANGED_AT, gate_half_width=0.005
 )
 EDGE = PolicySettings(sequential_alpha=0.05, sequential_tolerance=0.0)
-"""At the edge of its claim: the gate measured exactly the AUC of the stream, so the bound is used up."""
+"""Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
+up."""
 
 
 def runs(points):
@@ -26,7 +29,9 @@ def runs(points):
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_fall_is_found_however_often_models_are_released(minutes):
-    """Before, 30 minutes gave 72 decision points in six hours and no alarm, 20 minutes no decision point at all."""
+    """Formerly 30 minutes gave 72 decision points in six hours and no alarm, and 20 minutes gave no
+    point at all.
+    """
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, "rows mature all the time"
@@ -41,14 +46,16 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
     scored_by = releases.version_at(CHANGED_AT)
     assert first.version > scored_by, "the version that serves has no matured row yet"
     assert f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
-    assert releases.learned_until(first.version) == 68 * 60.0
+    assert releases.trained_until(first.version) == 68 * 60.0
     learned = "which has learned rows up to 2026-01-01 01:08:00 UTC"
     assert f"model version {first.version} serves, {learned}" in first.decision.reason
     assert first.decision.numbers["version"] == first.version
 
 
-def test_version_that_learned_rows_after_change_ends_evidence_and_no_other_does():
-    """The rows that older versions scored after that go on being bad: they say nothing about the new version."""
+def test_only_version_that_learned_rows_after_change_ends_evidence():
+    """Rows that older versions scored after that are still bad, but say nothing about the new
+    version.
+    """
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
@@ -70,7 +77,7 @@ def test_second_change_is_found_on_rows_of_versions_that_know_first():
 
 
 @pytest.mark.parametrize("policies", ["threshold", "data_drift", "schedule"])
-def test_other_policies_decide_too_where_no_row_of_serving_version_has_matured(policies):
+def test_other_policies_decide_too_without_matured_row_of_serving_version(policies):
     settings = PolicySettings(policies=policies, auc_threshold=0.7, min_clicks=50, max_serving_seconds=900.0)
     releases = replace(FALL, every=1200.0, learns=False)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -82,7 +89,7 @@ def test_other_policies_decide_too_where_no_row_of_serving_version_has_matured(p
         assert (min(ages) >= 0.0, max(ages) <= 1200.0) == (True, True)
 
 
-def test_threshold_asks_for_no_run_once_version_has_learned_rows_after_first_breach():
+def test_threshold_requests_no_run_once_version_learned_after_breach():
     settings = PolicySettings(policies="threshold", auc_threshold=0.7, min_clicks=50)
     releases = replace(FALL, every=600.0)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
@@ -92,7 +99,7 @@ def test_threshold_asks_for_no_run_once_version_has_learned_rows_after_first_bre
     assert points[-1].decision.action is Action.OK
 
 
-def test_no_text_of_decision_has_negative_age_or_line_longer_than_page_shows():
+def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
     settings = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.7, min_clicks=50)
     for every in (360.0, 1800.0, 5400.0):
         releases = replace(FALL, every=every)
@@ -103,7 +110,7 @@ def test_no_text_of_decision_has_negative_age_or_line_longer_than_page_shows():
 
 
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
-    """Streams in which the policy asked for a run at its edge."""
+    """Return the number of streams in which the policy requested a run in the limiting case."""
     return sum(
         bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE))) for number in range(streams)
     )
@@ -113,8 +120,8 @@ NULL = replace(without_change(FALL), seconds=3 * 3600.0, gate_half_width=0.0, ro
 
 
 @pytest.mark.parametrize("windows", [0.2, 1.0, 5.0])
-def test_of_streams_without_change_at_most_alpha_alarm_whatever_is_released(windows):
-    """`make benchmark-policies` counts 1,000 streams; all versions of a stream share one alpha."""
+def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
+    """`make benchmark-policies` counts 1,000 streams. All versions of a stream share one alpha."""
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, "P(more of 20 at 5 %) = 0.016"
 
 

@@ -1,9 +1,11 @@
-"""Incremental or full, as a table of cases, and through a monitor whose runs are refused."""
+"""Tests of incremental or full runs, as a table of cases, and with a monitor whose runs are
+refused.
+"""
 
 import pytest
 
 from evergreen.config.monitor import RecipeSettings, RestraintSettings
-from monitoring.policies.restraint import RunMemory, choose_parent, ended
+from monitoring.policies.rate_limit import RunMemory, choose_parent, ended
 from tests.support.monitors import DRIFT
 
 
@@ -36,7 +38,7 @@ def test_memory_counts_what_rules_need():
     assert counts(memory, ("released", "none"))[1] == (0, 0)
 
 
-def test_two_refused_incremental_runs_are_followed_by_full_one_and_that_by_incremental_one(bench):
+def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
     monitor, hour = b.start(), 3600.0
     for number in range(4):
@@ -44,7 +46,7 @@ def test_two_refused_incremental_runs_are_followed_by_full_one_and_that_by_incre
         b.trigger.end("refused")
         monitor.tick()
         b.clock.now += 24 * hour
-        monitor = b.start()  # the memory survives
+        monitor = b.start()  # the state survives
     assert [request.parent for request in b.trigger.requests] == ["current", "current", "none", "current"]
     full = b.trigger.requests[2]
     assert full.request_id.endswith("-v1-full")

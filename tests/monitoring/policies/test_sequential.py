@@ -1,4 +1,6 @@
-"""The sequential test on planted streams: false alarms at most alpha, and a fall is detected."""
+"""Tests of the sequential test on planted streams: at most alpha false alarms, and a drop is
+detected.
+"""
 
 from dataclasses import replace
 
@@ -14,7 +16,8 @@ from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
 EDGE = PolicySettings(sequential_alpha=ALPHA, sequential_tolerance=0.0)
-"""At the edge of its claim: the gate measured exactly the AUC that the stream has, so the bound is used up."""
+"""Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
+up."""
 BAD = rows_of([1, 0, 0, 0] * 25, [0.0, 0.1, 0.2, 0.3] * 25)
 GATE = Baseline(auc=0.85, low=0.8, high=0.9)
 TRAFFIC = ClickTraffic(0.25, 250)
@@ -30,8 +33,10 @@ def test_of_stationary_streams_at_most_alpha_alarm():
     assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
 
 
-def test_few_users_who_come_back_raise_no_more_alarms_where_gate_counted_theirs_as_alike():
-    """The gate sees 100 requests of 50 users, the monitor 5,000 of others; at the edge, where the bound is used up."""
+def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
+    """The gate sees 100 requests of 50 users, the monitor 5,000 of others, in the limiting case
+    with a used-up bound.
+    """
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
         random = np.random.default_rng((5, number))
@@ -44,7 +49,7 @@ def test_few_users_who_come_back_raise_no_more_alarms_where_gate_counted_theirs_
     assert alarms["requests"] > alarms["users"]
 
 
-def test_requests_of_one_partition_in_four_alarm_as_rarely_as_all_and_show_fall():
+def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
     """`make benchmark-policies` counts 1,000 such streams."""
     alarms, falls = 0, 0
     for number in range(20):
@@ -66,7 +71,7 @@ def test_every_fall_is_detected():
 
 
 def test_long_service_before_fall_costs_little():
-    """A bet from the start alone would have lost its capital: it never detects the fall."""
+    """A bet only from the start would have lost its capital and would never detect the drop."""
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []
     for before in (5_000, 150_000):
@@ -77,7 +82,7 @@ def test_long_service_before_fall_costs_little():
     assert 0 < delays[0] <= delays[1] <= 3 * delays[0] + 1_000
 
 
-def test_alarm_lasts_until_another_version_serves_and_waits_for_rows_to_learn_from():
+def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
     policy, memory, actions = SequentialPolicy(replace(EDGE, min_rows_since_breach=50)), {}, []
     for i in range(8):
         decision, memory = policy.decide(evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), memory)

@@ -1,4 +1,6 @@
-"""From drift to the end of the one run on Kubeflow: the real monitor and kfp client, faults, two monitors."""
+"""Tests from drift to the end of the one run on Kubeflow: real monitor and kfp client, faults, two
+monitors.
+"""
 
 import pytest
 
@@ -10,7 +12,7 @@ CYCLE = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 
 @pytest.fixture
 def start(kubeflow, tmp_path):
-    """`start(name)`: a bench whose monitor asks Kubeflow for runs."""
+    """`start(name)` returns a bench whose monitor requests runs from Kubeflow."""
     asked = {"trigger": "kubeflow", "kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
     made = []
 
@@ -18,7 +20,7 @@ def start(kubeflow, tmp_path):
         (tmp_path / name).mkdir()
         b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"recommender": "3"}')
         made.append(b)
-        b.trigger = KubeflowTrigger(b.settings.acting.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
+        b.trigger = KubeflowTrigger(b.settings.actions.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
         b.start()
         return b
 
@@ -44,9 +46,7 @@ def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow
 
 @pytest.mark.parametrize("created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"])
 @pytest.mark.parametrize("is_before_retry", [True, False])
-def test_run_created_after_its_request_timed_out_is_one_run_and_counts_once(
-    kubeflow, start, is_before_retry, created_at
-):
+def test_run_created_after_request_timed_out_is_one_run_and_counts_once(kubeflow, start, is_before_retry, created_at):
     b = start()
     kubeflow.num_late = 1
     traffic(b, "bad", auc="bad")
@@ -69,11 +69,11 @@ def test_run_created_after_its_request_timed_out_is_one_run_and_counts_once(
     kinds = b.kinds()
     assert [kinds.count(each) for each in ("decision", "run_started", "run_ended")] == [1, 1, 1]
     assert (b.store.counters["request_started"], b.store.counters["request_released"]) == (1, 1)
-    assert len(b.monitor.acting.retraining.memory.requested_at) == 1
+    assert len(b.monitor.actions.retraining.memory.requested_at) == 1
 
 
-def test_two_monitors_that_saw_same_rows_ask_for_one_run_and_both_follow_it_to_its_end(kubeflow, start):
-    """As where a second one is started before the first has ended."""
+def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
+    """For example when a second one is started before the first has ended."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ
         traffic(b, "bad", auc="bad")

@@ -1,4 +1,4 @@
-"""The Kubeflow trigger through the real kfp client against an HTTP double of the KFP API."""
+"""Tests of the Kubeflow trigger through the real kfp client against an HTTP double of the KFP API."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
         assert trigger.state(name).state == "released"
 
 
-def test_pipeline_named_is_found_at_each_request_and_runs_in_its_newest_version(kubeflow, connect):
+def test_named_pipeline_is_looked_up_each_time_and_runs_newest_version(kubeflow, connect):
     kubeflow.pipelines.append({"pipeline_id": "p0", "display_name": "another"})
     kubeflow.versions.append({"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"})
     trigger = connect()
@@ -209,7 +209,7 @@ def test_outcome_that_cannot_be_read_is_error_of_ours(kubeflow, connect, tmp_pat
 @pytest.mark.parametrize(
     ("status", "error"), [(400, PermanentError), *((each, TemporaryError) for each in (401, 403, 409, 429, 500, 503))]
 )
-def test_server_in_trouble_is_temporary_error_and_refused_request_permanent_one(kubeflow, connect, status, error):
+def test_server_error_is_temporary_and_refused_request_is_permanent(kubeflow, connect, status, error):
     kubeflow.failure = status
     with pytest.raises(error, match=f"submitting a: KFP at .* answered {status}"):
         connect().submit(request("a"))
@@ -232,7 +232,7 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
 def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
-    """A replica that was frozen after its checks wakes up and creates its run after its successor's."""
+    """A replica that was frozen after its checks resumes and creates its run after its successor's."""
     stale, leader = connect(), connect()
 
     def the_leader_is_faster(body):

@@ -1,4 +1,6 @@
-"""Local runs: one at a time by the kernel's lock, found again by another trigger object, outcomes by code or note."""
+"""Tests of local runs: one at a time by a kernel lock, found by another trigger, outcomes by code
+or note.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Who is told of what: a monitor's incidents over real HTTP, to a server that fails, hangs and asks for patience."""
+"""Tests of notifications about a monitor's incidents over real HTTP, to a failing, hanging or
+rate-limiting server.
+"""
 
 import logging
 
@@ -32,17 +34,17 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """First lines, without the recommender that each begins with."""
+    """Return the first lines without the recommender at their start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
     assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
     return [text for _, _, text in lines]
 
 
 def turn(monitor, until, *, what="the messages"):
-    """Lets the loop look in until the messages are through; the clock of the monitor stands still."""
+    """Let the loop poll until the messages are delivered. The clock of the monitor stands still."""
 
     def look():
-        monitor.acting.notifier.step(monitor._clock())
+        monitor.actions.notifier.step(monitor._clock())
         return until()
 
     wait_for(look, what)
@@ -56,7 +58,7 @@ def told(bench, server, webhook_file):
     return make
 
 
-def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_link(told, server):
+def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
@@ -64,7 +66,7 @@ def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_
     b.trigger.end("released", version=2)
     monitor.tick()
     b.judge("v2", auc="good", version=2)
-    turn(monitor, lambda: len(monitor.acting.notifier.outbox) == 0)
+    turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
     first = server.messages[0]
@@ -77,7 +79,7 @@ def test_drift_is_reported_once_with_what_how_much_since_when_what_was_done_and_
     assert b.store.counters["notification_delivered"] == 4
 
 
-def test_run_that_ends_after_drift_is_over_is_reported_and_opens_no_incident():
+def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), KeptDocuments()
     notifier = Notifier(
         kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
@@ -90,19 +92,21 @@ def test_run_that_ends_after_drift_is_over_is_reported_and_opens_no_incident():
     ):
         notifier.on_event(Event(time=clock.now, kind=kind, text="as the test says", details=details))
     assert len(notifier.outbox) == 4
-    assert notifier.open == {}  # or "Still: run r released" would be told for ever
+    assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
 
 def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
-    """The monitor was killed after the event that opened it, and before it noted that a drift is open."""
+    """The monitor was killed after the event that opened it, and before it recorded that a drift is
+    open.
+    """
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
     b.judge("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    assert list(monitor.acting.notifier.open) == ["drift"]
+    assert list(monitor.actions.notifier.open) == ["drift"]
     b.store.write_documents({"reported": {"action": ""}})
-    assert b.start().acting.notifier.open == {}
+    assert b.start().actions.notifier.open == {}
 
 
 def test_restart_neither_forgets_nor_repeats(told, server):
@@ -110,7 +114,7 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     server.answers = [(503, {})] * 3
     monitor = b.start()
     b.judge("bad", auc="bad")
-    waiting = len(monitor.acting.notifier.outbox)
+    waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # as after a kill, while the server is down
@@ -119,8 +123,8 @@ def test_restart_neither_forgets_nor_repeats(told, server):
 
     def through():
         b.clock.now += 10.0
-        monitor.acting.notifier.step(b.clock.now)
-        return not len(monitor.acting.notifier.outbox)
+        monitor.actions.notifier.step(b.clock.now)
+        return not len(monitor.actions.notifier.outbox)
 
     wait_for(through, "the messages")
     titles = [text.split(":")[0] for text in texts(server)]
@@ -131,11 +135,11 @@ def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
     b = told()
     monitor = b.start()
     for _ in range(10):
-        monitor.acting.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
+        monitor.actions.step(b.clock.now, log_problem="broker 127.0.0.1:9092 does not answer")
         b.clock.now += 10.0
     for _ in range(3):
-        monitor.acting.step(b.clock.now, log_problem=None)
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+        monitor.actions.step(b.clock.now, log_problem=None)
+    turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     expected = [
         "The record log cannot be reached: broker 127.0.0.1:9092 does not answer",
         "The record log can be reached",
@@ -146,13 +150,13 @@ def test_dead_log_is_reported_after_minute_and_so_is_its_return(told, server):
 
 def test_dead_log_is_reported_although_clock_was_set_back(told):
     b = told()
-    acting = b.start().acting
+    acting = b.start().actions
     acting.step(b.clock.now, log_problem="away")
     acting.step(b.clock.now - 3600.0, log_problem="away")
     assert list(acting.notifier.open) == ["log"]
 
 
-def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled(told, server):
+def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, server):
     b = told(remind_seconds=1000.0)
     monitor = b.start()
     for number in range(3):
@@ -161,14 +165,14 @@ def test_growing_number_of_dead_letters_is_reported_once_and_its_amount_recalled
         b.clock.now += 300.0
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
-    monitor.tick()  # nothing came since: it ends in silence
-    turn(monitor, lambda: not len(monitor.acting.notifier.outbox))
+    monitor.tick()  # no event since: it ends silently
+    turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]
-    assert monitor.acting.notifier.open == {}
+    assert monitor.actions.notifier.open == {}
 
 
-# -- the outbox, under a clock of the test's own
+# -- the outbox, under a manual clock
 
 
 def deliver(outbox, clock, server, *, until, seconds=1.0):
@@ -257,7 +261,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
     assert "a notification was not delivered: answered 503" in caplog.text
 
 
-def test_address_given_in_place_of_its_file_is_refused_without_being_repeated():
+def test_address_in_place_of_its_file_is_refused_without_being_repeated():
     with pytest.raises(ContractError, match="webhook_file is an address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)

@@ -1,4 +1,6 @@
-"""From drift to the end of the run: one at a time, over restarts and crashes, and no loop after a failure."""
+"""Tests from drift to the end of the run: one at a time, over restarts and crashes, without loop
+after failure.
+"""
 
 import json
 from datetime import datetime
@@ -15,7 +17,7 @@ from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, pub
 
 @pytest.fixture
 def drifted(bench):
-    """A bench whose monitor has judged rows that call for a run."""
+    """A bench whose monitor has evaluated rows that require a run."""
 
     def make(**settings):
         b = bench(**{**DRIFT, **settings})
@@ -44,7 +46,7 @@ def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
     b.judge("v2", auc="good", version=2)
     for i in range(3):
         b.judge(f"v2-{i}", auc="good", version=2)
-    b.clock.now += 2000  # the cool-down is over; the old version's window still breaches
+    b.clock.now += 2000  # the cooldown is over, and the old version's window still breaches
     b.judge("last", auc="good", version=2)
     assert len(b.trigger.requests) == 1
     kinds = b.kinds()
@@ -81,7 +83,7 @@ def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
 
 def test_archive_is_flushed_and_uploaded_before_run_is_requested(drifted):
     b = drifted(upload_wait_seconds=100.0)
-    assert b.monitor.acting.retraining.progress.phase == "uploading"
+    assert b.monitor.actions.retraining.progress.phase == "uploading"
     assert len(b.archived) == 400
     b.monitor.tick()
     assert b.trigger.requests == []
@@ -103,7 +105,10 @@ def test_uploader_that_never_comes_ends_request_and_backs_off(drifted):
 
 @pytest.mark.parametrize("outcome", ["failed", "refused"])
 def test_run_without_release_is_not_repeated_in_loop(started, outcome):
-    """Drift goes on for six hours, judged every ten minutes; every run ends the same way at once."""
+    """Drift lasts six hours and is evaluated every ten minutes.
+
+    Every run ends the same way at once.
+    """
     b = started(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
     begun = b.clock.now
     while b.clock.now < begun + 6 * 3600:
@@ -112,7 +117,8 @@ def test_run_without_release_is_not_repeated_in_loop(started, outcome):
         if any(run.state == "running" for run in b.trigger.runs.values()):
             b.trigger.end(outcome)
             b.monitor.tick()
-    # At minutes 10, 30, 60, 120, 240: rests of 15, 30, 60, 120, 240 minutes, seen at the next ten.
+    # At minutes 10, 30, 60, 120, 240: rests of 15, 30, 60, 120, 240 minutes, noticed at the next
+    # ten.
     assert len(b.trigger.requests) == 5
 
 
@@ -153,11 +159,11 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
         b.judge(f"bad{i}", auc="bad")
     assert len(b.trigger.requests) == 1
     if point != "retraining.ended":
-        assert monitor.acting.retraining.progress.phase == "running"
+        assert monitor.actions.retraining.progress.phase == "running"
         b.trigger.end("released", version=2)
         monitor.tick()
-    assert monitor.acting.retraining.progress.phase == "idle"
-    assert monitor.acting.retraining.memory.blocked_until > b.clock.now
+    assert monitor.actions.retraining.progress.phase == "idle"
+    assert monitor.actions.retraining.memory.blocked_until > b.clock.now
     assert b.kinds().count("run_ended") == 1
 
 
@@ -165,7 +171,7 @@ def test_run_that_its_trigger_never_heard_of_counts_as_failed_after_while(drifte
     b = drifted()
     b.trigger.runs.clear()
     b.monitor.tick()
-    assert b.monitor.acting.retraining.progress.phase == "running"
+    assert b.monitor.actions.retraining.progress.phase == "running"
     b.tick(at=b.clock.now + 61)
     assert b.events[-1]["outcome"] == "failed"
 
@@ -198,7 +204,10 @@ def test_remote_trigger_is_not_queried_at_every_turn(bench):
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
 def test_every_row_that_was_judged_belongs_to_run(started, offset):
-    """The archive counts in microseconds and the window's end is exclusive: the newest judged row lies before it."""
+    """The archive counts in microseconds, and the window's end is exclusive.
+
+    The newest evaluated row is before it.
+    """
     b = started(**DRIFT)
     b.clock.now = START + offset
     traffic(b, "bad", auc="bad")
@@ -213,10 +222,10 @@ def test_run_that_takes_long_is_reported_once_and_followed_to_its_end(drifted):
     for _ in range(20):
         b.tick(at=b.clock.now + 3600.0)
     assert b.kinds().count("overdue") == 1
-    assert b.monitor.acting.retraining.progress.phase == "running"
+    assert b.monitor.actions.retraining.progress.phase == "running"
     b.trigger.end("released", version=2)
     b.monitor.tick()
-    assert b.monitor.acting.retraining.progress.phase == "idle"
+    assert b.monitor.actions.retraining.progress.phase == "idle"
 
 
 def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):

@@ -1,4 +1,6 @@
-"""The archive: schema and values, whole files, and nothing lost or doubled by a crash at any named point."""
+"""Tests of the archive: schema and values, complete files, and no loss or duplicate after any
+crash.
+"""
 
 import dataclasses
 import errno
@@ -50,8 +52,8 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             ].tolist()
 
 
-def test_file_is_on_disk_before_its_name_and_its_name_before_store_lets_rows_go(started, monkeypatch):
-    """No crash of a process shows this, only one of the machine: so the order of the calls is held."""
+def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
+    """Only a crash of the machine reveals a wrong order, so the test checks the order of the calls."""
     calls = []
 
     def told(module, name, describe):
@@ -86,9 +88,9 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(started
         for _ in range(2):
             with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # it measured and judged all the same
+    assert b.monitor.windows[1].labels.shape == (9,)  # it measured and evaluated all the same
     assert b.archived == []
-    assert list(b.settings.archive.glob("day=*/.*")) == []  # nothing torn keeps the disk full
+    assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file fills the disk
     b.monitor.tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
@@ -117,7 +119,7 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # What made the rows impossible may be mended by the next start, which archives them.
+    # The cause may be fixed by the next start, which archives the rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -136,7 +138,9 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 
 
 def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_after: float) -> set[str]:
-    """Puts a request with so many rows of each version into a file of its own; ids of those that are held then."""
+    """Put a request with these rows of each version into its own file, and return the ids still
+    stored.
+    """
     batches = [prediction(f"{v}-{number}", rows, time=START + number, version=v) for v, rows in rows_of.items()]
     store.add(Predictions.of(batches), [], [], now=START)
     requests = attribute(store.waiting(START + number, 9), [], window_seconds=0.0).requests
@@ -157,7 +161,7 @@ def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
     for version in range(11, 19):
         held = mature_and_seal(store, 11, {version: 2}, START + 11)
     assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
-    for number in range(12, 16):  # of version 20 a row in twenty
+    for number in range(12, 16):  # one row in twenty is of version 20
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
     assert held == {"1-14", "20-14", "1-15", "20-15"}, "of all versions eight times four rows, by files of twenty"
     store.close()
@@ -197,7 +201,7 @@ def test_file_holds_rows_of_one_utc_day(started):
 def test_files_roll_by_rows_and_by_seconds(started):
     b = started(archive_roll_rows=10, archive_roll_seconds=30.0)
     b.tick(*[prediction(f"r{i}", 4) for i in range(7)], at=START + WINDOW)
-    assert len(b.archived) == 24  # three files of 8, the last 4 rows wait
+    assert len(b.archived) == 24  # three files of 8, and the last 4 rows wait
     b.tick(at=b.clock.now + 29)
     assert len(b.archived) == 24
     b.tick(at=b.clock.now + 1)

@@ -1,4 +1,6 @@
-"""Requests are kept as they came, mature in order of their times, and leave once all of a block are archived."""
+"""Tests of stored requests: unchanged, matured in time order, and deleted once a whole block is
+archived.
+"""
 
 import numpy as np
 import pytest

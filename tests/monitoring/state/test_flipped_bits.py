@@ -1,4 +1,7 @@
-"""A bit that the disk flips in a stored block: named, counted, and never read as another row; the others go on."""
+"""Tests of a flipped bit in a stored block: named, counted, and never read as another row.
+
+Others go on.
+"""
 
 import random
 import sqlite3
@@ -19,7 +22,7 @@ COLUMNS = {
 
 
 def flip(b, table: str, *, seed: int) -> None:
-    """Flips one bit of one row's block, as a disk would while the monitor is away."""
+    """Flip one bit of one row's block, as a disk might while the monitor is down."""
     b.kill()
     column, key = COLUMNS[table]
     chance = random.Random(seed)
@@ -50,7 +53,7 @@ def test_every_flipped_bit_of_block_is_found():
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
-    """Two thirds wait for their labels, and the others for their file, when the bit flips."""
+    """When the bit flips, two thirds wait for their labels, and the others for their file."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
     sent = {}
@@ -107,5 +110,5 @@ def test_block_of_which_nothing_is_left_is_given_up_and_others_mature(bench):
     assert {row["request_id"] for row in b.archived} == {"kept"}
     assert (b.store.counters["given_up"], b.store.num_pending_rows) == (5, 0)
     (event,) = [each for each in b.events if each["kind"] == "set_apart"]
-    assert event["text"].startswith("5 rows wait no more for their labels and cannot be archived: block 1 of the state")
+    assert event["text"].startswith("5 rows lose their labels and cannot be archived: block 1 of the state")
     assert b.monitor._exposition.snapshot.set_apart_rows == 5

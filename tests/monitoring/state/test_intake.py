@@ -1,4 +1,4 @@
-"""One bad message stops nothing: it becomes a dead letter with a reason, and the monitor goes on with the others."""
+"""Tests of bad messages: each becomes a dead letter with a reason, and the monitor continues."""
 
 import struct
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.support.releases import make_live, release
 
 ROWS = 8
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Protobuf's types on the wire."""
+"""Protobuf's wire types."""
 SPOILT = {
     "0": (VARINT, b"\x00"),
     "7": (VARINT, b"\x07"),
@@ -55,11 +55,12 @@ TAKEN = {
     "I1": ("empty",),
     "C26": ("empty",),
 }
-"""What of `SPOILT` is no error: the field's own type, with a value that the rest of the message agrees with."""
+"""Cases of `SPOILT` that are valid: the field's own type, with a value consistent with the
+message."""
 
 
 def full_prediction(name: str) -> PredictionBatch:
-    """A prediction that makes use of every field."""
+    """Return a prediction that uses every field."""
     return replace(
         prediction(name, ROWS),
         positions=np.arange(1, ROWS + 1, dtype=np.int32),
@@ -73,7 +74,7 @@ def full_prediction(name: str) -> PredictionBatch:
 
 
 def with_field(message: bytes, path: list[int], kind: int, value: bytes) -> bytes:
-    """The message with one more field at the end, which takes the place of an earlier one of its number."""
+    """Append a field to the message, which replaces an earlier one of its number."""
     content = _varint(path[-1] << 3 | kind) + value
     for number in reversed(path[:-1]):
         content = _varint(number << 3 | BYTES) + _varint(len(content)) + content
@@ -86,7 +87,9 @@ def _varint(number: int) -> bytes:
 
 
 def run_to_the_end(b: Bench) -> None:
-    """Everything that a monitor does with a message: stored, matured, archived, read again after a kill, forgotten."""
+    """Run everything that a monitor does with a message: store, mature, archive, reread after a
+    kill, delete.
+    """
     monitor = b.start()
     monitor.tick()
     b.start().tick()
@@ -128,7 +131,7 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
 
 
 def spoilt(record: Record, **values) -> Record:
-    """The record past its own checks."""
+    """Return the record with values that bypass its own checks."""
     for name, value in values.items():
         object.__setattr__(record, name, value)
     return record
@@ -165,7 +168,7 @@ def refuse_by_the_database(b: Bench, monkeypatch) -> None:
 
 
 def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
-    """A text that SQLite does not take, past every check."""
+    """Store a text that passes every check but that SQLite refuses."""
     read_records = monitoring.monitor.read_records
 
     def read(payloads, rules, **known):
@@ -179,7 +182,7 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_set_aside_and_others_of_its_pull_are_kept(started, monkeypatch, refuse):
+def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(started, monkeypatch, refuse):
     b = started()
     refuse(b, monkeypatch)
     names = [f"r{number}" for number in range(7)]
@@ -210,7 +213,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     for number, rows in enumerate((4, 4, 4, 30, 1)):
         whole = prediction(f"r{number}", rows)
         publish(b.log, replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]), form=narrow)
-    b.tick(prediction("whole", 50))  # of no column that must be made up for
+    b.tick(prediction("whole", 50))  # without a column that would be filled in
     assert added == [1, 50 + 12, 30, 1]
     assert b.log.backlog() == 0
     assert b.store.counters["predicted"] == 94
@@ -252,7 +255,7 @@ def test_longest_id_and_most_rows_are_taken(bench):
     assert [row["request_id"] for row in b.archived] == [longest] * MAX_ROWS_PER_RECORD
 
 
-def test_versions_that_store_does_not_know_are_few_and_release_is_always_taken(bench):
+def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench):
     b = bench()
     b.start()
     forged = [prediction(f"forged {number}", 1, version=1000 + number) for number in range(3 * MAX_OTHERS)]
@@ -263,7 +266,7 @@ def test_versions_that_store_does_not_know_are_few_and_release_is_always_taken(b
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7
-    # Also after a restart; and the place of one unseen for a day is free.
+    # Also after a restart. The slot of one not seen for a day is free.
     b.start().tick()
     b.tick(prediction("one more", 1, version=5), at=START + 2)
     assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1

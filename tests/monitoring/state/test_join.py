@@ -1,4 +1,6 @@
-"""Labels against a brute-force oracle, through the real log and store, under any order of arrival."""
+"""Tests of labels against a brute-force reference, through the real log and store, for any order of
+arrival.
+"""
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, matured,
 
 
 def micros(time: float) -> int:
-    """As the archive keeps times, and as extraction compares them."""
+    """Return the time in microseconds, as in the archive and in extraction."""
     return round(time * 1e6)
 
 
 def test_window_ends_in_one_microsecond_wherever_floats_round():
-    """At 1.7e9 s floats lie 0.24 microseconds apart: their sum may fall on either side of the same moment."""
+    """At 1.7e9 s floats are 0.24 microseconds apart, so a sum may be on either side of the same
+    moment.
+    """
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
         for time, label in ((last, 1), (last + 1e-6, 0)):
@@ -62,7 +66,10 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
-    """After a stop, everything is overdue by the clock; the clicks behind in the log must still count."""
+    """After a stop everything is overdue by the clock.
+
+    Clicks that wait in the log must still count.
+    """
     monkeypatch.setattr(monitoring.monitor, "MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)
     publish(b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)]))
@@ -89,7 +96,7 @@ def test_clock_set_back_lets_windows_opened_after_it_stay_open(started):
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "after a restart"])
-def test_client_whose_clock_is_ahead_does_not_name_serving_version_for_hours(started, restart):
+def test_client_with_fast_clock_does_not_set_serving_version_for_hours(started, restart):
     b = started()
     b.tick(prediction("from tomorrow", 2, time=START + 80_000.0, version=1))
     if restart:

@@ -1,4 +1,4 @@
-"""What is open: equal to a brute-force reading of the records, and bounded however much is open."""
+"""Tests of open rows: equal to a brute-force reading of the records, in bounded memory."""
 
 import dataclasses
 import tracemalloc
@@ -74,7 +74,9 @@ def test_estimates_of_open_labels_are_shown_and_follow_records(started):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_what_is_open(started):
-    """100,000 open requests, clicked and awaited: Python holds no more than with a tenth of them."""
+    """100,000 open requests, clicked and awaited: Python uses no more memory than for a tenth of
+    them.
+    """
     b = started(archive_roll_rows=5000, window_rows=5000)
     held, template = {}, prediction("x", 1)
     tracemalloc.start()

@@ -1,4 +1,6 @@
-"""Late outcomes and conversions: each lies in one outcome file, whatever crashes; one in time is counted."""
+"""Tests of late outcomes and conversions: each is in one outcome file after any crash, and timely
+ones count.
+"""
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +20,7 @@ from tests.support.monitors import START, WINDOW, Bench, add_in_pulls, clicks, p
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
 
 
-def test_clicks_after_their_window_are_archived_wherever_they_are_found_late(started):
+def test_clicks_after_their_window_are_archived_wherever_found_late(started):
     b = started()
     b.tick(
         prediction("a", 3),
@@ -66,8 +68,8 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 
 @pytest.mark.parametrize("archived_between", [False, True])
-def test_click_in_time_is_kept_though_one_after_window_was_stored_before_it(started, archived_between):
-    """Of a row's late clicks the earliest is what says whether it was clicked within the window."""
+def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, archived_between):
+    """The earliest of a row's late clicks says whether it was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
     for name, time in (("after", START + 4 * WINDOW), ("in time", START + 3), ("again", START + 9)):
@@ -114,7 +116,11 @@ def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(starte
 
 
 def stream(b: Bench) -> set[tuple[str, int, str]]:
-    """Predictions, then their clicks, half of them late, a conversion and an unknown request; what must be archived."""
+    """Publish predictions, then clicks (half of them late), a conversion and an unknown request.
+
+    Returns:
+        The outcomes that must be archived.
+    """
     publish(b.log, *[prediction(f"r{i}", 3, time=START + i) for i in range(12)])
     b.tick(clicks("in time", [(f"r{i}", i % 3, START + i + 1) for i in range(0, 12, 2)]), at=START + 12 + WINDOW)
     publish(b.log, clicks("late", [(f"r{i}", i % 3, START + i + 1) for i in range(1, 12, 2)]))
@@ -123,13 +129,13 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
     return {(f"r{i}", i % 3, CLICK) for i in range(1, 12, 2)} | {("r5", 2, CONVERSION)}
 
 
-def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_time(started):
+def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started):
     b = started(keep_ids_seconds=0.0)
     b.checkpoint = crash_at("outcomes.renamed")
     with pytest.raises(Killed):
         stream(b)
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
-    marker = marker_path(b.settings.archive, path.name)  # the uploader has it, and says so
+    marker = marker_path(b.settings.archive, path.name)  # the uploader has uploaded it, and reports it
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -138,14 +144,14 @@ def test_outcomes_in_uploaded_files_are_not_written_again_and_are_forgotten_in_t
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     count = "SELECT count(*) FROM late_outcomes"
     assert b.store._connection.execute(count).fetchone() == (7,), "the windows hold the rows that they are of"
-    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as where newer rows fill the windows
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as if newer rows filled the windows
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []
     assert b.store.files("uploaded") == [path.relative_to(b.settings.archive).as_posix()]
 
 
-def test_conversion_rate_follows_window_of_conversions_and_survives_restart(started):
+def test_conversion_rate_follows_its_window_and_survives_restart(started):
     b = started(conversion_window_seconds=3 * WINDOW, keep_ids_seconds=0.0)
     in_time = [("a", 0, START + 5), ("a", 0, START + 6), ("a", 1, START + 2 * WINDOW)]
     publish(b.log, prediction("a", 4), clicks("o", [("a", 2, START + 1)]))

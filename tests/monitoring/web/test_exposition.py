@@ -1,4 +1,4 @@
-"""Health and readiness: which silence is a fault."""
+"""Tests of health and readiness: which silence is a fault."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_stalled_or_ended_loop_is_unhealthy(exposition, clock):
 
 
 def test_it_is_ready_from_its_first_whole_turn_on(exposition):
-    assert exposition.unready() == "no turn of the loop has ended yet"
+    assert exposition.unready() == "no iteration of the loop has ended yet"
     exposition.show(Snapshot(time=1.0))
     assert exposition.unready() is None
 
@@ -45,9 +45,9 @@ def test_idle_log_is_ready_and_dead_subscriber_is_not(exposition):
 def test_turn_cut_short_is_alive_and_not_ready_until_whole_one(exposition, clock):
     exposition.show(Snapshot(time=1.0))
     clock.now += 9
-    exposition.note_failed_turn("log is busy")
+    exposition.record_failed_iteration("log is busy")
     clock.now += 9
     assert exposition.unhealthy() is None
-    assert exposition.unready() == "the last turn was cut short: log is busy"
+    assert exposition.unready() == "the last iteration failed: log is busy"
     exposition.show(Snapshot(time=2.0))
     assert exposition.unready() is None

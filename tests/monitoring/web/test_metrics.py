@@ -1,8 +1,8 @@
-"""Names of the metrics, and absence of what is undefined."""
+"""Tests of the metrics' names, and of the absence of undefined ones."""
 
 from dataclasses import replace
 
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Snapshot
 from monitoring.web.metrics import DRIFT_OUTCOMES, PROMOTIONS, REQUEST_OUTCOMES
 from monitoring.web.store_status import VERDICTS, StoreStatus
@@ -62,7 +62,10 @@ def test_what_log_cannot_tell_is_absent():
 
 
 def test_before_its_first_turn_monitor_shows_no_number_but_its_versions():
-    """A zero there is a counter that was reset, and when the true one comes back an alert sees it grow from nothing."""
+    """A zero would be a reset counter.
+
+    When the true value returns, an alert would see it grow from nothing.
+    """
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}
 
 
@@ -83,7 +86,7 @@ def test_what_is_not_known_of_runs_and_store_is_absent():
 
 def test_request_is_under_way_from_decision_to_end_of_its_run():
     for phase in ("idle", "decided", "uploading", "submitting"):
-        found = samples(replace(FULL, acting=ActingStatus(phase=phase)))
+        found = samples(replace(FULL, actions=ActionStatus(phase=phase)))
         assert ("ctr_monitor_run_started_timestamp_seconds",) not in found
         assert found["ctr_monitor_run_under_way",] == (phase != "idle")
     assert samples(FULL)["ctr_monitor_run_started_timestamp_seconds",] == 1500.0

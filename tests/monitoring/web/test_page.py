@@ -1,4 +1,4 @@
-"""What the status page says, read as a browser's parser reads it; how it looks is test_page_in_browser's."""
+"""Tests of the status page's text as a browser parses it. test_page_in_browser tests its look."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from evergreen.registry import promotion_journal
 from monitoring.policies.policy import Action, Decision
-from monitoring.retraining.acting import ActingStatus
+from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.page import MAX_POINTS, History, read_history, status_page, tail
 from tests.support.html_pages import health_of, table_of
@@ -17,7 +17,7 @@ from tests.support.snapshots import DECISION, EMPTY, EVENTS, FULL, KPIS, LAST_RU
 
 
 class Text(HTMLParser):
-    """The text of each element with a class or id that the tests ask for, and every tag and address."""
+    """The text of each element with a tested class or id, and every tag and address."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "Working; the newest prediction is 3 s old. Version 3 was judged on rows up to"),
-        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and has to be taken back. two: why two"),
+        ({}, "Working; the newest prediction is 3 s old. Version 3 was evaluated on rows up to"),
+        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and must be rolled back. two: why two"),
         ({"actions": ["breach", "held"]}, "Drift of version 3 for 2 min. two: why two. What is being done: running."),
         ({"actions": ["undecidable", "breach"]}, "A drift of version 3 is suspected for 2 min. two: why two."),
         ({"run": "failed"}, "The last run failed 3 min ago at deployment: passed"),
@@ -99,15 +99,15 @@ def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expe
         replace(DECISION, policy=name, action=Action(action), reason=f"why {name}")
         for name, action in zip(names, changes.get("actions", ["ok"]))
     ]
-    acting = replace(FULL.acting, incident_since=NOW - 120)
+    acting = replace(FULL.actions, incident_since=NOW - 120)
     last = replace(LAST_RUN, state=changes.get("run", "released"), ended_at=NOW - 180)
     status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
-    snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), acting=acting, store_status=status)
+    snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), actions=acting, store_status=status)
     assert expected in page(snapshot).text
 
 
 def banner(**changes) -> tuple[str, str]:
-    """State and text of the banner of a monitor at work, version 5 of which is served."""
+    """Return state and text of the banner of a running monitor that serves version 5."""
     exposition = Exposition()
     snapshot = Snapshot(time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800)
     exposition.show(replace(snapshot, **changes))
@@ -119,26 +119,27 @@ def about(version, action="ok", *, policy="sequential", window=None):
     return Decision(policy=policy, action=Action(action), reason=f"why {policy}", numbers=numbers)
 
 
-def test_banner_is_green_only_where_rows_of_serving_version_or_of_its_predecessors_were_judged():
+def test_banner_is_green_only_if_rows_of_serving_lineage_were_evaluated():
     state, text = banner(decisions=(about(5, window=5), about(5, "undecidable", policy="baking")))
-    assert (state, "Version 5 was judged on rows up to 1970-01-01 02:16:40 UTC, 30 min ago." in text) == ("good", True)
+    expected = "Version 5 was evaluated on rows up to 1970-01-01 02:16:40 UTC, 30 min ago."
+    assert (state, expected in text) == ("good", True)
     state, text = banner(decisions=(about(5, window=3),))
     assert state == "good"
     assert "No row of version 5 has matured yet; rows up to" in text
-    assert "were judged, the newest of version 3. sequential: why sequential." in text
+    assert "were evaluated, the newest of version 3. sequential: why sequential." in text
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"decided_at": None}, "Nothing has been judged yet: no label is final."),
-        ({"decisions": (about(4, window=4),)}, "Version 5 has not been judged yet; the last decision, on rows up to"),
-        ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be judged on rows up to"),
+        ({"decided_at": None}, "Nothing has been evaluated yet: no label is final."),
+        ({"decisions": (about(4, window=4),)}, "Version 5 has not been evaluated yet; the last decision, on rows up"),
+        ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be evaluated on rows up to"),
         (
             {"decisions": (about(5, "undecidable"), about(5, policy="schedule"))},
             "why sequential. schedule:",
         ),
-        ({"decisions": (about(5, "undecidable"), about(5, policy="baking"))}, "Version 5 could not be judged"),
+        ({"decisions": (about(5, "undecidable"), about(5, policy="baking"))}, "Version 5 could not be evaluated"),
     ],
     ids=["nothing", "another version", "undecidable", "the calendar alone", "baked once"],
 )
@@ -149,7 +150,7 @@ def test_banner_is_grey_where_nothing_was_judged(changes, expected):
     assert expected in text
 
 
-def test_tile_shows_predecessors_auc_by_its_name_while_serving_version_has_none():
+def test_tile_names_predecessor_of_auc_while_serving_version_has_none():
     shown = page(replace(FULL, serving_version=5, decisions=(about(5, window=3),))).text
     assert "AUC, 95 % of version 3 0.750 (0.700 .. 0.800)" in shown
     assert "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
@@ -172,7 +173,7 @@ def promotion(**changes):
     return promotion_journal.Promotion(**{**fields, "reason": "passed", **changes})
 
 
-def test_history_joins_monitors_files_and_stores_promotions_in_order_of_time(tmp_path):
+def test_history_joins_monitor_files_and_registry_promotions_by_time(tmp_path):
     state, store = tmp_path / "state", tmp_path / "store"
     state.mkdir()
     store.mkdir()
@@ -225,10 +226,10 @@ def test_different_events_of_one_kind_are_lines_of_their_own():
 
 
 def test_what_is_not_known_of_acting_is_left_out():
-    shown = page(Snapshot(acting=ActingStatus(budget_left=3, daily_budget=4)))
+    shown = page(Snapshot(actions=ActionStatus(budget_left=3, daily_budget=4)))
     assert "budget left today 3 of 4 requests" in shown.text
     assert "drifted since" not in shown.text
-    assert "messages waiting" not in shown.text.partition("Acting")[2]
+    assert "messages waiting" not in shown.text.partition("Retraining")[2]
 
 
 def drawn(snapshot: Snapshot, events=()) -> str:

@@ -1,6 +1,6 @@
-"""The status page in a real browser, on a desk and on a phone; screenshots are kept under build/.
+"""Tests of the status page in a real browser, on a desktop and a phone. Screenshots are in build/.
 
-That it hinders nobody is shown with the other pages (tests/crossings/test_pages_in_browser.py).
+tests/crossings/test_pages_in_browser.py checks accessibility together with the other pages.
 """
 
 from dataclasses import replace

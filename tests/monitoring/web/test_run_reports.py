@@ -1,4 +1,4 @@
-"""The status page leads to the reports of the last run, and to nothing else of the machine."""
+"""Tests that the status page links to the last run's reports, and to no other file."""
 
 import os
 
@@ -20,7 +20,7 @@ SECRET = "<p>of another folder</p>"
 
 @pytest.fixture
 def store(tmp_path):
-    """A store with a run that validation refused, and a file outside of it."""
+    """A registry with a run that validation refused, and a file outside of it."""
     store = tmp_path / "store"
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "validation_report.html").write_text(SECRET)

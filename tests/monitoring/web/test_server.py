@@ -1,4 +1,4 @@
-"""Pages over real HTTP."""
+"""Tests of pages over real HTTP."""
 
 import json
 
@@ -28,7 +28,7 @@ def served(tmp_path):
 
 
 def test_pages_answer(served):
-    assert served("/readyz") == (503, "no turn of the loop has ended yet\n")
+    assert served("/readyz") == (503, "no iteration of the loop has ended yet\n")
     served.exposition.show(Snapshot(time=1.0, windows=(EMPTY,), pending_rows=5))
     assert served("/healthz") == served("/readyz") == (200, "ok\n")
     assert "ctr_monitor_pending_rows 5.0" in served("/metrics")[1]

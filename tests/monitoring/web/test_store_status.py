@@ -1,4 +1,6 @@
-"""Runs, releases and files as the monitor tells of them: written by the steps' own code, read through /metrics."""
+"""Tests of runs, releases and files in the monitor's metrics: written by the steps' code, read
+through /metrics.
+"""
 
 import json
 import os
@@ -20,7 +22,10 @@ from tests.support.snapshots import samples
 def run_pipeline(
     store, run: str, *states: str, decision: str = "fail", trigger_id: str = "", rollout: str = "full"
 ) -> None:
-    """Leaves what the steps of a run and its exit handler leave; the last state is the last step's."""
+    """Write what the steps of a run and its exit handler leave.
+
+    The last state is the last step's.
+    """
     for step, state in zip(STEPS, states):
         try:
             with noted(store, run, step) as note:
@@ -44,7 +49,7 @@ DIED = ("done", "done", "failed")
 
 
 class Shown:
-    """A monitor's metrics, asked for after a turn."""
+    """A monitor's metrics, read after a turn."""
 
     def __init__(self, bench) -> None:
         self.bench = bench
@@ -98,7 +103,7 @@ def test_run_that_is_repeated_under_its_name_counts_again(bench):
     assert verdicts(shown.after()) == {"failed": 1, "released": 1}
 
 
-def test_gate_refusals_in_row_end_with_release_and_not_with_run_that_never_reached_gate(bench):
+def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
     b, row = bench(), "ctr_monitor_gate_refusals_in_a_row"
     shown = Shown(b)
     assert (row,) not in shown.after(), "no run has reached the gate"

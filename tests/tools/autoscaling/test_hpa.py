@@ -1,4 +1,6 @@
-"""The autoscaler's algorithm: cases worked out by hand from Kubernetes' documentation and source, and properties."""
+"""Tests of the autoscaler's algorithm: cases from Kubernetes' documentation and source, and
+properties.
+"""
 
 import math
 
@@ -19,7 +21,10 @@ def spec(*metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, do
 
 
 def once(current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None) -> int:
-    """What one sync asks for, with a value for each metric; None = it cannot be had."""
+    """Return the replicas after one sync, with a value for each metric.
+
+    None means that it is unavailable.
+    """
     pods = PodCounts(existing=current, ready=current if ready is None else ready)
     return Controller(of or spec()).sync(0.0, current, pods=pods, readings=values)
 
@@ -30,15 +35,15 @@ def once(current: int, *, ready: int | None = None, of: Autoscaler | None = None
         (2, 2, 200, 4),  # the documentation's example: twice the target doubles
         (4, 4, 50, 2),  # half the target halves
         (2, 2, 109, 2),  # within the tolerance of 0.1
-        (2, 2, 110, 2),  # on its edge: "if abs(1 - ratio) <= tolerance, nothing"
+        (2, 2, 110, 2),  # at its edge: "if abs(1 - ratio) <= tolerance, nothing"
         (2, 2, 112, 3),  # ceil(2 * 1.12)
         (2, 2, 90, 2),
         (3, 3, 89, 3),  # ceil(3 * 0.89) = 3
-        (3, 3, 0, 1),  # ceil(0), and the least
+        (3, 3, 0, 1),  # ceil(0), and the minimum
         (4, 2, 300, 6),  # only ready pods are multiplied: ceil(3 * 2)
-        (4, 2, 150, 3),  # fewer than there are, while two of them start
-        (2, 3, 150, 5),  # a pod that is being deleted is still ready
-        (2, 2, None, 2),  # nothing is known: nothing is done
+        (4, 2, 150, 3),  # fewer than exist, while two of them start
+        (2, 3, 150, 5),  # a pod that is being deleted still counts as ready
+        (2, 2, None, 2),  # without values nothing changes
     ],
 )
 def test_value_gives_what_controllers_source_gives(current, ready, value, wanted):
@@ -59,8 +64,8 @@ def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, 
     assert once(current, ready=0, of=average, pending=value) == wanted
 
 
-def test_values_are_compared_in_whole_thousandths_as_metrics_api_carries_them():
-    # 0.1109 is sent as 110m: within the tolerance of 100m, which 0.1109 itself is not.
+def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
+    # 0.1109 is sent as 110m, which is within the tolerance of 100m. 0.1109 itself is not.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
 
 
@@ -68,12 +73,12 @@ def test_values_are_compared_in_whole_thousandths_as_metrics_api_carries_them():
     ("readings", "wanted"),
     [
         ({"queue": 200.0, "pending": 60.0}, 6),  # the largest wish wins
-        ({"queue": 200.0, "pending": None}, 4),  # up, though one metric is missing
+        ({"queue": 200.0, "pending": None}, 4),  # up, even if one metric is missing
         ({"queue": 10.0, "pending": None}, 2),  # not down while one is missing
         ({}, 2),
     ],
 )
-def test_of_several_metrics_largest_wish_wins_and_none_is_taken_away_unseen(readings, wanted):
+def test_largest_wish_of_several_metrics_wins_and_none_drops_unseen(readings, wanted):
     two = spec(Metric(name="queue", target=100), Metric(name="pending", target=10, is_average=True))
     assert once(2, of=two, **readings) == wanted
 
@@ -97,7 +102,7 @@ def test_scale_down_waits_until_no_recommendation_of_window_asked_for_more():
         pods = PodCounts(existing=current, ready=current)
         current = controller.sync(now, current, pods=pods, readings={"queue": value})
         seen[now] = current
-    # The last recommendation of 8 was made at 45 s; 300 s later it no longer counts.
+    # The last recommendation of 8 was made at 45 s. 300 s later it no longer counts.
     assert seen[330.0] == 8
     assert seen[345.0] == 4
 
@@ -139,11 +144,14 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
 
 
 def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
-    """The largest change that the policies allow now, from the numbers at each of the past syncs, newest last."""
+    """Return the largest change that the policies allow now, from the replicas at past syncs,
+    newest last.
+    """
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change of exactly one period ago is outside of it, so the number after it is where the period began.
+        # A change exactly one period ago is outside of it, so the period starts with the number
+        # after that change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":

@@ -1,4 +1,4 @@
-"""The simulator's two metrics against the shipped queries, which a real Prometheus answers over the same samples."""
+"""Tests of the simulator's two metrics against the shipped queries on a real Prometheus."""
 
 import random
 import shutil
@@ -22,7 +22,10 @@ SERIES = {
 
 
 def random_samples(seed: int) -> dict[str, list[Sample]]:
-    """Four pods' counters with restarts, idle minutes and failed scrapes; some pods come late, some go early."""
+    """Return four pods' counters with restarts, idle minutes and failed scrapes.
+
+    Some pods come late or leave early.
+    """
     chance, samples = random.Random(seed), {}
     start = START + seed * DAY
     for pod in PODS:
@@ -44,7 +47,7 @@ def random_samples(seed: int) -> dict[str, list[Sample]]:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """A real Prometheus that holds the samples of every seed."""
+    """A real Prometheus with the samples of every seed."""
     if not shutil.which("promtool"):
         pytest.skip("promtool is not installed: there is no real Prometheus to compare with")
     folder = tmp_path_factory.mktemp("prometheus") / "it"
@@ -71,7 +74,7 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
     for seed in SEEDS:
         samples, chance = random_samples(seed), random.Random(seed)
         moments = [START + seed * DAY + chance.randrange(SPAN + 120_000) for _ in range(60)]
-        # Moments at which a sample falls on the window's very edge, too.
+        # They include moments at which a sample is exactly on the window's edge.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
             theirs = list(prometheus.ask(query, time=f"{at / 1000:.3f}").values())
@@ -81,7 +84,7 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
     assert num_values >= 200, "the moments found too little to say anything"
 
 
-def test_without_enough_samples_there_is_no_value_and_without_requests_it_is_zero():
+def test_too_few_samples_give_no_value_and_no_requests_give_zero():
     idle = [Sample(at * 15_000, 7.0, 3.0, 0.0) for at in range(4)]
     assert fleet_metrics({"idle": idle, "new": idle[-1:]}, 45.0) == {QUEUE_METRIC: 0.0, PENDING_METRIC: 0.0}
     assert fleet_metrics({"new": idle[-1:]}, 45.0) == {QUEUE_METRIC: None, PENDING_METRIC: 0.0}

@@ -1,4 +1,4 @@
-"""A pod's queue against queueing theory, against the server's rules case by case, and against lost requests."""
+"""Tests of a pod's queue against queueing theory, the server's rules, and lost requests."""
 
 import math
 from dataclasses import astuple
@@ -16,14 +16,17 @@ ENDLESS = {"max_queued": 10**9, "timeout_seconds": 1e9, "max_batch_rows": 1}
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Probability that a request of M/M/c waits; load = arrival rate times mean service time."""
+    """Return the probability that a request of M/M/c waits.
+
+    `load` is arrival rate times mean service time.
+    """
     terms = [load**k / math.factorial(k) for k in range(servers)]
     last = load**servers / math.factorial(servers) * servers / (servers - load)
     return last / (sum(terms) + last)
 
 
 def mean_wait(instances: int, utilisation: float, seed: int) -> float:
-    """Mean of the simulated waits, in service times."""
+    """Return the mean of the simulated waits in service times."""
     random = np.random.default_rng(seed)
     count = 80_000
     arrivals = np.cumsum(random.exponential(1 / (utilisation * instances), count))
@@ -52,11 +55,12 @@ def queue(**settings) -> PodQueue:
     return PodQueue(PodSettings(**settings), lambda rows: 1.0 + rows)
 
 
-def test_free_instance_takes_all_that_waits_as_one_batch_of_at_most_largest_size():
+def test_free_instance_batches_all_that_waits_up_to_largest_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
-    # The first goes alone and takes 3 s; of the three that wait then two fit into a batch of 4 rows, which takes 5 s.
+    # The first goes alone and takes 3 s. Two of the three that wait then fit into a batch of 4
+    # rows, which takes 5 s.
     assert pod.waits == pytest.approx([0.0, 2.9, 2.8, 7.7])
     assert pod.counters.answered == 4
     assert pod.counters.queue_seconds == pytest.approx(13.4)
@@ -87,7 +91,7 @@ def test_request_that_waited_too_long_is_refused_when_its_turn_comes():
     timeout=st.floats(0.1, 10),
     most_rows=st.sampled_from([1, 5]),
 )
-def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_cut(
+def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
     gaps, steps, instances, most, timeout, most_rows
 ):
     arrivals = np.cumsum(gaps).tolist()
@@ -102,7 +106,7 @@ def test_every_request_is_answered_refused_timed_out_or_inside_however_time_is_c
             assert done + pod.num_inside == len(arrivals)
             assert pod.num_queued <= most
         outcomes.append([*astuple(pod.counters), pod.num_queued, *pod.waits])
-    # Looking more often changes nothing.
+    # More frequent checks change nothing.
     assert outcomes[0] == pytest.approx(outcomes[1])
 
 

@@ -1,4 +1,6 @@
-"""`evergreen scale simulate` as somebody meets it first: its output, honest defaults, wrong flags and wrong files."""
+"""Tests of `evergreen scale simulate` for a new user: its output, defaults, wrong flags and wrong
+files.
+"""
 
 import re
 from pathlib import Path
@@ -20,17 +22,17 @@ def short(tmp_path) -> str:
 
 
 def refused(capsys, *flags: object) -> str:
-    """What is printed where the command refuses its flags or its files."""
+    """Return the output of the command when it refuses its flags or files."""
     try:
         code = main(["simulate", *map(str, flags)])
-    except SystemExit as ended:  # argparse's
+    except SystemExit as ended:  # argparse's message
         code = ended.code
     assert code == 2
     return capsys.readouterr().err
 
 
 def changed(tmp_path, change) -> Path:
-    """The shipped autoscaler with a change, as a file."""
+    """Write the shipped autoscaler with a change to a file."""
     document = yaml.safe_load(SHIPPED_AUTOSCALER.read_text())
     change(document["spec"])
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(document))
@@ -50,7 +52,7 @@ def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
     assert answered == pytest.approx(600 * 50, rel=0.03)
 
 
-def test_default_service_times_are_those_for_which_shipped_target_was_chosen(short, capsys):
+def test_default_service_times_are_those_of_shipped_target(short, capsys):
     assert main(["simulate", "--trace", short]) == 0
     printed = capsys.readouterr().out
     target = read_autoscaler(SHIPPED_AUTOSCALER).metrics[0].target
@@ -85,7 +87,7 @@ def test_manifest_without_optional_fields_means_kubernetes_defaults(tmp_path):
         (f"{HEAD}0,1\n5,1\n".encode(), "lasts 5 s"),
         (f"{HEAD}0,999999\n86400,1\n".encode(), r"step of 8.64e\+10 requests"),
         (b"seconds,requests_per_second,rows_per_request\n0,1,5000\n60,1,1\n", "to 4096 rows"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not text"),
     ],
 )
 def test_file_that_is_no_trace_is_refused_with_reason(tmp_path, capsys, content, named):
@@ -121,7 +123,7 @@ def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short
     [
         (lambda spec: spec["triggers"][0]["metadata"].update(threshold="many"), "'many'"),
         (lambda spec: spec["triggers"][0].update(type="cron"), "is of type cron"),
-        (lambda spec: spec["triggers"][0].update(name="other"), "metric is other, expected one that is simulated"),
+        (lambda spec: spec["triggers"][0].update(name="other"), "metric is other, expected a simulated one"),
     ],
 )
 def test_manifest_that_cannot_be_simulated_is_refused_with_reason(tmp_path, capsys, short, change, named):

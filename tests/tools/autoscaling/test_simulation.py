@@ -1,4 +1,6 @@
-"""The whole simulation: the shipped manifests and queries over small traces, by seed, with nobody lost."""
+"""Tests of the whole simulation: shipped manifests and queries over small traces, reproducible by
+seed.
+"""
 
 import math
 from pathlib import Path
@@ -29,7 +31,7 @@ def simulated(trace: Trace, *, target: float = 20_000, **of_settings):
     return Simulation(trace, spec, settings).run()
 
 
-def test_overload_brings_replicas_and_quiet_takes_them_away_within_shipped_bounds():
+def test_overload_adds_replicas_and_quiet_removes_them_within_bounds():
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
     outcome = simulated(steps(5, 150, 150, 5, 5, 5, 5, 5))
     wanted = [moment.wanted for moment in outcome.moments]
@@ -66,7 +68,8 @@ def test_pod_on_new_node_answers_after_all_that_has_to_start():
     cluster.scale(100.0, 2)
     assert [len(cluster.ready(at)) for at in (204.0, 205.0)] == [1, 2]
     assert cluster.counted(204.0) == PodCounts(existing=2, ready=1)
-    # The newest leaves first and stops after its pause; the next one finds its node up, with the image on it.
+    # The newest leaves first and stops after its pause. The next one finds its node up, with the
+    # image on it.
     cluster.scale(300.0, 1)
     assert [pod.name for pod in cluster.ready(300.0)] == ["triton-0"]
     assert cluster.counted(300.0) == PodCounts(existing=1, ready=2)
@@ -75,7 +78,7 @@ def test_pod_on_new_node_answers_after_all_that_has_to_start():
     cluster.settle(939.0)
     cluster.scale(939.0, 2)
     assert [len(cluster.ready(at)) for at in (953.0, 954.0)] == [1, 2]
-    # An idle node goes after ten minutes, and the next pod waits for a new one.
+    # An idle node is removed after ten minutes, and the next pod waits for a new one.
     cluster.scale(1000.0, 1)
     cluster.settle(1040.0)
     cluster.settle(1640.0)
@@ -95,5 +98,5 @@ def test_shipped_service_times_say_what_was_measured_and_grow_with_rows(name):
 
 def test_service_times_of_another_form_are_refused(tmp_path: Path):
     (tmp_path / "times.json").write_text('{"service_times": []}')
-    with pytest.raises(ContractError, match="no file of service times"):
+    with pytest.raises(ContractError, match="is not a file of service times"):
         read_service_times(tmp_path / "times.json")

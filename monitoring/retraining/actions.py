@@ -1,8 +1,8 @@
-"""What follows a decision: a run of the pipeline or a notification, restrained, and events when something changes.
+"""Act on decisions: start a run or notify people, within the rate limits.
 
-In: decisions, turns of the loop. Out: the decision as it was acted on; at most one run at a time
-(`monitoring.retraining.retraining`); messages (`monitoring.retraining.notifications`). When a run must wait is
-`monitoring.policies.restraint`'s.
+Input is decisions and iterations of the loop. Output is the decision after rate limits, events, at
+most one run at a time (`monitoring.retraining.retraining`), and messages
+(`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` has the rate limits.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from evergreen.notifications.webhook import post_to_file
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, expect
 from monitoring.journal import Journal
-from monitoring.policies import restraint
+from monitoring.policies import rate_limit
 from monitoring.policies.baking import BAKING
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.restraint import RunMemory, restrain
+from monitoring.policies.rate_limit import RunMemory, apply_limits
 from monitoring.retraining.new_versions import NewVersions
 from monitoring.retraining.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
 from monitoring.retraining.retraining import IDLE, RUNNING, Retraining
@@ -31,24 +31,25 @@ if TYPE_CHECKING:
     from monitoring.state.archive import Archive
 
 TRIGGERS = ("none", "local", "kubeflow")
-NOTIFY_RESTRAINT = "restraint.notify"
-"""Document with the restraint of notifications that take the place of a run."""
+NOTIFY_LIMITS = "rate_limits.notify"
+"""Document with the rate limits of notifications that replace a run."""
 REPORTED = "reported"
-"""Document with the action of the drift that was reported last; empty after its end."""
+"""Document with the action of the drift that was last reported. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""A log that is down for less is a broker that restarts, and no reason to wake anybody."""
+"""Seconds without the log before it is reported. A broker that restarts takes less."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActingSettings:
-    """What is done about a drift, and by whom."""
+class ActionSettings:
+    """Settings of the actions after a confirmed drift."""
 
     trigger: str = "none"
-    """Who runs the pipeline: `local` (a process), `kubeflow`, or `none` (only notify)."""
+    """How the pipeline is started: `local` (a process), `kubeflow`, or `none` (only notify)."""
     run_command: str = ""
-    """Local trigger: command line that runs the pipeline; `--request <file>` is appended."""
+    """Local trigger: command line that runs the pipeline. `--request <file>` is appended."""
     upload_wait_seconds: float = 600.0
-    """Longest wait for the uploader before a run is requested; 0 = the archive is the lake, do not wait."""
+    """Maximum wait for the uploader before a run is requested, in seconds. 0 means that the archive
+    is the lake."""
     kubeflow: KubeflowSettings = KubeflowSettings()
     notifications: NotificationSettings = NotificationSettings()
 
@@ -56,19 +57,23 @@ class ActingSettings:
         expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
-            raise ContractError("run_command is empty, expected a command line for the local trigger")
+            raise ContractError(
+                "run_command is empty, expected a command line for the local trigger"
+            )
         if self.trigger == "kubeflow":
             self.kubeflow.expect_complete()
 
 
-def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: int = -1) -> Trigger | None:
-    """Return the trigger that the settings name; None = only notify.
+def make_trigger(
+    settings: ActionSettings, *, state: Path, store: Path, umask: int = -1
+) -> Trigger | None:
+    """Create the trigger that the settings name. None means only notifications.
 
     Args:
-        settings: Which trigger, and its own.
-        state: The monitor's folder.
-        store: The model store.
-        umask: That of runs on this machine; -1 = the monitor's.
+        settings: Settings of the trigger.
+        state: State folder of the monitor.
+        store: Model registry.
+        umask: Umask of local runs. -1 keeps the monitor's own.
     """
     if settings.trigger == "local":
         return LocalTrigger(state, store, settings.run_command, umask=umask)
@@ -78,35 +83,35 @@ def make_trigger(settings: ActingSettings, *, state: Path, store: Path, umask: i
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActingStatus:
-    """What is being done, and what restrains the next run; a number that does not exist is None."""
+class ActionStatus:
+    """The retrain request in progress and the current rate limits, for the pages."""
 
     phase: str = IDLE
-    """Of the request under way; see `monitoring.retraining.retraining`."""
+    """Phase of the request in progress, see `monitoring.retraining.retraining`."""
     request_id: str | None = None
     started_at: float | None = None
-    """When the active run was started."""
+    """Start of the active run, in seconds since the epoch, or None."""
     daily_budget: int | None = None
     budget_left: int | None = None
     blocked_until: float | None = None
-    """No request before this time; None while nothing forbids one."""
+    """No request before this time. None if nothing prevents one."""
     blocked_by: str | None = None
     failures: int | None = None
-    """Runs in a row that released nothing."""
+    """Number of consecutive runs without a release."""
     failed: int | None = None
-    """The newest of them in a row that failed."""
+    """Number of newest consecutive runs that failed."""
     incident_since: float | None = None
     last_action: str | None = None
     messages_waiting: int | None = None
     """None without a webhook."""
 
 
-class Acting:
-    """Acts on decisions; at most one run at a time."""
+class DecisionHandler:
+    """Acts on decisions, with at most one run at a time."""
 
     def __init__(
         self,
-        settings: ActingSettings,
+        settings: ActionSettings,
         restraint: RestraintSettings,
         *,
         recipe: RecipeSettings,
@@ -120,12 +125,12 @@ class Acting:
         clock: Callable[[], float],
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continues where a predecessor stopped; listens to the journal from now on.
+        """Continue where a predecessor stopped, and listen to the journal.
 
-        The archive is flushed before a run is requested. Without a trigger people are notified in place of runs, and of
-        the policies `notify_only` in any case.
+        The archive is flushed before a run is requested. People are notified instead of a run if
+        there is no trigger, and always for the policies in `notify_only`.
         """
-        self._restraint = restraint
+        self._limits = restraint
         self._documents = documents
         self._journal = journal
         self._notify_only = split_names(notify_only)
@@ -142,26 +147,42 @@ class Acting:
             checkpoint=checkpoint,
         )
         url_file = Path(settings.notifications.webhook_file)
-        outbox = Outbox(documents, partial(post_to_file, url_file)) if settings.notifications.webhook_file else None
-        self.notifier = Notifier(documents, outbox, settings.notifications, recommender=recommender, clock=clock)
+        outbox = (
+            Outbox(documents, partial(post_to_file, url_file))
+            if settings.notifications.webhook_file
+            else None
+        )
+        self.notifier = Notifier(
+            documents, outbox, settings.notifications, recommender=recommender, clock=clock
+        )
         journal.listener = self.notifier.on_event
         self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
         if not self._reported and self._is_idle:
-            # A predecessor was killed between the event and its note; nothing would ever close the incident.
+            # A predecessor was killed between the event and its note, so nothing else would close
+            # the incident.
             self.notifier.close_silently(DRIFT)
 
-    def consider(self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float) -> Decision:
-        """Acts on a decision; returns it as it was acted on, HELD where it must wait.
+    def consider(
+        self, decision: Decision, decisions: Sequence[Decision], *, now: float, data_until: float
+    ) -> Decision:
+        """Apply the rate limits to a decision, and start a run or notify people.
 
-        `decisions` are those of each policy: some start a run, others only notify people. Every row up to `data_until`
-        is matured.
+        Args:
+            decision: The combined decision.
+            decisions: Decision of each policy. Some start a run, others only notify people.
+            now: Seconds since the epoch.
+            data_until: Event time up to which every row matured, in seconds since the epoch.
+
+        Returns:
+            The decision, with the action HELD if it must wait.
         """
         for each in decisions:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The version before comes back first; whether that one needs a successor is for its own rows to say.
+            # The previous version is restored first. The rows of that version then show whether it
+            # needs a successor.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -171,22 +192,25 @@ class Acting:
         return decision
 
     def step(self, now: float, *, log_problem: str | None = None) -> None:
-        """Advances what is under way without waiting; `log_problem`: why nothing can arrive from the record log."""
+        """Advance runs and messages without waiting.
+
+        `log_problem` is why nothing can arrive from the event log, or None.
+        """
         self._report_log(log_problem, now)
         if self.new_versions.step(now):
-            self.retraining.rest_after(restraint.TAKEN_BACK, now)
+            self.retraining.begin_cooldown(rate_limit.TAKEN_BACK, now)
         self.notifier.step(now)
         self.retraining.step(now)
 
-    def status(self, now: float) -> ActingStatus:
-        """For the page and the metrics."""
+    def status(self, now: float) -> ActionStatus:
+        """Return the status for the page and the metrics."""
         progress = self.retraining.progress
         memory = self.retraining.memory
         outbox = self.notifier.outbox
         incident = self.notifier.open.get(DRIFT)
-        budget = self._restraint.daily_budget
+        budget = self._limits.daily_budget
         is_blocked = memory.blocked_until > now
-        return ActingStatus(
+        return ActionStatus(
             phase=progress.phase,
             request_id=progress.request_id or None,
             started_at=progress.started_at if progress.phase == RUNNING else None,
@@ -209,49 +233,55 @@ class Acting:
         if decision.policy in self._notify_only or not self._has_trigger:
             self._notify(decision, now)
             return decision
-        acted = restrain(decision, self.retraining.memory, self._restraint, now=now)
+        acted = apply_limits(decision, self.retraining.memory, self._limits, now=now)
         if acted.action is Action.RETRAIN and self._is_idle:
             self.retraining.begin(decision, now=now, data_until=data_until)
         return acted
 
     def _notify(self, decision: Decision, now: float) -> None:
-        """Notifies people in place of a run, as often as a run might be requested."""
-        memory = read_memory(self._documents, NOTIFY_RESTRAINT, RunMemory)
-        if restrain(decision, memory, self._restraint, now=now).action is Action.HELD:
+        """Notify people instead of a run, within the rate limits of runs."""
+        memory = read_memory(self._documents, NOTIFY_LIMITS, RunMemory)
+        if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
-        memory = restraint.requested(memory, now=now)
-        memory = restraint.ended(memory, "notified", self._restraint, now=now)
-        self._documents.write_documents({NOTIFY_RESTRAINT: dataclasses.asdict(memory)}, {"request_notified": 1})
+        memory = rate_limit.requested(memory, now=now)
+        memory = rate_limit.ended(memory, "notified", self._limits, now=now)
+        self._documents.write_documents(
+            {NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+        )
 
     def _report_drift(self, decision: Decision) -> None:
-        """Emits an event for a drift's first breach, its hold and its end, each once, also over a restart.
+        """Emit an event for a drift's first breach, its hold and its end, once each.
 
-        A request has events of its own.
+        The events are not repeated after a restart. A retrain request emits its own events.
         """
         action, reported = decision.action, self._reported
         if action is Action.RETRAIN:
             reported = Action.BREACH.value
         elif action is Action.HELD or (action is Action.BREACH and not reported):
             if action.value != reported:
-                self._journal.emit(action.value, decision.reason, policy=decision.policy, **decision.numbers)
+                self._journal.emit(
+                    action.value, decision.reason, policy=decision.policy, **decision.numbers
+                )
             reported = action.value
         elif action is Action.OK and reported:
-            self._journal.emit("recovered", decision.reason, policy=decision.policy, **decision.numbers)
+            self._journal.emit(
+                "recovered", decision.reason, policy=decision.policy, **decision.numbers
+            )
             reported = ""
         if reported != self._reported:
             self._documents.write_documents({REPORTED: {"action": reported}})
             self._reported = reported
 
     def _report_log(self, problem: str | None, now: float) -> None:
-        """Emits an event when nothing could arrive from the log for a while, and when messages can arrive again."""
-        is_reported = LOG in self.notifier.open  # also after a restart
+        """Emit an event when the log is down for a while, and when it is back."""
+        is_reported = LOG in self.notifier.open  # includes reports of a predecessor
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")
             self._log_down_since = None
         elif self._log_down_since is None:
             self._log_down_since = now
-        # A clock that was set back reports too early rather than never.
+        # After a clock was set back, report too early rather than never.
         elif abs(now - self._log_down_since) >= LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

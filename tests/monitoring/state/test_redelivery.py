@@ -1,4 +1,7 @@
-"""A request delivered again is no news; another one under its id is counted and set aside, and no click is lost."""
+"""Tests of redelivered requests: ignored.
+
+A different one with the same id is dead-lettered. No click is lost.
+"""
 
 from dataclasses import replace
 
@@ -80,12 +83,14 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
         b.start()
     redeliver(b, FIRST)
     assert counts(b) == (9, 5, 0, 0)
-    redeliver(b, replace(FIRST, time=START + 1))  # of an archived request the time still tells another one
+    redeliver(
+        b, replace(FIRST, time=START + 1)
+    )  # the time still identifies a different request after the first one was archived
     assert counts(b) == (9, 5, 1, 1)
 
 
 def redeliver(b, *records):
-    """Lets the monitor read the records again, as from a log that delivers at least once."""
+    """Deliver the records to the monitor again, as an at-least-once log may."""
     b.log._connection.execute("DELETE FROM messages WHERE state = 'acknowledged'")
     b.tick(*records)
 

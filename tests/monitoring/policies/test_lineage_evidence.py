@@ -1,4 +1,6 @@
-"""Whose rows are evidence about the serving version: release, rollback, the way back, and what is not known."""
+"""Tests of which rows are evidence about the serving version: release, rollback, return, unknown
+cases.
+"""
 
 import json
 
@@ -7,8 +9,8 @@ import pytest
 
 from evergreen.config.monitor import PolicySettings
 from monitoring.metrics.window import MAX_VERSIONS
-from monitoring.policies.betting import FRACTIONS, Capital, Trail, factors
-from monitoring.policies.line_evidence import LineEvidence
+from monitoring.policies.betting import FRACTIONS, Trail, factors
+from monitoring.policies.lineage_evidence import LineageEvidence
 from monitoring.policies.policies import SequentialPolicy
 from monitoring.policies.policy import NO_ROWS, Action, Baseline, without_oldest
 from tests.support.click_streams import ClickTraffic, draw
@@ -21,24 +23,29 @@ SPAN = 10.0
 
 
 class Line:
-    """A policy that is shown one decision point after the other; its memory passes through sorted JSON each time."""
+    """A policy that gets successive decision points.
+
+    Its state passes through sorted JSON each time.
+    """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
         self.policy, self.memory, self.time = SequentialPolicy(SETTINGS), {}, 0.0
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
-        """Decides about the last version of `line` on 400 rows a point of each version in `aucs`, of that AUC."""
+        """Decide about the last version of `line` on 400 rows a point of each version in `aucs`,
+        with that AUC.
+        """
         for _ in range(points):
             self.time += SPAN
             rows = {version: draw(self.random, TRAFFIC, rows=400, auc=auc) for version, auc in sorted(aucs.items())}
             self.total += 400 * len(rows)
             known = {
-                version: Baseline(auc=AUC, low=AUC, high=AUC, learned_until=self.learned.get(version))
+                version: Baseline(auc=AUC, low=AUC, high=AUC, trained_until=self.learned.get(version))
                 for version in {*rows, line[-1]}
             }
             evidence = evidence_of(
-                version=line[-1], time=self.time, rows_of=rows, line=tuple(line), baselines=known,
+                version=line[-1], time=self.time, rows_of=rows, lineage=tuple(line), baselines=known,
                 matured_total=self.total,
             )  # fmt: skip
             decision, memory = self.policy.decide(evidence, self.memory)
@@ -46,7 +53,7 @@ class Line:
         return decision
 
 
-def test_rows_of_earlier_versions_raise_alarm_of_one_that_has_no_matured_row():
+def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
     seen = Line({1: -50.0, 2: -30.0, 3: 5.0})
     assert seen.see([1, 2, 3], {1: 0.85}, points=10).action is Action.OK
     decision = seen.see([1, 2, 3], {2: FALLEN}, points=10)
@@ -67,7 +74,7 @@ def test_bets_continue_over_release():
     )
 
 
-def test_rows_of_version_that_was_rolled_back_say_nothing_about_one_that_is_live_again():
+def test_rows_of_rolled_back_version_are_no_evidence_about_live_one():
     seen = Line({1: -50.0, 2: -40.0, 3: -30.0})
     seen.see([1], {1: AUC}, points=5)
     assert seen.see([1, 2], {2: FALLEN}, points=10).action is Action.RETRAIN
@@ -90,7 +97,7 @@ def test_way_back_counts_rows_of_both_versions():
 
 
 @pytest.mark.parametrize(("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)])
-def test_release_ends_alarm_only_if_its_model_has_learned_rows_that_show_change(learned, action):
+def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learned, action):
     seen = Line({1: -50.0, 2: learned})
     seen.see([1], {1: AUC}, points=10)
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
@@ -126,7 +133,7 @@ def test_older_model_that_is_promoted_after_change_is_under_alarm_at_once():
         assert "shown by rows of model version 1 from" in decision.reason
 
 
-def test_version_of_which_is_not_known_what_it_learned_is_judged_by_its_own_rows_alone():
+def test_version_with_unknown_training_rows_is_evaluated_on_its_own_only():
     seen = Line({1: -50.0, 2: None})
     assert seen.see([1], {1: FALLEN}, points=15).action is Action.RETRAIN
     waiting = seen.see([1, 2], {1: FALLEN})
@@ -137,7 +144,7 @@ def test_version_of_which_is_not_known_what_it_learned_is_judged_by_its_own_rows
     assert (own.action, own.numbers["evidence"] < 2.0) == (Action.OK, True)
 
 
-def test_as_many_versions_as_one_window_of_releases_holds_are_enough_to_go_on():
+def test_as_many_versions_as_fit_one_window_of_releases_suffice():
     learned = {version: 30.0 * version - 1000.0 for version in range(1, 31)}
     seen = Line(learned)
     for version in range(1, 20):
@@ -157,7 +164,7 @@ def test_what_is_dropped_of_versions_does_not_depend_on_order_of_keys():
 def test_decision_point_without_round_changes_no_evidence():
     seen = Line({1: -50.0})
     seen.see([1], {1: AUC}, points=3)
-    of_line = LineEvidence(seen.memory, enough=100.0)
+    of_line = LineageEvidence(seen.memory, enough=100.0)
     before = of_line.memory()["processes"]
     of_line.update(evidence_of(version=1, rows_of={1: NO_ROWS}, time=99.0), {1: AUC})
     assert of_line.memory()["processes"] == before
@@ -185,8 +192,9 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # One bet with all that begins in its first round: the capital is its cash and the factors' mean, times that share.
-    capital = Capital({})
+    # One bet with all that starts in its first round. The e-value is its cash plus that share times
+    # the mean of the factors.
+    capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)
     assert capital.value == pytest.approx(cash + start * np.mean(factors(payoffs[1:2], lambdas)))

@@ -1,4 +1,6 @@
-"""Judgement is a function of records: any bites, orders and restarts give the same lines, byte for byte."""
+"""Tests that decisions depend only on records: any batches, orders and restarts give identical
+lines.
+"""
 
 import json
 from dataclasses import replace
@@ -12,7 +14,7 @@ from evergreen.config.monitor import JudgeSettings, PolicySettings
 from evergreen.config.release import BakingSettings
 from evergreen.runtime.errors import ContractError
 from monitoring.metrics.window import MAX_VERSIONS
-from monitoring.policies.judging import MAX_LINE, Judge, serving_ahead
+from monitoring.policies.evaluation import MAX_LINEAGE, Evaluator, serving_ahead
 from monitoring.policies.policies import POLICIES, make_policies
 from monitoring.policies.policy import Action, Baseline, Decision, FeatureDrift
 from monitoring.rows import MaturedRequests
@@ -25,22 +27,24 @@ POLICY = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.74, min_cli
 
 
 def baseline(version: int) -> Baseline | None:
-    return Baseline(auc=0.8, low=0.78, high=0.82, learned_until=START - 60.0 + 40.0 * version)
+    return Baseline(auc=0.8, low=0.78, high=0.82, trained_until=START - 60.0 + 40.0 * version)
 
 
-def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Judge:
-    return Judge(judge_settings, make_policies(policies), baseline=baseline, memory=memory)
+def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Evaluator:
+    return Evaluator(judge_settings, make_policies(policies), baseline=baseline, memory=memory)
 
 
 def world(seed: int, num: int = 60):
-    """Requests over a minute and a half: a canary beside version 1, then version 2, then a rollback.
+    """Return requests over a minute and a half: a canary next to version 1, then version 2, then a
+    rollback.
 
-    Version 2 is rolled back for three seconds, less than a window, too.
+    Version 2 is also rolled back for three seconds, less than a window.
     """
     random = np.random.default_rng(seed)
     made = []
     for i in range(num):
-        # Whole seconds among them, so that many are at a decision point exactly, or at one time.
+        # They include whole seconds, so that many are exactly at a decision point, or at the same
+        # time.
         time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
         in_the_middle = START + 30 <= time < START + 60 and not START + 40 <= time < START + 43
         is_canary = bool(random.random() < 0.3) and not in_the_middle
@@ -57,21 +61,22 @@ DRIFTS = [
 
 
 def note(judge, request, *, is_canary=False):
-    judge.note_predictions(request.times, request.versions, canary=np.array([is_canary]))
+    judge.record_predictions(request.times, request.versions, canary=np.array([is_canary]))
 
 
 def note_all(judge, made):
-    """Notes these requests, each with whether a canary made it, at once."""
+    """Record these requests at once, each with whether a canary made it."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])
-        judge.note_predictions(together.times, together.versions, canary=canary)
+        judge.record_predictions(together.times, together.versions, canary=canary)
 
 
 def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
-    """Lines of a judge that gets the records shuffled, in bites, and predictions up to the grace period late.
+    """Return the lines of a monitor that gets the shuffled records in batches.
 
-    Each is judged as soon as the watermark allows it.
+    Predictions are up to the grace period late. Each batch is evaluated as soon as the watermark
+    allows it.
     """
     random = np.random.default_rng(seed)
     arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
@@ -83,18 +88,18 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
         note_all(judge, new)
         for drift in DRIFTS:
             if began - GRACE < drift.bucket_end <= end - GRACE:
-                judge.note_drift(drift)
+                judge.record_drift(drift)
         shuffled = [made[i][0] for i in random.permutation(len(made))]
         if due := [request for request in shuffled if began - WINDOW < request.times[0] <= end - WINDOW]:
             judge.observe(MaturedRequests.joined(due))
         lines += [each.line() for each in judge.decide_up_to(end - WINDOW)]
-        if restarts and judge.judged_until is not None:
+        if restarts and judge.decided_until is not None:
             memory = json.loads(json.dumps(judge.memory()))
             judge = make_judge(memory)
             held = [made[i][0] for i in random.permutation(len(made)) if made[i][0].times[0] <= end - WINDOW]
             if held:
                 judge.restore(MaturedRequests.joined(held))
-            ahead = judge.judged_until + AHEAD
+            ahead = judge.decided_until + AHEAD
             note_all(judge, [each for each in made if each[0].times[0] > ahead and arrival[each[0].ids[0]] <= end])
         began = end
     assert judge.num_passed_over == 0
@@ -128,11 +133,11 @@ def test_points_are_multiples_of_span_at_which_rows_matured():
     judge = fed(make_judge(), requests(0.0, 0.1, 4.0, 30.0))
     points = [(each.time - START, each.decision.numbers["rows"]) for each in judge.decide_up_to(START + 31.9)]
     assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
-    assert judge.judged_until == START + 28.0
+    assert judge.decided_until == START + 28.0
     assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
 
 
-def test_version_that_serves_one_attribution_window_less_grace_period_ahead_is_judged():
+def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
     assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and version 1's rows mature"
@@ -143,12 +148,12 @@ def test_version_that_serves_one_attribution_window_less_grace_period_ahead_is_j
 
 def test_rollback_is_judged_on_older_version_again():
     judge = fed(make_judge(), requests(0.0), requests(20.0, 21.0, version=2), requests(40.0))
-    assert judge.judged_until is None
+    assert judge.decided_until is None
     points = judge.decide_up_to(START + 60.0)
     assert [each.version for each in points] == [1, 2, 2, 1]
     assert points[-1].memory["matured_total"] == 16
     assert judge.decide_up_to(START + 10.0) == []
-    assert judge.judged_until == START + 60.0
+    assert judge.decided_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
     assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), "as of what was seen"
 
@@ -171,10 +176,12 @@ def reasons(points, policy):
     return {point.time - START: each for point in points for each in point.decisions if each.policy == policy}
 
 
-def test_ages_are_never_negative_after_rollback_and_way_back_within_one_window():
-    """Version 2 serves since 23 then, though its rows from 20 on mature: "14720 matured rows ..., -1254 s"."""
+def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
+    """Version 2 serves from 23 on, but its rows from 20 on mature: "14720 matured rows ..., -1254
+    s".
+    """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
-    judge = Judge(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
+    judge = Evaluator(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
     fed(
         judge,
         requests(0.0, 8.0, 16.0),
@@ -200,14 +207,14 @@ def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
     assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, "since it was set right"
 
 
-def test_rows_of_earlier_versions_are_evidence_about_serving_one_and_of_later_ones_are_not():
+def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
     seen = []
 
     def look(evidence):
         rows = {version: len(each.labels) for version, each in evidence.rows_of.items()}
-        seen.append((evidence.time - START, evidence.version, evidence.line, rows, evidence.kpis.version))
+        seen.append((evidence.time - START, evidence.version, evidence.lineage, rows, evidence.kpis.version))
 
-    judge = Judge(JUDGE, [Looking(look)], baseline=baseline)
+    judge = Evaluator(JUDGE, [Looking(look)], baseline=baseline)
     fed(judge, requests(0.0), requests(9.0, 12.0, version=2), requests(20.0, 24.0), requests(40.0, 44.0, version=3))
     judge.decide_up_to(START + 60.0)
     assert seen == [
@@ -219,7 +226,7 @@ def test_rows_of_earlier_versions_are_evidence_about_serving_one_and_of_later_on
         (44.0, 3, (1, 3), {3: 4}, 3),
     ]
     seen.clear()
-    judge = Judge(JUDGE, [Looking(look)], baseline=baseline)
+    judge = Evaluator(JUDGE, [Looking(look)], baseline=baseline)
     fed(judge, requests(0.0, 4.0, 8.0), requests(8.5, version=2), requests(9.0))
     judge.decide_up_to(START + 60.0)
     assert seen[1:] == [(4.0, 1, (1,), {1: 4}, 1), (8.0, 1, (1,), {1: 4}, 1), (12.0, 1, (1,), {1: 4}, 1)]
@@ -228,18 +235,18 @@ def test_rows_of_earlier_versions_are_evidence_about_serving_one_and_of_later_on
 def test_version_that_served_between_two_decision_points_is_in_line():
     judge = fed(make_judge(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3))
     points = judge.decide_up_to(START + 40.0)
-    assert [each for each, _ in judge.memory()["line"]] == [1, 2, 3]
+    assert [each for each, _ in judge.memory()["lineage"]] == [1, 2, 3]
     assert points[-1].memory["matured_total"] == 12
 
 
 def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
-    """Its last rows may be from after a change of the world, which then speaks for neither version."""
+    """Its last rows may be from after a drift, and are then no evidence for either version."""
     seen = {}
 
     def look(evidence):
         seen[evidence.time - START] = evidence.predecessor
 
-    judge = Judge(JUDGE, [Looking(look)], baseline=lambda version: Baseline(previous_version=version - 1 or None))
+    judge = Evaluator(JUDGE, [Looking(look)], baseline=lambda version: Baseline(previous_version=version - 1 or None))
     clicked = matured("late", START + 7.0, 1, [1, 1, 1, 1], np.zeros(4))
     fed(judge, requests(0.0, 4.0), [clicked], requests(8.5, 12.0, version=2))
     judge.decide_up_to(START + 60.0)
@@ -253,7 +260,7 @@ def test_many_versions_in_log_make_memory_of_judge_no_larger_than_so_many():
         note(judge, *requests(0.04 * version, version=version))
     judge.observe(*requests(0.0))
     judge.decide_up_to(START + 60.0)
-    assert len(judge.memory()["line"]) <= MAX_LINE
+    assert len(judge.memory()["lineage"]) <= MAX_LINEAGE
 
 
 def test_canary_is_not_judged_and_its_rows_are_in_no_others_window():
@@ -262,7 +269,7 @@ def test_canary_is_not_judged_and_its_rows_are_in_no_others_window():
     assert [(each.version, each.decision.numbers["rows"]) for each in judged] == [(1, 4), (1, 8)]
 
 
-def test_request_that_comes_after_its_point_is_passed_over_also_after_restart():
+def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
     judge = fed(make_judge(), requests(0.0, 8.0))
     judge.decide_up_to(START + 12.0)
     (late,) = requests(3.0)
@@ -279,8 +286,11 @@ def test_request_that_comes_after_its_point_is_passed_over_also_after_restart():
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_since_when(is_restarted):
-    """A client that was cut off tells of version 1 when version 2 has served for long: it began when it began."""
+def test_prediction_after_its_point_changes_no_serving_version_or_time(is_restarted):
+    """A disconnected client reports version 1 long after version 2 began to serve.
+
+    The start time must not change.
+    """
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)
     note(judge, *requests(1.0))
@@ -289,13 +299,13 @@ def test_prediction_that_arrives_after_its_point_changes_neither_who_serves_nor_
         note(judge, *requests(2.0))
     (judgement,) = fed(judge, requests(47.0, version=2)).decide_up_to(START + 48.0)
     assert judgement.version == 2
-    assert judgement.memory["line"][-1] == [2, round((START + 20.0) * 1e6)]
+    assert judgement.memory["lineage"][-1] == [2, round((START + 20.0) * 1e6)]
     note(judge, *requests(1.0))
     judge.decide_up_to(START + 60.0)
     assert judge.serving_version == 2
 
 
-def test_prediction_newer_than_all_known_counts_at_next_point_though_its_own_has_passed():
+def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
     judge = fed(make_judge(), requests(0.0, 40.0 + AHEAD - 2))
     judge.decide_up_to(START + 40.0)
     note(judge, *requests(40.0 + AHEAD - 1, version=2))
@@ -311,17 +321,17 @@ def test_baseline_is_read_once_per_version_and_remembered_over_restart():
         return Baseline(auc=0.8, low=0.7, high=0.9)
 
     policies = make_policies(PolicySettings())
-    judge = Judge(JUDGE, policies, baseline=ask)
+    judge = Evaluator(JUDGE, policies, baseline=ask)
     fed(judge, requests(0.0, 5.0)).decide_up_to(START + 8.0)
-    judge = Judge(JUDGE, policies, baseline=ask, memory=json.loads(json.dumps(judge.memory())))
+    judge = Evaluator(JUDGE, policies, baseline=ask, memory=json.loads(json.dumps(judge.memory())))
     fed(judge, requests(9.0)).decide_up_to(START + 12.0)
     assert asked == [1]
 
 
-def test_version_that_returns_finds_its_window_and_its_baseline_while_few_others_served():
+def test_returning_version_finds_its_window_and_baseline_among_few():
     read = []
     smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
-    judge = Judge(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)
+    judge = Evaluator(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)
     versions = range(1, MAX_VERSIONS + 1)
     for number, version in enumerate([*versions, 1, 99]):
         fed(judge, requests(20.0 * number, version=version))
@@ -333,7 +343,7 @@ def test_version_that_returns_finds_its_window_and_its_baseline_while_few_others
 
 def test_buckets_that_closed_by_one_window_after_point_count_at_it():
     judge = fed(make_judge(), requests(3.0))
-    judge.note_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
+    judge.record_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
     (point,) = judge.decide_up_to(START + 4.0)
     (drift,) = [each for each in point.decisions if each.policy == "data_drift"]
     assert drift.numbers["drifted_columns"] == 1

@@ -1,15 +1,14 @@
-"""The live judge over archived requests, and what its policies would have done: fires, delay, false alarms.
+"""Run the monitor's evaluator over archived requests, and report what its policies would have done.
 
-In: the files that `monitoring.state.archive` wrote, in a folder or a bucket, read as the live judge saw their
-requests: matured, in order of event time, day by day. Rows that no model of ours served are passed over. Labels are
-those of the click window, as archived: late outcomes changed no live decision and change none here. Memory holds one
-day.
+Input is the files of `monitoring.state.archive` in a folder or a bucket, read day by day in order
+of event time. Rows that none of our models served are skipped. Labels are those of the click
+window, because late outcomes changed no live decision. Memory is one day of rows.
 
-Out: decision points, whose lines are those that the monitor wrote over the same records, and one `Backtest` per setting
-of policies. The lines differ where the monitor received a record after its decision point had passed (it no longer
-judges it; the archive cannot show this), and where its settings, verdicts or training profile were others. A fire
-changes no model here, so the second fire assumes that the first run's release changed nothing. Printing is left to the
-command.
+Output is decision points and one `Backtest` per set of policies. The decision lines equal those
+that the monitor wrote over the same records, with two exceptions. The monitor ignored records that
+arrived after their decision point, which the archive does not show. And its settings, verdicts or
+training profiles may have been different. A fire changes no model here, so a second fire assumes
+that the release after the first one had no effect.
 """
 
 import argparse
@@ -33,10 +32,10 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.reference import TrainingReference
 from evergreen.storage.objects import Objects
 from monitoring.drift.watch import DriftWatch
-from monitoring.policies.judging import Judge, no_baseline, serving_ahead
+from monitoring.policies.evaluation import Evaluator, no_baseline, serving_ahead
 from monitoring.policies.policies import make_policies
 from monitoring.policies.policy import Action, Baseline, DecisionPoint
-from monitoring.policies.restraint import RunMemory, ended, requested, restrain
+from monitoring.policies.rate_limit import RunMemory, apply_limits, ended, requested
 from monitoring.rows import MaturedRequests
 
 _NEEDED = (
@@ -50,18 +49,18 @@ _NEEDED = (
 
 
 class ArchivedRequests(NamedTuple):
-    """Requests of the archive, by time and id."""
+    """Requests of the archive, ordered by time and id."""
 
     matured: MaturedRequests
-    """`times` in seconds, of whole microseconds; no positions."""
+    """Requests without positions. `times` are seconds with whole microseconds."""
     canary: NDArray[np.bool_]
-    """[m]"""
+    """Whether a canary served each request, shape [m]."""
     predictions: Predictions | None
-    """With the features, where the caller reads them."""
+    """Predictions with features, or None if the caller does not read features."""
 
 
 class Span(NamedTuple):
-    """Event times to read, seconds since the epoch; None = no end."""
+    """Range of event times in seconds since the epoch. None means no limit."""
 
     start: float | None = None
     """Inclusive."""
@@ -73,7 +72,7 @@ WHOLE = Span()
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch."""
+    """Parse ISO 8601 or seconds to seconds since the epoch."""
     try:
         return float(text)
     except ValueError:
@@ -81,19 +80,29 @@ def parse_time(text: str) -> float:
     try:
         return moment_of(text).timestamp()
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no ISO 8601 time and no seconds since the epoch") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time, expected ISO 8601 or seconds since the epoch"
+        ) from error
 
 
 def read_requests(
-    archive: Objects, span: Span = WHOLE, *, features: Features | None = None, user: str | None = None
+    archive: Objects,
+    span: Span = WHOLE,
+    *,
+    features: Features | None = None,
+    user: str | None = None,
 ) -> Iterator[ArchivedRequests]:
-    """Every served request in `span`, by (time, request id), a day at a time.
+    """Yield every served request in `span`, ordered by (time, request id), one day at a time.
 
-    `features` are read too, where drift is to be judged; `user` is the column of the users, which the live judge knew,
-    None = the recommender names none.
+    Args:
+        archive: Archive or lake.
+        span: Event times to read.
+        features: Features to read too, if drift is evaluated.
+        user: User column, or None if the recommender names none.
 
     Raises:
-        ContractError: there is no such file, or one is damaged, lacks a column or has one of another type; names it.
+        ContractError: No file exists, or a file is corrupt, lacks a column or has one of another
+            type.
     """
     for _, table in read_days(archive, span, features=features, user=user):
         if len(table):
@@ -108,15 +117,23 @@ def read_days(
     user: str | None = None,
     newest_first: bool = False,
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Each day that `span` touches, with its served rows by (time, request id, row); else as `read_requests`."""
+    """Yield each day that `span` touches, with its served rows by (time, request id, row).
+
+    The arguments and errors are those of `read_requests`.
+    """
     by_day: dict[str, list[ArchivedFile]] = {}
     for file in archived_files(archive):
         by_day.setdefault(file.day, []).append(file)
     if not by_day:
-        raise ContractError(f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake")
+        raise ContractError(
+            f"{archive.uri} has no day=YYYY-MM-DD/*.parquet, expected a monitor's archive or a lake"
+        )
     for day in sorted(by_day, reverse=newest_first):
         if _touches(day, span):
-            yield day, _served_rows([_raw_columns(file, features, user) for file in by_day[day]], span)
+            yield (
+                day,
+                _served_rows([_raw_columns(file, features, user) for file in by_day[day]], span),
+            )
 
 
 def _touches(day: str, span: Span) -> bool:
@@ -126,39 +143,53 @@ def _touches(day: str, span: Span) -> bool:
 
 
 def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | None) -> pa.Table:
-    """What is needed of one file, in the contract's types."""
+    """Read the needed columns of one file in the contract's types."""
     if features is None and user is not None:
         features = Features(numeric=(), categorical=(user,))
     wanted = features.names if features else ()
-    types = {**(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES), **raw_rows.CANARY_TYPES}
+    types = {
+        **(raw_rows.raw_types(features) if features else raw_rows.ROW_TYPES),
+        **raw_rows.CANARY_TYPES,
+    }
     with archived.opened() as file:
         found = file.schema_arrow.names
         if missing := [column for column in _NEEDED if column not in found]:
-            raise ContractError(f"{archived.uri} lacks column {missing[0]}, expected the raw columns")
+            raise ContractError(
+                f"{archived.uri} lacks column {missing[0]}, expected the raw columns"
+            )
         columns = [*_NEEDED, *(column for column in (*wanted, raw_rows.CANARY) if column in found)]
         try:
             schema = arrow_schema({name: types[name] for name in columns})
             table = file.read(columns=columns).select(columns)
-            # A feature that the recommender got later is missing in the rows before.
+            # A feature that was added to the recommender later is missing in older rows.
             for name in wanted:
                 if name not in found:
                     schema = schema.append(arrow_schema({name: types[name]}).field(0))
-                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
-            # Rows that a person's files brought to a lake may hold words; nobody served them.
+                    table = table.append_column(
+                        schema.field(name), pa.nulls(len(table), schema.field(name).type)
+                    )
+            # Rows that people ingested into a lake may contain string categories. No model served
+            # them.
             return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:
-            raise ContractError(f"{archived.uri} has other columns than a monitor's archive: {error}") from error
+            raise ContractError(
+                f"{archived.uri} has other columns than a monitor's archive: {error}"
+            ) from error
 
 
 def _served_rows(tables: Sequence[pa.Table], span: Span) -> pa.Table:
-    """The rows of a day that a model of ours served in `span`, in order."""
+    """Select the rows of a day that one of our models served in `span`, in order."""
     table = pa.concat_tables(tables, promote_options="default")
     served = pc.and_(pc.is_valid(table[raw_rows.SCORE]), pc.is_valid(table[raw_rows.MODEL_VERSION]))
     micros = pc.cast(table[raw_rows.EVENT_TIME], pa.int64())
     for bound, keeps in ((span.start, pc.greater_equal), (span.end, pc.less)):
         if bound is not None:
             served = pc.and_(served, keeps(micros, raw_rows.microseconds(bound)))
-    order = [(raw_rows.EVENT_TIME, "ascending"), (raw_rows.REQUEST_ID, "ascending"), (raw_rows.ROW, "ascending")]
+    order = [
+        (raw_rows.EVENT_TIME, "ascending"),
+        (raw_rows.REQUEST_ID, "ascending"),
+        (raw_rows.ROW, "ascending"),
+    ]
     return table.filter(served).sort_by(order).combine_chunks()
 
 
@@ -180,7 +211,9 @@ def _requests(table: pa.Table, features: Features | None, user: str | None) -> A
         numbers=np.arange(len(starts)),
         labels=table[raw_rows.LABEL].to_numpy().astype(np.uint8),
         click_delays=np.full(n, np.nan, np.float32),
-        users=np.full(n, MISSING_CATEGORY) if user is None else table[user].fill_null(MISSING_CATEGORY).to_numpy(),
+        users=np.full(n, MISSING_CATEGORY)
+        if user is None
+        else table[user].fill_null(MISSING_CATEGORY).to_numpy(),
     )
     canary = np.zeros(len(starts), np.bool_)
     if raw_rows.CANARY in table.column_names:
@@ -201,11 +234,11 @@ def _requests(table: pa.Table, features: Features | None, user: str | None) -> A
 
 
 def no_reference(version: int) -> TrainingReference | None:
-    """No version has training profile."""
+    """Return no training profile for any version."""
     return None
 
 
-def judge_requests(
+def evaluate_requests(
     requests: Iterable[ArchivedRequests],
     settings: JudgingSettings,
     *,
@@ -214,15 +247,28 @@ def judge_requests(
     features: Features | None = None,
     memory: Mapping[str, Any] | None = None,
 ) -> Iterator[DecisionPoint]:
-    """Judges `requests`, ordered by (time, request id), to their end.
+    """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    A version's training profile are looked up only for requests that have features; `features` are their columns.
-    With the memory of a judge that stopped at `judged`, requests up to there fill the windows and those after are
-    judged.
+    With an evaluator's `memory`, requests up to its last decision point fill the windows, and later
+    ones are decided on.
+
+    Args:
+        requests: Archived requests.
+        settings: Rules of the monitor.
+        baseline: Returns the baseline of a version.
+        reference: Returns the training profile of a version. It is called only for requests with
+            features.
+        features: Columns of the requests' features.
+        memory: State of an evaluator to continue from.
     """
-    judge = Judge(settings.judge, make_policies(settings.policies, settings.baking), baseline=baseline, memory=memory)
-    stream = _Stream(judge, DriftWatch(reference, settings.drift, features=features), settings)
-    # At least once in each bucket of the drift watch, which holds few open at a time.
+    evaluator = Evaluator(
+        settings.judge,
+        make_policies(settings.policies, settings.baking),
+        baseline=baseline,
+        memory=memory,
+    )
+    stream = _Stream(evaluator, DriftWatch(reference, settings.drift, features=features), settings)
+    # Advance at least once per bucket of the drift watch, which has few open buckets at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
     passed: float | None = None
     for archived in requests:
@@ -240,60 +286,67 @@ def judge_requests(
 
 
 class _Stream:
-    """Feeds a judge and a drift watch, in order of event time."""
+    """Feeds an evaluator and a drift watch in order of event time."""
 
-    def __init__(self, judge: Judge, watch: DriftWatch, settings: JudgingSettings) -> None:
-        self._judge = judge
+    def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: JudgingSettings) -> None:
+        self._evaluator = evaluator
         self._watch = watch
         self._settings = settings
         self._warm: list[MaturedRequests] = []
         self._newest: float | None = None
-        judged = judge.judged_until
-        self._judged = -math.inf if judged is None else judged
-        self._known_until = self._judged + serving_ahead(settings.judge)
-        """What the judge's memory knows already of who served."""
-        window, grace = settings.judge.attribution_window_seconds, settings.judge.drift_grace_seconds
-        self._drift_known_until = self._judged + window - grace
-        """And of what drifted."""
+        decided = evaluator.decided_until
+        self._decided = -math.inf if decided is None else decided
+        self._known_until = self._decided + serving_ahead(settings.judge)
+        """Event time up to which the evaluator's state already contains the serving version."""
+        window, grace = (
+            settings.judge.attribution_window_seconds,
+            settings.judge.drift_grace_seconds,
+        )
+        self._drift_known_until = self._decided + window - grace
+        """Event time up to which the evaluator's state already knows the drift."""
 
     def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
-        """Takes in those at the places from `start` to before `stop`."""
+        """Add the requests with indexes from `start` to before `stop`."""
         matured = archived.matured.between(start, stop)
         self._newest = float(matured.times[-1])
-        told = matured.times > self._known_until
-        canary = archived.canary[start:stop][told]
-        self._judge.note_predictions(matured.times[told], matured.versions[told], canary=canary)
+        is_new = matured.times > self._known_until
+        canary = archived.canary[start:stop][is_new]
+        self._evaluator.record_predictions(
+            matured.times[is_new], matured.versions[is_new], canary=canary
+        )
         if archived.predictions is not None:
             self._watch.observe(archived.predictions.between(start, stop))
-        warm = int(np.searchsorted(matured.times, self._judged, "right"))
+        warm = int(np.searchsorted(matured.times, self._decided, "right"))
         if warm:
             self._warm.append(matured.between(0, warm))
         if warm < len(matured):
             self._restore()
-            self._judge.observe(matured.between(warm, len(matured)))
+            self._evaluator.observe(matured.between(warm, len(matured)))
 
     def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
-        """Judges what is final once every prediction before `predicted_until` is in."""
-        before = predicted_until - 1e-6  # requests of that very microsecond may follow
+        """Decide on all final rows once every prediction before `predicted_until` was added."""
+        before = predicted_until - 1e-6  # requests with the same microsecond may follow
         for report in self._watch.close(before - self._settings.judge.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
-                self._judge.note_drift(report.evidence())
+                self._evaluator.record_drift(report.evidence())
         final_until = before - self._settings.judge.attribution_window_seconds
-        if final_until > self._judged:
+        if final_until > self._decided:
             self._restore()
-            yield from self._judge.decide_up_to(final_until)
+            yield from self._evaluator.decide_up_to(final_until)
 
     def end(self) -> Iterator[DecisionPoint]:
-        """Judges the rest: every bucket and point that the last request belongs to is over."""
+        """Decide on the rest, after the last request's bucket and decision point ended."""
         if self._newest is not None:
             judge, drift = self._settings.judge, self._settings.drift
-            yield from self.pass_until(self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds)
+            yield from self.pass_until(
+                self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds
+            )
             last = self._newest + judge.decide_seconds
             yield from self.pass_until(last + judge.attribution_window_seconds)
 
     def _restore(self) -> None:
         if self._warm:
-            self._judge.restore(MaturedRequests.joined(self._warm))
+            self._evaluator.restore(MaturedRequests.joined(self._warm))
             self._warm = []
 
 
@@ -302,7 +355,8 @@ class Fire:
     """A run that would have been requested."""
 
     time: float
-    """When: one attribution window after its decision point, seconds since the epoch."""
+    """Time of the decision, one attribution window after its decision point, in seconds since the
+    epoch."""
     version: int
     policy: str
     reason: str
@@ -310,48 +364,65 @@ class Fire:
 
 @dataclass(frozen=True, kw_only=True)
 class Backtest:
-    """What one setting of policies would have done; a number that does not exist is None."""
+    """Result of one set of policies."""
 
     policies: str
     decision_points: int
     rows: int
-    """Rows that matured."""
+    """Number of matured rows."""
     fires: tuple[Fire, ...]
     held: int
-    """Decision points at which a run was held back by cool-down or budget."""
+    """Number of decision points at which the cooldown or the budget prevented a run."""
     false_alarms: int | None
-    """Fires before the drift; None where it is not known when the world changed."""
+    """Number of fires before the drift, or None if its time is unknown."""
     delay_seconds: float | None
-    """From the drift to the first fire after it; None where either is unknown or absent."""
+    """Seconds from the drift to the first fire after it, or None without either."""
 
 
 def backtest(
-    judgements: Iterable[DecisionPoint], settings: JudgingSettings, *, run_seconds: float, drift_at: float | None = None
+    points: Iterable[DecisionPoint],
+    settings: JudgingSettings,
+    *,
+    run_seconds: float,
+    drift_at: float | None = None,
 ) -> Backtest:
-    """Follows `judgements` with the live monitor's restraint under a virtual clock.
+    """Apply the monitor's cooldowns and budget to decision points under a virtual clock.
 
-    The cool-down begins `run_seconds` after a fire, at its run's release, and no other run is requested before.
-    `drift_at` is when the world changed; None = not known, so no alarm can be called false.
+    Args:
+        points: Decision points in order.
+        settings: Rules of the monitor.
+        run_seconds: Seconds from a fire to the release of its run. No other run is requested before
+            the release, and the cooldown begins at it.
+        drift_at: Time of the known change in seconds since the epoch. If None, no alarm can be
+            called false.
     """
     memory = RunMemory()
     running_until = -math.inf
     held = decision_points = rows = 0
     fires: list[Fire] = []
-    for judgement in judgements:
+    for point in points:
         decision_points += 1
-        rows = int(judgement.memory["matured_total"])
-        # When the monitor judged it.
-        now = judgement.time + settings.judge.attribution_window_seconds
+        rows = int(point.memory["matured_total"])
+        # Time at which the monitor would have decided.
+        now = point.time + settings.judge.attribution_window_seconds
         if now < running_until:
-            held += judgement.decision.action is Action.RETRAIN
+            held += point.decision.action is Action.RETRAIN
             continue
-        decision = restrain(judgement.decision, memory, settings.restraint, now=now)
+        decision = apply_limits(point.decision, memory, settings.restraint, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
-            fires.append(Fire(time=now, version=judgement.version, policy=decision.policy, reason=decision.reason))
+            fires.append(
+                Fire(
+                    time=now, version=point.version, policy=decision.policy, reason=decision.reason
+                )
+            )
             running_until = now + run_seconds
-            memory = ended(requested(memory, now=now), "released", settings.restraint, now=running_until)
-    found = None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)
+            memory = ended(
+                requested(memory, now=now), "released", settings.restraint, now=running_until
+            )
+    found = (
+        None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)
+    )
     return Backtest(
         policies=settings.policies.policies,
         decision_points=decision_points,

@@ -1,12 +1,14 @@
-"""When a confirmed drift must wait, and the request that follows where it need not.
+"""Rate limits of retraining runs, and the retrain request.
 
-A cool-down follows a release, a back-off failures, and there is a daily budget of runs: a decision, the memory of past
-runs and the time give the decision as it may be acted on, and the new memory. Storing that is left to
-`monitoring.retraining.retraining`.
+A cooldown follows a release, a growing back-off follows failures, and a daily budget limits the
+number of runs. The functions are pure: from a decision, the memory of past runs and the time they
+compute the limited decision and the new memory. `monitoring.retraining.retraining` stores the
+memory.
 
-A `RetrainRequest` is named by its data. An incremental run takes minutes and keeps what the model has learned; a full
-one takes hours and forgets what no longer holds, such as the ids of categories that are gone. Which it is follows from
-past runs; both rules for full runs are off by default. Submitting is left to `monitoring.retraining`.
+A `RetrainRequest` is named by its data. An incremental run takes minutes and continues from the
+current model. A full run takes hours and starts from scratch, which drops outdated knowledge such
+as the ids of deleted categories. Whether the next run is full depends on past runs. Both rules for
+full runs are off by default. `monitoring.retraining` submits the request.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from monitoring.policies.policy import Action, Decision
 
 DAY_SECONDS = 86_400.0
 TAKEN_BACK = "taken_back"
-"""A new version turned out to be bad, and the one before it is live again."""
+"""Outcome of a new version that was bad and was rolled back."""
 _ENDED_WELL = {
     "released": "a release",
     "canary": "a canary's start",
@@ -30,29 +32,34 @@ _ENDED_WELL = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """What is remembered of past runs."""
+    """Memory of past runs."""
 
     blocked_until: float = 0.0
-    """No request before this time."""
+    """No request before this time, in seconds since the epoch."""
     blocked_by: str = ""
     failures: int = 0
-    """Runs in a row that released nothing."""
+    """Number of consecutive runs without a release."""
     failed: int = 0
-    """The newest of them in a row that failed, where others were refused."""
+    """Number of newest consecutive runs that failed. Refused runs are not failed."""
     requested_at: tuple[float, ...] = ()
     """Times of the requests of the last day."""
     releases_since_full: int = 0
-    """Releases since the last one that came from a full run."""
+    """Number of releases since the last full run was released."""
     refusals: int = 0
-    """Incremental runs refused in a row."""
+    """Number of consecutive incremental runs that were refused."""
 
     def num_requests_today(self, now: float) -> int:
-        """Requests of the last 24 hours; a clock that was set back counts those that seem to be in the future too."""
+        """Count the requests of the last 24 hours.
+
+        After a clock was set back, requests that seem to be in the future count too.
+        """
         return sum(abs(time - now) < DAY_SECONDS for time in self.requested_at)
 
 
-def restrain(decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float) -> Decision:
-    """The decision as it may be acted on: RETRAIN becomes HELD while a pause or the budget forbids a run."""
+def apply_limits(
+    decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float
+) -> Decision:
+    """Apply the rate limits: RETRAIN becomes HELD while a pause or the budget forbids a run."""
     if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
         return decision
     return replace(decision, action=Action.HELD, reason=f"{decision.reason}; {cause}")
@@ -60,7 +67,7 @@ def restrain(decision: Decision, memory: RunMemory, settings: RestraintSettings,
 
 def _why_not_now(memory: RunMemory, settings: RestraintSettings, now: float) -> str:
     pause = memory.blocked_until - now
-    # No pause is longer: one that seems so was written under a clock that has since been set back.
+    # A longer pause was written before the clock was set back.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
         return f"held {pause:.0f} s more: {memory.blocked_by}"
     spent = memory.num_requests_today(now)
@@ -70,19 +77,31 @@ def _why_not_now(memory: RunMemory, settings: RestraintSettings, now: float) -> 
 
 
 def requested(memory: RunMemory, *, now: float) -> RunMemory:
-    """The memory after a request was made."""
+    """Return the memory after a request."""
     recent = tuple(time for time in memory.requested_at if abs(time - now) < DAY_SECONDS)
     return replace(memory, requested_at=(*recent, now))
 
 
 def ended(
-    memory: RunMemory, outcome: str, settings: RestraintSettings, *, now: float, parent: str = CURRENT
+    memory: RunMemory,
+    outcome: str,
+    settings: RestraintSettings,
+    *,
+    now: float,
+    parent: str = CURRENT,
 ) -> RunMemory:
-    """The memory after a run with this `parent` ended as `released`, `canary`, `judged`, `refused` or `failed`.
+    """Return the memory after a run ended.
 
-    Also after people were `notified` in place of a run, or a version was `TAKEN_BACK`. These and a release are followed
-    by the cool-down, anything else by a back-off, longer each time. A canary counts as a release: the gate did not
-    refuse the model, and what becomes of it is for the canary to decide.
+    A cooldown follows a good outcome, and a back-off that doubles each time follows `refused` and
+    `failed`. A canary counts as a release, because the gate accepted the model.
+
+    Args:
+        memory: Memory before.
+        outcome: `released`, `canary`, `judged`, `refused` or `failed`. Also `notified`, if people
+            were notified instead of a run, and `TAKEN_BACK`.
+        settings: Rate limits.
+        now: Seconds since the epoch.
+        parent: `none` for a full run, `current` for an incremental one.
 
     >>> settings = RestraintSettings(cooldown_seconds=0.0)
     >>> once = ended(RunMemory(), "failed", settings, now=0.0)
@@ -102,7 +121,8 @@ def ended(
         )
     refusals = memory.refusals
     if outcome == "refused":
-        # After a refused full run the next may be incremental again, or full runs would follow each other.
+        # Allow an incremental run after a refused full run. Otherwise full runs would follow each
+        # other.
         refusals = 0 if parent == NONE else refusals + 1
     failures = memory.failures + 1
     backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)
@@ -117,13 +137,23 @@ def ended(
 
 
 OBSERVED_NUMBERS = (
-    *("auc", "auc_low", "auc_high", "threshold", "rows", "clicks", "version", "window_version", "rows_since_breach"),
+    *(
+        "auc",
+        "auc_low",
+        "auc_high",
+        "threshold",
+        "rows",
+        "clicks",
+        "version",
+        "window_version",
+        "rows_since_breach",
+    ),
 )
 """Numbers of a decision that its request reports."""
 
 
 def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str]:
-    """The parent of the next run, `none` or `current`, and the reason.
+    """Return the parent of the next run, `none` or `current`, and the reason.
 
     >>> rules = RecipeSettings(full_after_refusals=2)
     >>> choose_parent(RunMemory(refusals=1), rules)
@@ -133,25 +163,37 @@ def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str
     """
     if settings.full_after_refusals and memory.refusals >= settings.full_after_refusals:
         return NONE, f"full run: {memory.refusals} incremental runs in a row were refused"
-    if settings.full_every_releases and memory.releases_since_full + 1 >= settings.full_every_releases:
+    if (
+        settings.full_every_releases
+        and memory.releases_since_full + 1 >= settings.full_every_releases
+    ):
         return NONE, f"full run: {memory.releases_since_full} releases since the last full run"
     return CURRENT, "incremental run"
 
 
-def make_request(decision: Decision, *, parent: str, why: str, data_until: float, now: float) -> RetrainRequest:
-    """The request for a run over the rows up to `data_until`.
+def make_request(
+    decision: Decision, *, parent: str, why: str, data_until: float, now: float
+) -> RetrainRequest:
+    """Return the request for a run over the rows up to `data_until`.
 
-    Its name follows from the version of the data: the end of its rows, the model that serves, and whether the run
-    starts from scratch. Neither the clock nor the monitor that asks is part of it: two monitors that saw the same rows
-    request the same run, which every trigger starts once. `parent` is `none` or `current`, for the reason `why`. Every
-    row up to `data_until`, inclusive, is matured; the window's end is exclusive and the archive counts microseconds, so
-    it lies one later.
+    The name contains the end of the rows, the serving model and whether the run is a full one, but
+    no clock and no monitor. So two monitors that saw the same rows request the same run, which
+    every trigger starts once. The window ends one microsecond after `data_until`, because its end
+    is exclusive.
+
+    Args:
+        decision: The decision to retrain.
+        parent: `none` or `current`.
+        why: Reason for the parent.
+        data_until: Event time in seconds since the epoch, inclusive. Every row up to it matured.
+        now: Seconds since the epoch.
     """
     end = datetime.fromtimestamp(data_until, timezone.utc)
-    # Two decision points of one second must not share a name.
+    # Two decision points within one second must not share a name.
     fraction = f"{end.microsecond:06d}" if end.microsecond else ""
     version = decision.numbers["version"]
-    name = f"drift-{end.strftime('%Y%m%dT%H%M%S')}{fraction}Z-v{version}{'-full' if parent == NONE else ''}"
+    kind = "-full" if parent == NONE else ""
+    name = f"drift-{end.strftime('%Y%m%dT%H%M%S')}{fraction}Z-v{version}{kind}"
     return RetrainRequest(
         request_id=name,
         reason=f"{decision.reason} ({why})",

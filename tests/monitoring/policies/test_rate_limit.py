@@ -1,4 +1,6 @@
-"""Restraint as a table of cases: rests after runs, the daily budget, and clocks that are set back."""
+"""Tests of cooldown and rate limit as a table of cases: rests after runs, the daily budget, clock
+changes.
+"""
 
 from dataclasses import replace
 
@@ -6,21 +8,21 @@ import pytest
 
 from evergreen.config.monitor import RestraintSettings
 from monitoring.policies.policy import Action, Decision
-from monitoring.policies.restraint import DAY_SECONDS, RunMemory, ended, requested, restrain
+from monitoring.policies.rate_limit import DAY_SECONDS, RunMemory, apply_limits, ended, requested
 
 SETTINGS = RestraintSettings()
 DRIFT = Decision(policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1})
 
 
 def judge(memory, *, now):
-    return restrain(DRIFT, memory, SETTINGS, now=now)
+    return apply_limits(DRIFT, memory, SETTINGS, now=now)
 
 
 @pytest.mark.parametrize("action", [action for action in Action if action is not Action.RETRAIN])
 def test_only_confirmed_drift_can_be_held(action):
     memory = ended(RunMemory(), "failed", SETTINGS, now=0.0)
     decision = replace(DRIFT, action=action)
-    assert restrain(decision, memory, SETTINGS, now=1.0) == decision
+    assert apply_limits(decision, memory, SETTINGS, now=1.0) == decision
 
 
 def test_release_rests_cool_down():
@@ -61,7 +63,7 @@ def test_daily_budget_holds_over_any_24_hours():
 
 
 def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
-    """The clock was a year ahead when a run was asked for and ended."""
+    """The clock was a year ahead when a run was requested and ended."""
     year = 365 * DAY_SECONDS
     memory = requested(RunMemory(), now=year)
     for _ in range(SETTINGS.daily_budget):

@@ -1,4 +1,6 @@
-"""What a policy's confirmed drift leads to: a run, or a notification in its place, each with its own restraint."""
+"""Tests of the action after confirmed drift: a run or a notification, each with its own cooldown
+and rate limit.
+"""
 
 import dataclasses
 
@@ -9,7 +11,7 @@ from tests.support.monitors import DRIFT
 
 
 @pytest.mark.parametrize("has_trigger", [True, False])
-def test_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(bench, has_trigger):
+def test_policy_that_only_notifies_requests_no_run_and_pauses_as_usual(bench, has_trigger):
     b = bench(**DRIFT, notify_only="threshold" if has_trigger else "")
     b.trigger = b.trigger if has_trigger else None
     monitor = b.start()
@@ -19,7 +21,7 @@ def test_policy_that_only_notifies_requests_no_run_and_pauses_as_between_runs(be
     assert b.kinds().count("decision") == 1
     assert "held" not in b.kinds()
     assert b.store.counters["request_notified"] == 1
-    assert monitor.acting.retraining.memory.requested_at == ()
+    assert monitor.actions.retraining.memory.requested_at == ()
 
 
 def test_start_without_trigger_leaves_request_under_way_for_later_start(started):
@@ -28,7 +30,7 @@ def test_start_without_trigger_leaves_request_under_way_for_later_start(started)
     trigger, b.trigger = b.trigger, None
     b.start()
     b.judge("bad too", auc="bad")
-    assert b.monitor.acting.retraining.progress.phase == "running"
+    assert b.monitor.actions.retraining.progress.phase == "running"
     b.trigger = trigger
     trigger.end("released", version=2)
     b.start()
@@ -46,11 +48,11 @@ def test_of_several_policies_those_that_only_notify_start_no_run(started):
     columns, auc = confirmed("data_drift", "30 columns drifted"), confirmed("threshold", "auc fell")
     fine = dataclasses.replace(auc, action=Action.OK, reason="auc is fine")
     now = b.clock.now
-    answer = b.monitor.acting.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
+    answer = b.monitor.actions.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
     assert answer == columns
-    assert b.monitor.acting.retraining.progress.phase == "idle"
-    answer = b.monitor.acting.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
+    assert b.monitor.actions.retraining.progress.phase == "idle"
+    answer = b.monitor.actions.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
     assert answer.action is Action.RETRAIN
-    request = b.monitor.acting.retraining.progress.request
+    request = b.monitor.actions.retraining.progress.request
     assert (request["reason"], request["parent"]) == ("auc fell (incremental run)", "current")
     assert b.store.counters["request_notified"] == 1

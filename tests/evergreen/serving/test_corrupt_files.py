@@ -1,4 +1,6 @@
-"""Flipped bits in files of a version: the intact copy is used, the damaged one is named and mended."""
+"""Tests of flipped bits in a version's files: the intact copy is used, and the corrupt one is named
+and repaired.
+"""
 
 import dataclasses
 import random
@@ -12,7 +14,7 @@ from controller.watchdog import SUSPECT, WELL, Watchdog
 from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving.intact import find_damaged, golden_rows
+from evergreen.serving.intact import find_corrupt, golden_rows
 from evergreen.serving.release import release
 from tests.support.real_servers import live_version
 from tests.support.served_names import MODEL_NAME
@@ -21,7 +23,7 @@ FILES = ["golden.npz", "model.onnx", "model.py", "version.json"]
 
 
 def flip(path, at=None):
-    """Turns one bit."""
+    """Flip one bit."""
     content = bytearray(path.read_bytes())
     at = len(content) // 2 if at is None else at
     content[at] ^= 4
@@ -37,8 +39,8 @@ def kept(world, version, file):
 
 
 def is_intact(world, version):
-    """By the two copies, which are one content."""
-    problems = find_damaged(world.repository.published, world.settings.store, version)
+    """Return whether both copies have the same content."""
+    problems = find_corrupt(world.repository.published, world.settings.store, version)
     same = all(
         served(world, version, file).read_bytes() == kept(world, version, file).read_bytes() for file in FILES[:2]
     )
@@ -66,7 +68,7 @@ def inspection(world, clock):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_damaged_file_of_live_version_blocks_nothing_and_is_named(world, caplog, file):
+def test_corrupt_file_of_live_version_blocks_nothing_and_is_named(world, caplog, file):
     world.release(1), world.release(2)
     flip(served(world, 2, file))
     watchdog = Watchdog(site=world.settings)
@@ -81,7 +83,7 @@ def test_damaged_file_of_live_version_blocks_nothing_and_is_named(world, caplog,
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_damaged_file_of_live_version_blocks_no_promotion(world, file):
+def test_corrupt_file_of_live_version_blocks_no_promotion(world, file):
     world.release(1)
     flip(served(world, 1, file))
     assert release(*world.candidate(2), settings=world.settings, override="drill").version == 2
@@ -89,7 +91,7 @@ def test_damaged_file_of_live_version_blocks_no_promotion(world, file):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_rollback_to_damaged_version_replaces_file_from_store(world, caplog, file):
+def test_rollback_to_corrupt_version_replaces_file_from_store(world, caplog, file):
     world.release(1), world.release(2)
     flip(served(world, 1, file))
     assert world.rollback().version == 1
@@ -100,7 +102,7 @@ def test_rollback_to_damaged_version_replaces_file_from_store(world, caplog, fil
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_rollback_goes_on_where_stores_copy_is_damaged_one(world, caplog, file):
+def test_rollback_goes_on_where_stores_copy_is_corrupt_one(world, caplog, file):
     world.release(1), world.release(2)
     flip(kept(world, 1, file))
     assert world.rollback().version == 1
@@ -119,7 +121,7 @@ def test_damage_of_another_file_in_each_copy_is_mended_from_both(world):
 
 
 @pytest.mark.parametrize("file", FILES[:2])
-def test_version_of_which_both_copies_are_damaged_is_refused_with_both_names(world, file):
+def test_version_whose_two_copies_are_corrupt_is_refused_with_both_names(world, file):
     world.release(1), world.release(2)
     flip(served(world, 1, file))
     flip(kept(world, 1, file), at=40)
@@ -146,7 +148,7 @@ def test_inspection_mends_every_version_of_repository(world, inspection, version
     world.check_all_is_well(2)
 
 
-def test_inspection_mends_damaged_copy_in_store(world, inspection):
+def test_inspection_mends_corrupt_copy_in_store(world, inspection):
     world.release(1)
     for file in FILES[:2]:
         flip(kept(world, 1, file))
@@ -194,7 +196,7 @@ def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
 
 
 @pytest.mark.parametrize("old", ["versions: 2", "backend", "max_batch_size"])
-def test_damaged_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
+def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(world, inspection, old):
     world.release(1), world.release(2)
     path = world.repository.objects.root / MODEL_NAME / "config.pbtxt"
     right = path.read_bytes()
@@ -221,7 +223,7 @@ def test_golden_rows_of_another_version_are_no_copy(world):
     assert str(kept(world, 2, "golden.npz")) in str(caught.value)
 
 
-def test_damaged_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
+def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
     world.release(1), world.release(2), world.release(3)
     flip(release_path(world.settings.store, 3))
     assert world.rollback().version == 2
@@ -229,7 +231,7 @@ def test_damaged_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
     world.check_all_is_well(1)
 
 
-def test_release_manifest_that_is_damaged_is_named(world, inspection):
+def test_release_manifest_that_is_corrupt_is_named(world, inspection):
     world.release(1)
     flip(release_path(world.settings.store, 1))
     with pytest.raises(ContractError, match=r"releases/1\.json"):
@@ -237,7 +239,7 @@ def test_release_manifest_that_is_damaged_is_named(world, inspection):
 
 
 def test_real_server_refuses_to_load_flipped_weights(deploy, settings, client, raw_rows, repository, triton):
-    """Golden rows would show few of them."""
+    """Golden rows would reveal few of them."""
     if not triton.alive():
         triton.start()
     deploy(1)

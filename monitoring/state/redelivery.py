@@ -1,8 +1,9 @@
-"""Predictions under an id that is known: the same request delivered again, or another one that must not be mixed up.
+"""Classify predictions with a known id as redeliveries or as reused ids.
 
-A log delivers at least once, so a request that is equal in every value is no news. Another request under the same id,
-as from a site that passes a session's id, cannot be kept: clicks name a row by that id. The monitor sets it aside with
-a reason, so that it is counted and no row is lost in silence.
+The log delivers at least once, so an equal request under a known id is a redelivery. A different
+request under a known id, for example from a client that passes a session id, cannot be stored,
+because clicks name a row by that id. The monitor makes it a dead letter with a reason, so that it
+is counted and not lost silently.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from evergreen.contracts.records import OutcomeBatch, Predictions
 
 
 class KnownRequest(NamedTuple):
-    """What is held of a stored prediction, also when its rows are archived."""
+    """Fields of a stored prediction that remain after its rows are archived."""
 
     number: int
     time: float
@@ -26,28 +27,30 @@ class KnownRequest(NamedTuple):
     canary: bool
 
 
-class ToldApart(NamedTuple):
-    """Places of predictions, each of which is in one of these."""
+class Classified(NamedTuple):
+    """Indexes of predictions. Each prediction is in exactly one of the fields."""
 
     new: NDArray[np.int64]
-    """The first of each id that is not known, ascending."""
+    """First prediction of each unknown id, ascending."""
     redelivered: list[int]
     reused: list[int]
-    """They have the id of another request."""
+    """Predictions with the id of another request."""
 
 
-def tell_apart(
+def classify(
     predictions: Predictions,
     known: Mapping[str, KnownRequest],
     held: Callable[[int], tuple[int, Predictions] | None],
-) -> ToldApart:
-    """Sort predictions by whether their ids are known, and with which content.
+) -> Classified:
+    """Classify predictions as new, redelivered or reused.
 
     Args:
-        predictions: In any order; of two new ones with one id the first counts.
-        known: The stored requests with these ids.
-        held: Returns the block of the stored prediction of a number, with the number of its first one; None if its
-            rows are archived. Then time, version and number of rows decide.
+        predictions: Predictions in any order. The first of several new ones with the same id
+            counts.
+        known: Stored requests with these ids.
+        held: Returns the block of a stored prediction, given its number, with the number of the
+            block's first prediction. Returns None if the rows are archived. Time, version and
+            number of rows then decide.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []
@@ -63,12 +66,14 @@ def tell_apart(
             is_equal = same_request(_at(predictions, first), _at(predictions, place))
             (redelivered if is_equal else reused).append(place)
     block: tuple[int, Predictions] | None = None
-    for number, place in sorted(equal_so_far):  # in the order of the blocks, so that each is read once
+    for number, place in sorted(equal_so_far):  # sorted by block, so that each is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
-        is_equal = block is None or same_request(_at(block[1], number - block[0]), _at(predictions, place))
+        is_equal = block is None or same_request(
+            _at(block[1], number - block[0]), _at(predictions, place)
+        )
         (redelivered if is_equal else reused).append(place)
-    return ToldApart(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
+    return Classified(np.array(sorted(new.values()), np.int64), redelivered, sorted(reused))
 
 
 def _header(predictions: Predictions, place: int) -> tuple[float, int, int, bool]:
@@ -87,19 +92,23 @@ def _at(predictions: Predictions, place: int) -> Predictions:
 def same_request(one: Predictions, other: Predictions) -> bool:
     """Return whether two requests are equal, bit for bit."""
     arrays = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(Predictions))
-    # Bytes, because NaN stands for a missing value and equals nothing.
-    return all(a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes() for a, b in arrays)
+    # Compare bytes, because missing values are NaN, which is not equal to itself.
+    return all(
+        a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
+        for a, b in arrays
+    )
 
 
 def reused_key(message_id: str, payload: bytes) -> str:
-    """Return the name under which a message with a reused id is counted once, however often it is delivered."""
+    """Return the key that counts a message with a reused id once, however often it is delivered."""
     return f"{message_id}/{hashlib.blake2b(payload, digest_size=8).hexdigest()}"
 
 
 def batch_key(outcome: OutcomeBatch) -> str:
-    """Return the name by which a redelivered outcome batch is recognized.
+    """Return the key that recognizes a redelivered outcome batch.
 
-    A publisher that counts its batches from 1 after each start reuses their ids for other outcomes, which must count.
+    The key includes the content, because a publisher that numbers its batches from 1 after each
+    start reuses their ids for other outcomes.
     """
     digest = hashlib.blake2b("\0".join(outcome.request_ids).encode(), digest_size=8)
     for array in (outcome.rows, outcome.times):
@@ -108,8 +117,9 @@ def batch_key(outcome: OutcomeBatch) -> str:
 
 
 def reuse_reason(request_id: str) -> str:
-    """Return why a prediction under the id of another request is a dead letter."""
+    """Return the dead-letter reason of a prediction with the id of another request."""
     return (
-        f"request id {request_id[:128]!r} names another request with other content, expected a new id for each: "
+        f"request id {request_id[:128]!r} names another request with other content, expected a "
+        "new id for each: "
         "clicks under it count for the first"
     )

@@ -1,0 +1,429 @@
+"""Decide at fixed points of event time, as a function of the records.
+
+Input is predictions and matured requests in any order, and the event time up to which everything
+matured. Output is one `DecisionPoint` for each point with new matured rows of the serving version
+or its predecessors. The result does not depend on batch sizes or on the loop, so the monitor and a
+backtest over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns
+and actions depend on the clock and belong to `monitoring.retraining`.
+
+Rows of a version mature for a whole attribution window after it was replaced. They are evidence
+about the version that serves then, because both versions see the same traffic. The policies choose
+which rows count against which version.
+
+Decision points are the multiples of `decide_seconds`. Times are whole microseconds
+(`contracts.raw_rows.microseconds`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergreen.config.monitor import JudgeSettings
+from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
+from evergreen.contracts.records import micros_of
+from monitoring.metrics.window import MAX_VERSIONS, VersionWindows, measure
+from monitoring.policies.policy import (
+    Baseline,
+    DecisionPoint,
+    Evidence,
+    FeatureDrift,
+    MaturedRows,
+    Policy,
+    Predecessor,
+    combine,
+    without_oldest,
+)
+from monitoring.rows import MaturedRequests
+
+MAX_PASSED_OVER = 1000
+"""Number of remembered ids of requests that came too late for their point, so that a restart
+excludes them too."""
+
+
+def no_baseline(version: int) -> Baseline | None:
+    """Return no baseline for any version."""
+    return None
+
+
+def serving_ahead(settings: JudgeSettings) -> float:
+    """Return the seconds after a decision point whose predictions show which version serves.
+
+    The result is the attribution window minus the grace period, because at the watermark the last
+    predictions may not have arrived.
+    """
+    return max(settings.attribution_window_seconds - settings.drift_grace_seconds, 0.0)
+
+
+class Evaluator:
+    """Windows, policies and the policies' states."""
+
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        policies: Sequence[Policy],
+        *,
+        baseline: Callable[[int], Baseline | None] = no_baseline,
+        memory: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Continue from `memory`, or start anew.
+
+        Call `restore` next with what matured before, and `record_predictions` with the predictions
+        after `decided_until + serving_ahead(settings)`.
+
+        Args:
+            settings: Windows and times.
+            policies: Policies in order.
+            baseline: Returns a version's baseline. It is called once per version and its result
+                remembered, so that a verdict that is replaced later does not change what a backtest
+                decides.
+            memory: What `memory()` returned, or the state in a `DecisionPoint`, or None.
+        """
+        known = memory or {}
+        self._policies = tuple(policies)
+        self._baseline_of = baseline
+        self._span = microseconds(settings.decide_seconds)
+        self._drift_ahead = microseconds(
+            settings.attribution_window_seconds - settings.drift_grace_seconds
+        )
+        self._timeline = ServingTimeline(self._span, microseconds(serving_ahead(settings)))
+        self._windows = VersionWindows(settings.window_rows, keep_lists=False)
+        self._pending: list[MaturedRequests] = []
+        self._decided: int | None = known.get("decided")
+        self._timeline.lineage = [(version, since) for version, since in known.get("lineage", ())]
+        self._timeline.reached = self._decided
+        self._timeline.last = (
+            tuple(known["last_prediction"]) if known.get("last_prediction") else None
+        )
+        self._matured_total = int(known.get("matured_total", 0))
+        self._memories: dict[str, dict[str, Any]] = dict(known.get("policies", {}))
+        self._baselines: dict[str, dict[str, Any] | None] = dict(known.get("baselines", {}))
+        self._predecessors: dict[str, dict[str, float | None] | None] = dict(
+            known.get("predecessors", {})
+        )
+        self._drift = [
+            FeatureDrift(**{**each, "drifted": tuple(each["drifted"])})  # JSON has no tuples
+            for each in known.get("drift", ())
+        ]
+        self.num_passed_over = int(known.get("num_passed_over", 0))
+        """Number of requests that matured too late for their decision point. Such requests are
+        archived but used in no decision."""
+        self._passed_over: list[str] = list(known.get("passed_over", ()))
+
+    @property
+    def decided_until(self) -> float | None:
+        """The last decision point in seconds of event time, or None.
+
+        Earlier rows are no longer used.
+        """
+        return None if self._decided is None else self._decided / 1e6
+
+    @property
+    def serving_version(self) -> int | None:
+        """Version that serves at the last decision point, or None before the first."""
+        return self._timeline.version
+
+    def memory(self) -> dict[str, Any]:
+        """Return the state for a successor without the rows, a JSON object."""
+        return {
+            **self._memory_at(self._decided),
+            "decided_until": self.decided_until,
+            "last_prediction": self._timeline.last,
+            "drift": [asdict(each) for each in self._drift],
+            "num_passed_over": self.num_passed_over,
+            "passed_over": self._passed_over,
+        }
+
+    def _memory_at(self, point: int | None) -> dict[str, Any]:
+        """Return the part of the state that follows from the records up to `point`."""
+        return {
+            "decided": point,
+            "lineage": [list(each) for each in self._timeline.lineage],
+            "matured_total": self._matured_total,
+            "policies": dict(self._memories),
+            "baselines": dict(self._baselines),
+            "predecessors": dict(self._predecessors),
+        }
+
+    def record_predictions(
+        self, times: NDArray[np.float64], versions: NDArray[np.int32], *, canary: NDArray[np.bool_]
+    ) -> None:
+        """Record which versions answered at these times, except canaries.
+
+        Repetitions change nothing.
+
+        All arrays have shape [m].
+        """
+        serving = ~canary
+        self._timeline.record(micros_of(times[serving]), versions[serving])
+
+    def record_drift(self, drift: FeatureDrift) -> None:
+        """Record a closed bucket, before any decision point that uses it. See `_drift_until`."""
+        if all(
+            (each.version, each.bucket_end) != (drift.version, drift.bucket_end)
+            for each in self._drift
+        ):
+            self._drift.append(drift)
+
+    def observe(self, requests: MaturedRequests) -> None:
+        """Add requests whose labels are final, each once."""
+        is_decided = self._is_decided(requests)
+        if is_decided.any():
+            passed_over = requests.ids[is_decided].tolist()
+            self.num_passed_over += len(passed_over)
+            self._passed_over = [*self._passed_over, *passed_over][-MAX_PASSED_OVER:]
+            requests = requests.select(~is_decided)
+        if len(requests):
+            self._pending.append(requests)
+
+    def restore(self, requests: MaturedRequests) -> None:
+        """Add requests that matured before a restart.
+
+        Requests up to the last decision point go to the windows. Later ones are decided on.
+        """
+        is_decided = self._is_decided(requests)
+        if not is_decided.all():
+            self._pending.append(requests.select(~is_decided))
+        passed_over = set(self._passed_over)
+        is_passed = np.array([each in passed_over for each in requests.ids.tolist()], np.bool_)
+        restored = requests.select(is_decided & ~is_passed)
+        self._windows.update(restored.ordered(restored.micros))
+
+    def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
+        """Decide at every point up to an event time up to which all predictions matured.
+
+        A point has no decision if no row of the serving version's lineage matured.
+        """
+        last = microseconds(matured_until) // self._span * self._span
+        if self._decided is not None and 0 <= self._decided - last <= microseconds(
+            CLOCK_AHEAD_SECONDS
+        ):
+            return []
+        points: list[DecisionPoint] = []
+        for point, requests in self._take_due(last):
+            self._timeline.advance(point)
+            self._windows.update(requests)
+            self._matured_total += requests.num_rows
+            line = [version for version, _ in self._timeline.lineage]
+            of_lineage = requests.select(np.isin(requests.versions, line))
+            if len(of_lineage):
+                points.append(self._decide_at(point, of_lineage))
+        self._timeline.advance(last)
+        self._decided = last
+        return points
+
+    def _take_due(self, last: int) -> Iterator[tuple[int, MaturedRequests]]:
+        """Yield the pending requests of each point up to `last`, by time and id.
+
+        Others stay pending.
+        """
+        if not self._pending:
+            return
+        pending = MaturedRequests.joined(self._pending)
+        is_due = pending.micros <= last
+        self._pending = [] if is_due.all() else [pending.select(~is_due)]
+        due = pending.select(is_due).ordered(pending.micros[is_due])
+        points = point_after(due.micros, self._span)
+        firsts = np.flatnonzero(np.diff(points, prepend=-1)).tolist()
+        for start, stop in zip(firsts, [*firsts[1:], len(due)]):
+            yield int(points[start]), due.between(start, stop)
+
+    def _is_decided(self, requests: MaturedRequests) -> NDArray[np.bool_]:
+        if self._decided is None:
+            return np.zeros(len(requests), np.bool_)
+        return np.asarray(requests.micros <= self._decided)
+
+    def _decide_at(self, point: int, requests: MaturedRequests) -> DecisionPoint:
+        """Decide on new requests of the lineage's versions, given in order."""
+        version, since = self._timeline.lineage[-1]
+        of_lineage = dict(requests.by_version())
+        shown = version if version in self._windows.versions else int(requests.versions[-1])
+        versions = {version, shown, *of_lineage.keys()}
+        self._remember_baselines(versions)
+        evidence = Evidence(
+            time=point / 1e6,
+            version=version,
+            serving_since=since / 1e6,
+            seen_until=self._timeline.seen_until(point) / 1e6,
+            kpis=measure(shown, self._windows[shown]),
+            rows_of={each: _rows_of(of_lineage[each]) for each in sorted(of_lineage)},
+            lineage=tuple(each for each, _ in self._timeline.lineage),
+            matured_total=self._matured_total,
+            baselines={
+                each: baseline
+                for each in versions
+                if (baseline := self._baseline(each)) is not None
+            },
+            predecessor=self._remembered_predecessor(version) if version in of_lineage else None,
+            drift=self._drift_until(point, version),
+        )
+        decisions = []
+        for policy in self._policies:
+            decision, memory = policy.decide(evidence, self._memories.get(policy.name, {}))
+            self._memories[policy.name] = dict(memory)
+            decisions.append(decision)
+        return DecisionPoint(
+            time=evidence.time,
+            version=version,
+            decision=combine(tuple(decisions)),
+            decisions=tuple(decisions),
+            kpis=evidence.kpis,
+            memory=self._memory_at(point),
+        )
+
+    def _remember_baselines(self, versions: set[int]) -> None:
+        """Look up unknown baselines, and drop those of versions whose rows have all matured."""
+        for version in sorted(versions):
+            if (key := str(version)) not in self._baselines:
+                found = self._baseline_of(version)
+                self._baselines[key] = asdict(found) if found else None
+        needed = versions | {version for version, _ in self._timeline.lineage}
+        self._baselines = without_oldest(self._baselines, needed=needed)
+
+    def _baseline(self, version: int) -> Baseline | None:
+        known = self._baselines[str(version)]
+        return Baseline(**known) if known else None
+
+    def _remembered_predecessor(self, version: int) -> Predecessor | None:
+        """Measure the previous version once, before the first row of `version` matures."""
+        key = str(version)
+        if key not in self._predecessors:
+            baseline = self._baseline(version)
+            before = baseline.previous_version if baseline else None
+            found = None
+            if before is not None and before in self._windows.versions:
+                kpis = measure(before, self._windows[before])
+                found = {"auc_low": kpis.auc_low, "click_rate": kpis.ctr}
+            self._predecessors = without_oldest(
+                {**self._predecessors, key: found}, needed=[version]
+            )
+        known = self._predecessors[key]
+        return Predecessor(**known) if known else None
+
+    def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
+        """Remove the buckets closed by now, and return those of `version`.
+
+        When `point` is decided, everything up to one attribution window later was read, and buckets
+        are closed up to the grace period before that.
+        """
+        ahead = (point + self._drift_ahead) / 1e6
+        closed = sorted(
+            (each for each in self._drift if each.bucket_end <= ahead),
+            key=lambda each: each.bucket_end,
+        )
+        self._drift = [each for each in self._drift if each.bucket_end > ahead]
+        return tuple(each for each in closed if each.version == version)
+
+
+def _rows_of(requests: MaturedRequests) -> MaturedRows:
+    return MaturedRows(
+        labels=requests.labels,
+        scores=requests.scores,
+        groups=np.repeat(np.arange(len(requests), dtype=np.int64), requests.sizes),
+    )
+
+
+MAX_LINEAGE = 64
+"""Number of remembered versions of a lineage, the newest ones. Fewer versions serve within one
+attribution window."""
+
+
+class ServingTimeline:
+    """The version that serves at each point, and its lineage.
+
+    The serving version is that of the newest prediction of no canary up to `ahead` after the point
+    (see `serving_ahead`). The highest version number would be wrong, because a rollback serves an
+    older version. Of predictions at the same time the higher version counts as newer. A version
+    that is replaced by an earlier one was rolled back and leaves the lineage.
+    """
+
+    def __init__(self, span: int, ahead: int) -> None:
+        self._span, self._ahead = span, ahead
+        # For each future point and version: first and last prediction since the previous point. The
+        # number of entries does not grow with the traffic.
+        self._seen: dict[int, dict[int, tuple[int, int]]] = {}
+        self.lineage: list[tuple[int, int]] = []
+        """The last serving version and its predecessors, ascending, each with its first prediction
+        since it serves, within the span in which it took over. Empty before the first prediction.
+        """
+        self.reached: int | None = None
+        """The last point passed, or None before the first."""
+        self.last: tuple[int, int] | None = None
+        """Time and version of the newest prediction at a passed point, or None if unknown."""
+
+    @property
+    def version(self) -> int | None:
+        """The version that serves at the last point passed, or None before the first prediction."""
+        return self.lineage[-1][0] if self.lineage else None
+
+    def seen_until(self, point: int) -> int:
+        """Return the time up to which predictions are known when `point` is decided."""
+        return point + self._ahead
+
+    def record(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
+        """Record predictions of no canary, in any order.
+
+        A prediction whose point was already passed counts at the next point if it is newer than all
+        known ones, because clients publish a little after the event. An older one is ignored.
+
+        Args:
+            times: Microseconds, shape [m].
+            versions: Shape [m].
+        """
+        points = point_after(times - self._ahead, self._span)
+        if self.reached is not None and self.last is not None:
+            time, version = self.last
+            is_newer = (times > time) | ((times == time) & (versions > version))
+            counts = (points > self.reached) | is_newer
+            points, times, versions = points[counts], times[counts], versions[counts]
+        if not len(points):
+            return
+        order = np.lexsort((times, versions, points))
+        points, times, versions = points[order], times[order], versions[order]
+        firsts = np.flatnonzero(np.r_[True, (np.diff(points) != 0) | (np.diff(versions) != 0)])
+        lasts = np.append(firsts[1:], len(points)) - 1
+        found = (points[firsts], versions[firsts], times[firsts], times[lasts])
+        for point, version, oldest, newest in zip(*(each.tolist() for each in found)):
+            seen = self._seen.setdefault(point, {})
+            first, last = seen.get(version, (oldest, newest))
+            seen[version] = (min(first, oldest), max(last, newest))
+
+    def advance(self, point: int) -> None:
+        """Advance to `point`. Every prediction up to `ahead` after it must have been recorded."""
+        if self.reached is not None and point < self.reached:
+            # A clock was ahead and was corrected, so what it reported of later times has not
+            # happened.
+            self.last = None
+            self.lineage = [
+                (version, min(since, self.seen_until(point))) for version, since in self.lineage
+            ]
+        for due in sorted(each for each in self._seen if each <= point):
+            of_point = self._seen.pop(due)
+            in_order = sorted(of_point, key=lambda version: (of_point[version][1], version))
+            for version in in_order:
+                self._take_over(version, of_point[version][0])
+            last = (of_point[in_order[-1]][1], in_order[-1])
+            self.last = last if self.last is None else max(self.last, last)
+        self.reached = point
+        self._shorten(point)
+
+    def _take_over(self, version: int, since: int) -> None:
+        if version != self.version:
+            before = [each for each in self.lineage if each[0] < version]
+            self.lineage = [*before, (version, since)][-MAX_LINEAGE:]
+
+    def _shorten(self, point: int) -> None:
+        """Drop versions of which no later row can come, except the newest ones."""
+        is_served = [since <= point for _, since in self.lineage]
+        self.lineage = self.lineage[max(sum(is_served) - MAX_VERSIONS, 0) :]
+
+
+def point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:
+    """Round each time up to a multiple of `span`.
+
+    >>> point_after(np.array([10, 11]), 10).tolist()
+    [10, 20]
+    """
+    return -(-times // span) * span

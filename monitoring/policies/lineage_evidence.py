@@ -1,0 +1,270 @@
+"""Evidence of a lineage: whose rows count against the serving version, and until when.
+
+Input is new rows by version, each version's theta, and the newest training row of each. Output is
+the evidence about the serving version, from which the policy `sequential` decides.
+
+All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
+reset it: a row that matures after its version was replaced counts against the versions that
+followed. An alarm says that the data have changed, and names the rows that show it. The trail with
+the largest product became large enough at `shown_at`, so the rows up to then suffice to see the
+change. A version that was trained on them has adapted to the change:
+
+- A version with training rows up to `shown_at` or later starts a new e-process, shared with the
+  later versions that have adapted. Rows that other versions scored do not count in it, because
+  those versions have not adapted.
+- Any other version stays under the alarm, before and after its own rows mature.
+
+The rows of a version count in its own e-process and in those of the later versions of the lineage.
+So the rows of a version that is rolled back never count against the version that is live again. If
+the training rows of a version are unknown, only its own rows count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from monitoring.policies.betting import FRACTIONS, EValue, Rounds, Trail, factors
+from monitoring.policies.policy import Evidence, without_oldest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """A change that rows have shown. Times are event times in seconds since the epoch."""
+
+    since: float
+    """Time after which the e-value grew."""
+    shown_at: float
+    """Time of the last row that is needed to see the change."""
+    matured: int
+    """Number of rows before the alarm, of all versions."""
+    value: float
+    """The e-value."""
+    rounds: int
+    clicks: int
+    """Number of clicks in the rounds."""
+    versions: tuple[int, ...]
+    """Versions that scored the rows after `since`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionEvidence:
+    """Evidence about one version."""
+
+    alarm: Alarm | None = None
+    """A change to which the version has not adapted, or None."""
+    learned: Alarm | None = None
+    """A change to which the version has adapted, until a row of an adapted version matures. None
+    otherwise."""
+    value: float = 1.0
+    """The e-value."""
+    rounds: int = 0
+    clicks: int = 0
+    """Number of clicks in the rounds."""
+    versions: tuple[int, ...] = ()
+    """Versions whose rows are in the e-value. Empty before any row matured."""
+
+
+class _Played(NamedTuple):
+    """Rounds that new rows of one version completed."""
+
+    payoffs: list[float]
+    clicks: list[float]
+    lambdas: list[float]
+
+
+class _Process:
+    """E-process of one version, over its rows and those of its predecessors in the lineage."""
+
+    def __init__(self, memory: Mapping[str, Any]) -> None:
+        self.e_value = EValue(memory)
+        self.trails = [Trail(*each) for each in memory.get("trails", [()] * len(FRACTIONS))]
+        self.scored: dict[int, float] = {
+            int(version): time for version, time in memory.get("scored", {}).items()
+        }
+        """Last decision point with bets on rows of each version, as far back as the trails go."""
+        self.alarm = _alarm(memory.get("alarm"))
+        self.change = _alarm(memory.get("change"))
+        """The newest change to which its versions have adapted."""
+        self.trained_until: float | None = memory.get("trained_until")
+        """Time of the newest training row of the process's version, or None if unknown."""
+
+    def memory(self) -> dict[str, Any]:
+        return {
+            **self.e_value.memory(),
+            "trails": [[each.value, each.since, each.shown_at] for each in self.trails],
+            "scored": {str(version): time for version, time in self.scored.items()},
+            "alarm": asdict(self.alarm) if self.alarm else None,
+            "change": asdict(self.change) if self.change else None,
+            "trained_until": self.trained_until,
+        }
+
+    def counts(self, trained_until: float | None) -> bool:
+        """Return whether rows of an earlier version, trained up to `trained_until`, count here."""
+        if self.trained_until is None or trained_until is None:
+            return False
+        return self.change is None or trained_until >= self.change.shown_at
+
+    def standing(self) -> VersionEvidence:
+        return VersionEvidence(
+            alarm=self.alarm,
+            value=self.e_value.value,
+            rounds=self.e_value.rounds,
+            clicks=self.e_value.clicks,
+            versions=tuple(sorted(self.scored)),
+        )
+
+
+class LineageEvidence:
+    """E-processes of the remembered versions."""
+
+    def __init__(self, memory: Mapping[str, Any], *, enough: float) -> None:
+        """Continue from what `memory()` returned.
+
+        An alarm is raised when an e-value reaches `enough`.
+        """
+        self._enough = enough
+        self._rounds: dict[str, Any] = dict(memory.get("rounds", {}))
+        self._processes: dict[str, Any] = dict(memory.get("processes", {}))
+        self._decided: float | None = memory.get("decided")
+
+    def memory(self) -> dict[str, Any]:
+        """Return the state for a successor, a JSON object."""
+        return {"rounds": self._rounds, "processes": self._processes, "decided": self._decided}
+
+    def update(self, evidence: Evidence, thetas: Mapping[int, float]) -> None:
+        """Bet on the new rows of every version that has a theta."""
+        # The capital that later versions bet already includes earlier versions' rows of the same
+        # decision point.
+        for version, rows in evidence.rows_of.items():
+            if version not in thetas:
+                continue
+            rounds = Rounds(
+                thetas[version],
+                self._rounds.get(str(version)) or self._plan_for(version, thetas, evidence),
+            )
+            payoffs, clicks = rounds.play(rows)
+            self._rounds[str(version)] = rounds.memory()
+            if str(version) not in self._processes:
+                self._processes[str(version)] = self._begun(version, evidence).memory()
+            if payoffs:
+                self._bet(version, _Played(payoffs, clicks, rounds.lambdas), evidence)
+        self._decided = evidence.time
+        needed = {*evidence.rows_of, evidence.version}
+        self._rounds = without_oldest(self._rounds, needed=needed)
+        self._processes = without_oldest(self._processes, needed=needed)
+
+    def about(self, evidence: Evidence) -> VersionEvidence:
+        """Return the evidence about the serving version."""
+        version, trained_until = evidence.version, evidence.trained_until()
+        if (newest := self._newest_of(evidence.lineage)) is None:
+            return VersionEvidence()
+        process = _Process(self._processes[str(newest)])
+        if newest == version:
+            return process.standing()
+        if trained_until is None:
+            return VersionEvidence()
+        if process.alarm is not None and trained_until >= process.alarm.shown_at:
+            return VersionEvidence(learned=process.alarm)
+        if (
+            process.alarm is None
+            and process.change is not None
+            and trained_until < process.change.shown_at
+        ):
+            return VersionEvidence(alarm=process.change)
+        return process.standing()
+
+    def _plan_for(
+        self, version: int, thetas: Mapping[int, float], evidence: Evidence
+    ) -> dict[str, Any]:
+        """Return the previous version's round sizes, so that a new version's first rows count."""
+        known = [each for each in evidence.lineage if each < version and str(each) in self._rounds]
+        return (
+            {"theta": thetas[version], "sums": self._rounds[str(known[-1])]["sums"]}
+            if known
+            else {}
+        )
+
+    def _newest_of(self, line: tuple[int, ...]) -> int | None:
+        return max((version for version in line if str(version) in self._processes), default=None)
+
+    def _begun(self, version: int, evidence: Evidence) -> _Process:
+        """Return the e-process of a version whose first row matured.
+
+        The e-process of the previous version is continued if it applies to this version.
+        """
+        trained_until = evidence.trained_until(version)
+        before = self._newest_of(tuple(each for each in evidence.lineage if each < version))
+        if before is None or trained_until is None:
+            return _Process({"trained_until": trained_until})
+        process = _Process(self._processes[str(before)])
+        process.trained_until = trained_until
+        if (
+            process.alarm is None
+            and process.change is not None
+            and trained_until < process.change.shown_at
+        ):
+            process.alarm, process.change = process.change, None
+        return self._restarted(process)
+
+    def _restarted(self, process: _Process) -> _Process:
+        """Return the process, or a new one if its version has adapted to the alarm's change."""
+        alarm, trained_until = process.alarm, process.trained_until
+        if alarm is None or trained_until is None or trained_until < alarm.shown_at:
+            return process
+        return _Process({"trained_until": trained_until, "change": asdict(alarm)})
+
+    def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
+        """Bet with the capital of each e-process in which rows of the version count."""
+        trained_until = evidence.trained_until(version)
+        multiplied = factors(played.payoffs, played.lambdas)
+        for name in [
+            name
+            for name in self._processes
+            if version <= int(name) and int(name) in evidence.lineage
+        ]:
+            process = _Process(self._processes[name])
+            if process.alarm is not None or (
+                int(name) != version and not process.counts(trained_until)
+            ):
+                continue
+            has_enough = process.e_value.bet(*played, enough=self._enough)
+            since = evidence.time if self._decided is None else self._decided
+            process.trails = [
+                trail.after(factor, since=since, until=evidence.time, enough=self._enough)
+                for trail, factor in zip(process.trails, multiplied)
+            ]
+            began = min(
+                (trail.since for trail in process.trails if trail.since is not None), default=since
+            )
+            scored = {**process.scored, version: evidence.time}
+            process.scored = {
+                each: time for each, time in scored.items() if time > began or each == version
+            }
+            if has_enough:
+                process.alarm = _raised(process, evidence)
+            self._processes[name] = self._restarted(process).memory()
+
+
+def _raised(process: _Process, evidence: Evidence) -> Alarm:
+    trail = max(process.trails, key=lambda each: each.value)
+    since = evidence.time if trail.since is None else trail.since
+    return Alarm(
+        since=since,
+        # If no product is large enough, the rows of this point were needed too.
+        shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
+        matured=evidence.matured_total,
+        value=process.e_value.value,
+        rounds=process.e_value.rounds,
+        clicks=process.e_value.clicks,
+        versions=tuple(
+            sorted(
+                each
+                for each, time in process.scored.items()
+                if time > since or time == evidence.time
+            )
+        ),
+    )
+
+
+def _alarm(known: Mapping[str, Any] | None) -> Alarm | None:
+    return Alarm(**{**known, "versions": tuple(known["versions"])}) if known else None
