@@ -16,9 +16,9 @@ from numpy.random import Generator
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
-from components.evaluation.gate import SLICE_ALPHA, holm, judge
+from components.evaluation.gate import SLICE_ALPHA, decide, holm
 from evergreen.config.gate import GateSettings
-from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, judge_pairs
+from evergreen.serving.canary_policy import ABORT, GROW, CanaryPolicy, Pairs, check_pairs
 from tests.support.planted_models import (
     PlantedRows,
     draw,
@@ -115,7 +115,7 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
 def gate_decision(rows: PlantedRows) -> str:
     """Return the decision of the shipped gate without a minimum AUC."""
     settings = GateSettings(min_auc=0.0)
-    return judge(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
+    return decide(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
     """Return the policy's first decision, and the number of pairs before it."""
     pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests)
     for size in policy.looks:
-        action = judge_pairs(pairs.first(size), policy).action
+        action = check_pairs(pairs.first(size), policy).action
         if action in (GROW, ABORT):
             return action, size
     raise AssertionError("the last look decides")
@@ -212,7 +212,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                 candidate = drawn.candidate.copy()
                 if planted:
                     candidate[parts[name]] = shifted(drawn.candidate[parts[name]], part)
-                answer = judge(
+                answer = decide(
                     drawn.labels,
                     candidate,
                     drawn.champion,

@@ -273,7 +273,7 @@ class ModelLine:
     def step_canary(self) -> None:
         """Evaluate the canary once, and unload what its release or abort makes obsolete."""
         while (step := canary_steps.step(self._canary)).action in (serving_canary.RELEASED, serving_canary.ABORTED):
-            pairs = step.judgement.by_pairs.num_pairs if step.judgement and step.judgement.by_pairs else 0
+            pairs = step.decision.by_pairs.num_pairs if step.decision and step.decision.by_pairs else 0
             self.canary_ends.append(CanaryEnd(step.action == serving_canary.RELEASED, pairs))
         if self._at_work is None:
             for day in (self._root / "archive").iterdir():

@@ -63,7 +63,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
             later model was never evaluated, its rows were collected, or the other model was trained
             on them.
     """
-    from components.evaluation.evaluate import judge_holdout, shown_values
+    from components.evaluation.evaluate import check_holdout, shown_values
     from components.evaluation.gate import cut_slices, measure_rows, measure_slices
     from components.evaluation.report import calibration_bins
     from components.evaluation.scoring import score_with_both
@@ -86,7 +86,7 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
             f"{later.model_id} is newer, so no row is new to both"
         )
     slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
-    judgement = judge_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
+    decided = check_holdout(scored, slices, raw.recommender.section("gate", GateSettings))
     calibration_a, calibration_b = (
         calibration_bins(scored.labels, scores, weights=scored.weights)
         for scores in (scored.champion, scored.candidate)
@@ -98,8 +98,8 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
         rows_of=later.model_id,
         differing=dict(_differing(a, b)),
         sizes={name: (value, _sizes(b)[name]) for name, value in _sizes(a).items()},
-        quality=measure_rows(scored, judgement.estimates),
-        slices=measure_slices(scored, slices, judgement.slice_p_values),
+        quality=measure_rows(scored, decided.estimates),
+        slices=measure_slices(scored, slices, decided.slice_p_values),
         calibration_a=calibration_a,
         calibration_b=calibration_b,
     )

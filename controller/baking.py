@@ -30,6 +30,7 @@ from controller.canary.evidence import COUNTERS, Fetch, counted, fetch, read_p99
 from controller.rollback import rollback
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
+from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
 from evergreen.contracts.manifests import CURRENT
 from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from evergreen.registry import promotion_journal
@@ -73,6 +74,8 @@ class BakingStep:
     """`none` (no version bakes), `bakes`, `baked` or `taken_back` (rolled back)."""
     reason: str
     version: int | None = None
+    checks: tuple[Check, ...] = ()
+    """Checks of the servers' counters. Empty if they were not evaluated."""
 
 
 @dataclass(kw_only=True)
@@ -113,9 +116,11 @@ class Baking:
         of_version = counts.get(line.version, VersionCounts())
         contradicted = contradiction(found, of_version) if self.metrics else None
         bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD and not contradicted else None
-        bad = bad or judge_counts(of_version, counts.get(line.previous_version or 0), limits)
+        checks = tuple(check_counts(of_version, counts.get(line.previous_version or 0), limits))
+        if bad is None and decide(checks) == FAIL:
+            bad = headline(checks)
         if bad is not None:
-            return self._roll_back(line, bad)
+            return replace(self._roll_back(line, bad), checks=checks)
         if contradicted:
             logger.error("version %d is not rolled back: %s", line.version, contradicted)
             return BakingStep(action=BAKES, reason=contradicted, version=line.version)
@@ -242,42 +247,56 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     )
 
 
-def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> str | None:
-    """Return which limit the version's counters exceed, or None if they exceed none.
+def check_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> list[Check]:
+    """Check the version's counters, compared with those of the version before.
 
-    The counters are compared with those of the version before. If that version has too few
-    requests, failures are limited to the margin, and time in the model is not evaluated.
+    If the version before has too few requests, failures are limited to the margin. A time in the
+    model is inconclusive if either version has too few requests.
 
     >>> slow = VersionCounts(success=2000, infer_us=9e6)
-    >>> judge_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())[:39]
-    'mean time in the model is 4.5 ms, 3.00 '
-    >>> judge_counts(VersionCounts(success=50, failure=20), None, RolloutSettings()) is None
-    False
+    >>> checks = check_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())
+    >>> [(check.name, check.value, check.result) for check in checks[:3]]
+    [('reloads', 0, 'pass'), ('failure rate', 0.0, 'pass'), ('latency ratio', 3.0, 'fail')]
+    >>> headline(checks[2:])
+    'passed 0 of 2 checks; failed: latency ratio 3 (at most 2); inconclusive: p99 ratio (too few requests)'
     """
-    if version.reloads > limits.max_reloads:
-        return f"servers had to reload it {version.reloads} times, expected at most {limits.max_reloads}"
     other = before or VersionCounts()
     usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0
     allowed = min(usual + limits.max_failure_margin, 1.0)
-    if sequential_binomial(int(version.failure), int(version.requests), allowed) < _RULES.error_alpha:
-        return f"{version.failure:.0f} of {version.requests:.0f} requests failed, expected at most {allowed:.2%}"
-    timed = min(version.computed, other.computed)
-    if timed >= STEADY_MEAN * _RULES.min_requests and version.mean_ms and other.mean_ms:
-        ratio = version.mean_ms / other.mean_ms
-        if ratio > limits.max_latency_ratio:
-            return (
-                f"mean time in the model is {version.mean_ms:.3g} ms, {ratio:.2f} times the "
-                f"{other.mean_ms:.3g} ms of "
-                f"the version before, expected at most {limits.max_latency_ratio:g} times"
-            )
-        p99, p99_was = version.p99_ms(1), other.p99_ms(2)
-        if p99 and p99_was and p99 > limits.max_p99_ratio * p99_was:
-            return (
-                f"p99 of the time in the model is {p99:.3g} ms, {p99 / p99_was:.2f} times the "
-                f"{p99_was:.3g} ms of "
-                f"the version before, expected at most {limits.max_p99_ratio:g} times"
-            )
-    return None
+    p_value = sequential_binomial(int(version.failure), int(version.requests), allowed)
+    failures = f"{version.failure:.0f} of {version.requests:.0f} requests failed"
+    is_timed = min(version.computed, other.computed) >= STEADY_MEAN * _RULES.min_requests
+    mean, mean_before = (version.mean_ms, other.mean_ms) if is_timed else (None, None)
+    p99, p99_before = (version.p99_ms(1), other.p99_ms(2)) if mean and mean_before else (None, None)
+    return [
+        Check(
+            name="reloads",
+            value=version.reloads,
+            limit=limits.max_reloads,
+            bound=AT_MOST,
+            result=FAIL if version.reloads > limits.max_reloads else PASS,
+        ),
+        Check(
+            name="failure rate",
+            value=version.failure / version.requests if version.requests else None,
+            limit=allowed,
+            bound=AT_MOST,
+            result=FAIL if p_value < _RULES.error_alpha else PASS,
+            detail=failures,
+        ),
+        _check_ratio("latency ratio", (mean, mean_before), limits.max_latency_ratio, what="mean time in the model"),
+        _check_ratio("p99 ratio", (p99, p99_before), limits.max_p99_ratio, what="p99 of the time in the model"),
+    ]
+
+
+def _check_ratio(name: str, milliseconds: tuple[float | None, float | None], limit: float, *, what: str) -> Check:
+    """Check the version's time divided by that of the version before."""
+    now, before = milliseconds
+    if not now or not before:
+        return Check(name=name, result=INCONCLUSIVE, detail="too few requests")
+    result = FAIL if now / before > limit else PASS
+    detail = f"{what} is {now:.3g} ms, before {before:.3g} ms"
+    return Check(name=name, value=now / before, limit=limit, bound=AT_MOST, result=result, detail=detail)
 
 
 @dataclass(frozen=True, kw_only=True)

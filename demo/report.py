@@ -16,8 +16,18 @@ from evergreen.registry.model_cards import ModelCard, card_path
 from evergreen.registry.runs import RunOutcome, read_outcomes
 from evergreen.reports.events import EventList, ShownEvent, event_list
 from evergreen.reports.formats import number
-from evergreen.reports.model_card import gate_checks, without_verdict
-from evergreen.reports.page import Badge, Banner, Checks, Link, PageTable, Preformatted, Text, Tiles, html_page
+from evergreen.reports.page import (
+    Badge,
+    Banner,
+    Checks,
+    Link,
+    PageTable,
+    Preformatted,
+    Text,
+    Tiles,
+    check_rows,
+    html_page,
+)
 from evergreen.reports.rendering import PageBlock
 from evergreen.reports.svg import SERIES, Line, Mark, line_chart
 from evergreen.runtime.durable import write_whole
@@ -96,7 +106,7 @@ def _events(events: Lines, *, start: float) -> EventList:
         ShownEvent(
             time=float(event["time"]),
             kind=event["kind"],
-            text=without_verdict(event["text"]),
+            text=event["text"],
             after=f"{event['time'] - start:.1f} s",
         )
         for event in events
@@ -111,7 +121,7 @@ def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
         path = card_path(store, version.model_id)
         if path.exists():
             caption = f"The gate's checks of version {version.version}: {version.gate}"
-            found.append(Checks(caption=caption, rows=gate_checks(ModelCard.read(path))))
+            found.append(Checks(caption=caption, rows=check_rows(ModelCard.read(path).verdict.checks)))
     return found
 
 

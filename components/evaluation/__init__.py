@@ -1,5 +1,6 @@
-"""The evaluation step: is the candidate good enough to be served, and no worse than what is?
+"""The evaluation step: compare the candidate with the champion on held-out rows.
 
-Reads held-out rows, the candidate and the live release; writes a Verdict and what people need to check it. Whether
-the rows are fit to judge by is validation's; releasing the candidate is deployment's.
+The step reads the held-out rows, the candidate and the live release. It writes a Verdict, and the
+reports that people need to check it. Validation checks the rows, and deployment releases the
+candidate.
 """

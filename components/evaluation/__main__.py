@@ -1,4 +1,7 @@
-"""Evaluation as a plain command; exit codes are those of every command (docs/pipeline.md), 1 = the gate refused."""
+"""Evaluation as a plain command.
+
+Exit codes are those of every command (docs/pipeline.md); 1 = the gate refused the candidate.
+"""
 
 import argparse
 import json
@@ -24,7 +27,7 @@ STEP = "evaluation"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The step's flags."""
+    """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.evaluation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder URI of the model store")
@@ -40,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; see the module for what it returns."""
+    """Run the step. Returns 0 if the candidate is accepted, 1 if the gate refused it."""
     own_umask()
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
@@ -101,11 +104,12 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         write_whole(Path(arguments.html), page)
     keep_report(store, arguments.run, STEP, html=page)
     card.write(card_path(store, card.model_id))
-    # The monitor compares served scores with them; the held-out ones, for the fitted ones are too sure.
+    # The monitor compares served scores with this histogram. It is of held-out rows, because scores
+    # of training rows are overconfident.
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
     verdict = keep_verdict(store, evaluation.verdict, raw)
-    # Last: where the verdict is, everything is.
+    # Written last, so that a verdict implies that all other files exist.
     verdict.write(arguments.output)
     return verdict
 

@@ -1,4 +1,4 @@
-"""The evaluation step as a KFP component; the work is `python -m components.evaluation`."""
+"""The evaluation step as a KFP component. The work is done by `python -m components.evaluation`."""
 
 from kfp import dsl
 from kfp.dsl import HTML, Artifact, ClassificationMetrics, Input, Metrics, Model, Output
@@ -18,21 +18,23 @@ def evaluation(
     roc: Output[ClassificationMetrics],
     report: Output[HTML],
 ) -> bool:
-    """Judges the candidate on the held-out rows: an absolute floor, and not worse than what is served (paired DeLong).
+    """Check the candidate on the held-out rows: an AUC floor, and not worse than the live model.
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: Folder URI of the model store.
-        work: Folder URI for big data; the step writes below <work>/<run>/evaluation.
-        champion: Model to beat: current, none, or a released model's id.
-        model: Model manifest of the candidate; it names the encoded rows, and these the raw ones and their report.
+        run_resource: Name of its workflow, which is used if a schedule's run has no other name.
+        run_id: Kubeflow's id of the run. Empty on this machine.
+        store: Folder URI of the model registry.
+        work: Folder URI for big data. The step writes below <work>/<run>/evaluation.
+        champion: Model to compare with: current, none, or a released model's id.
+        model: Model manifest of the candidate. It names the encoded rows, whose manifest names the
+            raw rows.
         verdict: Verdict manifest.
-        metrics: Figures that people compare runs by: AUC with its interval, log loss, calibration, the lead over the
-            champion, rows and the decision.
+        metrics: Metrics to compare runs by: the checks with their intervals, log loss, rows and the
+            decision.
         roc: ROC curve of the candidate.
-        report: The model's card as of the gate, for people: comparison, slices, drift, data, specification, lineage.
+        report: The model's card after the gate: comparison, slices, drift, data, specification,
+            lineage.
 
     Returns:
         Output: True if the candidate goes on to deployment.
@@ -51,7 +53,7 @@ def evaluation(
     if (code := main(flags)) > 1:
         raise SystemExit(code)
     if code and not Path(metrics.path).exists():
-        return False  # refused before it was scored: another champion than extraction's
+        return False  # refused before scoring: the champion changed since extraction
     for name, value in json.loads(Path(metrics.path).read_text()).items():
         metrics.log_metric(name, value)
     curve = json.loads(Path(roc.path).read_text())

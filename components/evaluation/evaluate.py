@@ -1,6 +1,6 @@
-"""Evaluates one candidate: checks that the inputs belong together, scores, judges, keeps the scores.
+"""The order of an evaluation: check the inputs, score the held-out rows, decide, store the scores.
 
-Reading rows, scoring, judging and drawing are the modules beside this one; this one only puts them in order.
+The modules beside this one read rows, score them, check them and draw the report.
 """
 
 import io
@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.evaluation.exploration import read_shown, reordering_gain
-from components.evaluation.gate import GateJudgement, cut_slices, judge, measure_rows, measure_slices
+from components.evaluation.gate import GateDecision, cut_slices, decide, measure_rows, measure_slices
 from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
 from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
 from evergreen.config.gate import GateSettings
-from evergreen.contracts.manifests import CURRENT, FAIL, Model, RawDataset, Release, TrainingSet, Verdict
+from evergreen.contracts import checks as contract
+from evergreen.contracts.checks import FAIL
+from evergreen.contracts.manifests import CURRENT, Model, RawDataset, Release, TrainingSet, Verdict
 from evergreen.contracts.words import ShownValues, read_words
 from evergreen.contracts.workflow import FeatureWorkflow, vocabulary_changes
 from evergreen.registry.model_cards import SliceQuality
@@ -35,7 +37,7 @@ SCORES_FILE = "scores.npz"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """The verdict, and what the report draws."""
+    """The verdict, and the numbers that the report draws."""
 
     verdict: Verdict
     scored: ScoredHoldout
@@ -53,15 +55,20 @@ def evaluate(
     settings: GateSettings,
     final: Path,
 ) -> Evaluation:
-    """The evaluation of `model` on the held-out rows.
+    """Evaluate `model` on the held-out rows.
 
-    `training_set` holds the same rows as `raw`, encoded with the candidate's workflow. Without a champion it is judged
-    by floor and calibration alone; `champion_reference`, by which the run chose it, is for the verdict. `final` is the
-    folder for the scores; one left by an earlier try is replaced.
+    Args:
+        raw: The rows.
+        training_set: The same rows, encoded with the candidate's workflow.
+        model: The candidate.
+        champion: The release to compare with. None = only floor and calibration are checked.
+        champion_reference: How the run chose the champion, for the verdict.
+        settings: The limits.
+        final: Folder for the scores. A folder of an earlier try is replaced.
 
     Raises:
-        ContractError: the inputs do not belong together, or one is corrupt.
-        Refused: the champion changed since extraction.
+        ContractError: The inputs do not belong together, or one is corrupt.
+        Refused: The champion changed since extraction.
     """
     _expect_same_round(raw, training_set, model)
     _expect_same_champion(raw, champion)
@@ -76,16 +83,17 @@ def evaluate(
     )
     scored, old = _score_both(raw, training_set, score)
     slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, shown=shown_values(raw))
-    judgement = judge_holdout(scored, slices, settings)
-    logger.info("gate: %s", judgement.reason)
-    quality = measure_rows(scored, judgement.estimates)
+    decided = check_holdout(scored, slices, settings)
+    for check in decided.checks:
+        logger.info("gate: %s", contract.sentence(check))
+    quality = measure_rows(scored, decided.estimates)
     aucs, warnings = _find_leaks(raw, quality.candidate.auc)
     verdict = Verdict(
         candidate_model_id=model.model_id,
         champion_model_id=champion.model_id if champion else None,
-        decision=judgement.decision,
-        accepted=judgement.decision != FAIL,
-        reason=judgement.reason,
+        decision=decided.decision,
+        accepted=decided.decision != FAIL,
+        reason=contract.headline(decided.checks),
         num_rows=quality.num_rows,
         num_clicks=quality.num_clicks,
         candidate=quality.candidate,
@@ -97,14 +105,15 @@ def evaluate(
         champion_reference=champion_reference,
         column_aucs=aucs,
         warnings=warnings,
-        advice=judgement.advice,
+        advice=contract.advice(decided.checks),
+        checks=list(decided.checks),
     )
-    measured = measure_slices(scored, slices, judgement.slice_p_values)
+    measured = measure_slices(scored, slices, decided.slice_p_values)
     return Evaluation(verdict=verdict, scored=scored, slices=measured, settings=settings)
 
 
 def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], list[str]]:
-    """The AUCs of the columns alone, and the warning, if the candidate's AUC is too good to be true."""
+    """Return each column's own AUC, and a warning, if the candidate's AUC is suspiciously high."""
     if auc is None or auc <= SUSPICIOUS_AUC:
         return {}, []
     aucs = column_aucs(raw)
@@ -116,7 +125,7 @@ def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], l
 def _score_both(
     raw: RawDataset, training_set: TrainingSet, score: Callable[..., ScoredHoldout]
 ) -> tuple[ScoredHoldout, ScoredHoldout | None]:
-    """The held-out rows of the window, and those of earlier days if the run holds any."""
+    """Score the held-out rows of the window, and those of earlier days if there are any."""
     counts = (raw.num_holdout_rows, training_set.num_holdout_rows)
     scored = score(raw.holdout_uri, training_set.holdout_uri, counts=counts)
     if not raw.replay_holdout_uri or not training_set.replay_holdout_uri:
@@ -125,11 +134,11 @@ def _score_both(
     return scored, score(raw.replay_holdout_uri, training_set.replay_holdout_uri, counts=counts)
 
 
-def judge_holdout(
+def check_holdout(
     scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], settings: GateSettings
-) -> GateJudgement:
-    """The gate's answer on scored rows; see `gate.judge`."""
-    return judge(
+) -> GateDecision:
+    """Check scored rows (`gate.decide`)."""
+    return decide(
         scored.labels,
         scored.candidate,
         scored.champion,
@@ -141,7 +150,7 @@ def judge_holdout(
 
 
 def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
-    """Per column, the ids that got their category in this round."""
+    """Return per column the ids that were assigned in this run."""
     now = FeatureWorkflow.load(local_path(training_set.workflow_uri))
     parent = training_set.parent_model_uri
     before = FeatureWorkflow.load(verified_part(model_in(local_path(parent)), Model.WORKFLOW)) if parent else None
@@ -149,7 +158,7 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
 
 
 def shown_values(raw: RawDataset) -> ShownValues:
-    """The words of a round's categories, and the columns of which no value is shown."""
+    """Return the names of a run's categories, and the columns whose values are hidden."""
     words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
     return ShownValues(words=words, hidden=raw.recommender.columns_of_users)
 
@@ -172,12 +181,12 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
 
 
 def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
-    """Refuses another champion than extraction's: it may have learned rows that judge, or from columns not read."""
+    """Refuse another champion than extraction's, which may have been trained on the held-out rows."""
     found = champion.model_id if champion else None
     if found != raw.champion_model_id:
         raise Refused(
             f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when the rows were "
-            "extracted, since another one may have learned rows that judge; run the pipeline again"
+            "extracted, because another one may have been trained on the held-out rows; run the pipeline again"
         )
 
 

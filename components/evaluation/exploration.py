@@ -1,27 +1,34 @@
-"""What the candidate's order would gain in clicks, told by lists of which a client swapped two neighbours at random.
+"""Estimate the clicks that the candidate's order would gain, from randomized rankings.
 
-In: held-out rows that were shown by the rule of `contracts.exploration`, and the candidate's scores of them. Out: an
-estimate with its interval, for people; the gate does not ask it.
+The estimate uses held-out rows of lists in which the client swapped two neighbours at random by the
+rule of `contracts.exploration`, and the candidate's scores of these rows. It is information for
+people, and no check of the gate uses it.
 
-Two neighbours of a list are disputed where the candidate scores the lower one higher. The gain is the mean, over all
-disputed pairs, of the clicks on the two rows if they change places less the clicks if they stay, the rest of the list
-as it was served: the smallest step from the live order towards the candidate's, and one that the log has seen at known
-odds. What a list in the candidate's own order would bring is not estimated: of many places, hardly one such list was
-ever shown. Nor is what the swap does to the clicks on other rows of the list.
+Two neighbours of a list are disputed if the candidate scores the lower one higher. The gain of a
+disputed pair is the number of clicks on its two rows if they are swapped, minus the number if they
+are not. The rest of the list stays as it was served. The estimate is the mean gain over all
+disputed pairs. A swap is the smallest step from the live order towards the candidate's, and the log
+contains such swaps with known probabilities. The clicks on a list in the candidate's own order are
+not estimated, because the log hardly ever contains one. The effect of a swap on other rows of the
+list is not estimated either.
 
-A list of k rows, explored with probability s, adds X = (excess of the swapped pair, if that is disputed), or where none
-was swapped X = -s / ((1 - s)(k - 1)) (sum of its disputed pairs' excess). A pair's excess is its clicks less those to
-be expected of it: its two served scores, calibrated by the lists before. The expectation of X is s / (k - 1) times the
-sum of the gains of its disputed pairs, whatever was to be expected, since both orders are centred by the same number;
-so the sum of X over that of s (disputed pairs) / (k - 1), the swaps of disputed pairs to be expected, is unbiased. It
-is inverse propensity weighting of both orders, each list weighed by its s. The centring takes away the variance that
-the number of swaps brings, as self-normalized weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
+A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
+excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))
+times the sum of the disputed pairs' excess. A pair's excess is its clicks minus its expected
+clicks. The expected clicks are the pair's two served scores, calibrated by the earlier lists. Both
+orders are centred by the same number, so the expectation of X is s / (k - 1) times the sum of the
+gains of the list's disputed pairs. The sum of X is divided by the expected number of swaps of
+disputed pairs, which is the sum of s (disputed pairs) / (k - 1). The result is unbiased. It is
+inverse propensity weighting of both orders, with each list weighted by its s. The centring removes
+the variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
+NeurIPS), and adds no bias.
 
-Interval: |X| <= 2, so for each lambda in (0, 1), exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) with
-psi(lambda) = -log(1 - lambda) - lambda is a nonnegative supermartingale of mean at most 1 (Howard, Ramdas, McAuliffe
-and Sekhon 2021, Annals of Statistics 49, on empirical-Bernstein bounds and average treatment effects). By Ville's
-inequality, divided among the `_LAMBDAS` and both sides, the interval holds at all numbers of lists at once with 95 %.
-Lists need not be alike; what each would have been clicked may change with time.
+The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
+exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
+at most 1. This is an empirical-Bernstein bound (Howard, Ramdas, McAuliffe and Sekhon 2021, Annals
+of Statistics 49). Ville's inequality, divided among the `_LAMBDAS` and both sides, gives a 95 %
+interval that holds at all numbers of lists at once. Lists may differ, and the click rate may
+change with time.
 """
 
 import math
@@ -40,31 +47,35 @@ from evergreen.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_ma
 _COLUMNS = [POSITION, PROPENSITY, SCORE]
 ALPHA = 0.05
 MIN_SWAPS = 30
-"""Swaps of disputed pairs below which there is too little overlap for an estimate."""
+"""Minimum number of swaps of disputed pairs for an estimate."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
-"""From bold, for few swaps, to careful, for a million."""
+"""Values of lambda: large ones suit few swaps, small ones suit a million swaps."""
 _LARGEST = 2.0
-"""Of |X|: a pair has at most two clicks."""
+"""Upper bound of |X|, because a pair has at most two clicks."""
 
 
 class ShownRows(NamedTuple):
-    """Rows of lists that were shown by the rule, list by list in the order shown, each [n]."""
+    """Rows of randomized rankings, list by list in the order shown, each [n]."""
 
     lists: NDArray[np.int64]
-    """Their requests, as in `ScoredHoldout`; the rows of one follow each other."""
+    """Request of each row, as in `ScoredHoldout`. Rows of one request are adjacent."""
     positions: NDArray[np.float64]
     propensities: NDArray[np.float64]
     labels: NDArray[np.float64]
     served: NDArray[np.float64]
-    """The scores by which the list was ordered; 0 where unknown."""
+    """Scores that ordered the list. 0 if unknown."""
     candidate: NDArray[np.float32]
 
 
 def read_shown(folder: Path, scored: ScoredHoldout) -> ShownRows:
-    """Those of the held-out rows in `folder`, scored as `scored`, that have a propensity.
+    """Return the held-out rows in `folder` that have a propensity.
+
+    Args:
+        folder: The raw held-out rows.
+        scored: The same rows with scores, in the same order.
 
     Raises:
-        ContractError: a file is unreadable or lacks a column.
+        ContractError: A file is unreadable or lacks a column.
     """
     batches = column_batches(folder, _COLUMNS)
     parts = [feature_matrix(batch, _COLUMNS, "float64", missing=np.nan) for batch in batches]
@@ -82,9 +93,10 @@ def read_shown(folder: Path, scored: ScoredHoldout) -> ShownRows:
 
 
 def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
-    """The estimate and its interval; None where no list was explored.
+    """Return the estimate and its interval, or None if no list was explored.
 
-    Lists that are not whole (places 1 to k, k at least 2) or whose propensities are not the rule's are left out.
+    Lists are ignored if positions 1 to k are incomplete, k is 1, or their propensities do not
+    follow the rule.
     """
     explored = _explored_pairs(rows)
     upper, of_pair, is_swapped = explored.upper, explored.lists, explored.is_swapped
@@ -111,9 +123,10 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 
 
 def deviation_bound(sums: NDArray[np.float64]) -> float:
-    """What the sum of these numbers [n] in [-2, 2] is off from that of their expectations, at most.
+    """Return a bound on the sum of the terms minus the sum of their expectations.
 
-    At all n at once, with a probability of at least 1 - `ALPHA`.
+    The bound holds at all n at once, with a probability of at least 1 - `ALPHA`. The terms [n] are
+    in [-2, 2].
     """
     variance = float(np.square(sums / _LARGEST).sum())
     price = math.log(2 * len(_LAMBDAS) / ALPHA)
@@ -123,7 +136,7 @@ def deviation_bound(sums: NDArray[np.float64]) -> float:
 def _calibration_before(
     clicks: NDArray[np.float64], scores: NDArray[np.float64], of_pair: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Observed clicks per expected click in the lists before that of each pair, from 1 on; all [pairs]."""
+    """Return for each pair the clicks per expected click in all earlier lists, starting at 1."""
     sums = [np.bincount(of_pair, each) for each in (clicks, scores)]
     seen, expected = (1.0 + np.cumsum(each) - each for each in sums)
     before: NDArray[np.float64] = (seen / expected)[of_pair]
@@ -131,14 +144,14 @@ def _calibration_before(
 
 
 class _ExploredPairs(NamedTuple):
-    """The pairs of neighbours in the lists that are whole and follow the rule, each [pairs]."""
+    """Pairs of neighbours in complete lists that follow the rule, each [pairs]."""
 
     upper: NDArray[np.int64]
-    """The row at the upper of the two places, as shown."""
+    """Row in the upper position of the pair, as shown."""
     lists: NDArray[np.int64]
-    """The number of its list, from 0."""
+    """Number of the pair's list, from 0."""
     share: NDArray[np.float64]
-    """With which probability a pair of the list was to be swapped."""
+    """Probability with which one pair of the list was swapped."""
     is_swapped: NDArray[np.bool_]
 
 

@@ -1,24 +1,26 @@
-"""The gate: decides from labels and scores alone whether the candidate may be released, and gives the reason.
+"""The gate: checks from labels and scores whether the candidate may be released.
 
-Two checks decide by a 95 % interval (DeLong, rows of one user counted as alike, or of one request where the recommender
-names no user): the candidate's AUC against an absolute floor, and its paired difference to the champion's AUC against
-the loss that is allowed (non-inferiority). They pass where the whole interval lies on the good side, fail where it lies
-on the bad side, and are inconclusive between, or without an interval. An inconclusive model is not lost: a canary goes
-on judging it (`controller.canary`).
+Two checks compare a 95 % interval with a limit: the candidate's AUC with a floor, and its paired
+difference to the champion's AUC with the loss that is allowed (non-inferiority). The intervals are
+DeLong's, with the rows of one user, or else of one request, counted as dependent. Such a check
+passes if the whole interval is on the good side of the limit, and fails if it is on the bad side.
+Otherwise it is inconclusive. A canary can go on comparing an inconclusive model.
 
-Two checks only ever refuse, where the rows are sure of it: a slice of them loses more of its log loss than is allowed
-(one-sided tests, Holm's correction over all slices), or clicks are predicted wrongly by more than a factor. What the
-power of each is, docs/evaluation.md says. Sample weights count in these two: what they judge depends on the click rate.
-An AUC does not, and counts rows alike. Scores are computed elsewhere.
+Two checks can only pass or fail, and fail if the rows are sure of it. One tests for each slice of
+the rows whether it loses more log loss than is allowed (one-sided tests, Holm's correction over all
+slices). The other tests whether expected clicks are off by more than a factor. docs/evaluation.md
+shows the power of each check. Sample weights count in these two checks, because both depend on the
+click rate. An AUC does not, and counts rows alike. Scores are computed elsewhere.
 
-Slices, on which a candidate may be weak although it is good on the whole: all rows; how new their categories, and their
-items, are; hours of the day; positions in ranked lists; frequent values of every column, and of a column of lists its
-frequent elements: a row belongs to the slice of each that it holds. Columns that say who a user is are not cut by
-value.
+A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
+of their categories and items, hours of the day, positions in ranked lists, and frequent values of
+every column. A row of a list column belongs to the slice of each frequent element that it contains.
+Columns that identify a user are not sliced by value.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +29,9 @@ from numpy.typing import ArrayLike, NDArray
 from components.evaluation.scoring import NEW_ITEM, UNKNOWN_ITEM, ScoredHoldout
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.gate import GateSettings
-from evergreen.contracts.manifests import FAIL, INCONCLUSIVE, PASS, AucLead, ModelQuality, RowsQuality
+from evergreen.contracts import checks as contract
+from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, WITHIN_FACTOR, Check
+from evergreen.contracts.manifests import AucLead, ModelQuality, RowsQuality
 from evergreen.contracts.words import ShownValues
 from evergreen.registry.model_cards import SliceQuality
 from evergreen.runtime.errors import run_again
@@ -52,16 +56,26 @@ from evergreen.statistics.metrics import (
 )
 
 MIN_CLASS_REQUESTS = 10
-"""Requests (or users) with a click, and with a row without one, below which an interval is not trusted: simulated with
-clicks in 4 to 9 requests, some 95 % intervals hold in 92 % of the windows (docs/evaluation.md)."""
+"""Minimum requests (or users) with a click, and with a row without one, for a reliable interval.
+
+In simulations with clicks in 4 to 9 requests, some 95 % intervals hold in 92 % of the windows
+(docs/evaluation.md)."""
 CHANCE = 0.5
-"""AUC of scores that know nothing."""
+"""AUC of random scores."""
 SLICE_ALPHA = 0.05
-"""Highest probability of refusing a model that loses no more than is allowed in any slice, over all slices."""
+"""Highest probability, over all slices, of refusing a model that loses no more than is allowed."""
+TOP_VALUES = 5
+MAX_POSITION = 10
+MAX_SHOWN = 40
+"""Number of slices that are measured for the card: those with the smallest p-values."""
+_HOUR_SECONDS = 3_600
+_NOTHING = MISSING_CATEGORY - 1
+"""Marker of a slot that repeats a value of its row, or is empty in a row with other values."""
+_MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 
 class Estimates(NamedTuple):
-    """AUCs with their intervals; None where there is no such number."""
+    """AUCs with their intervals. None for a number that does not exist."""
 
     candidate: AucEstimate | None
     champion: AucEstimate | None
@@ -70,9 +84,13 @@ class Estimates(NamedTuple):
 
 
 def estimate(
-    labels: ArrayLike, candidate: ArrayLike, champion: ArrayLike | None = None, *, groups: ArrayLike
+    labels: ArrayLike,
+    candidate: ArrayLike,
+    champion: ArrayLike | None = None,
+    *,
+    groups: ArrayLike,
 ) -> Estimates:
-    """The estimates of one set of rows; see `judge` for the arguments."""
+    """Return the estimates of one set of rows. `decide` explains the arguments."""
     alone = auc_estimate(labels, candidate, groups=groups)
     if champion is None:
         return Estimates(alone, None, None)
@@ -80,26 +98,34 @@ def estimate(
     return Estimates(alone, auc_estimate(labels, champion, groups=groups), difference)
 
 
-class GateJudgement(NamedTuple):
-    """The gate's answer, and the estimates that it rests on."""
+class GateDecision(NamedTuple):
+    """The gate's checks, and the estimates behind them."""
 
-    decision: str
-    """`pass`, `fail` or `inconclusive`."""
-    reason: str
-    advice: list[str]
-    """What would make a check pass, a sentence for each check that did not."""
+    checks: Sequence[Check]
     estimates: Estimates
     slice_p_values: Mapping[str, float]
-    """One-sided, of each slice that could be tested: that it loses no more than is allowed."""
+    """One-sided p-value of each tested slice: that it loses no more than is allowed."""
+
+    @property
+    def decision(self) -> str:
+        """The worst result of the checks: `pass`, `fail` or `inconclusive`."""
+        return contract.decide(self.checks)
 
 
-class _Check(NamedTuple):
-    decision: str
-    reason: str
-    advice: str = ""
+class _Evidence(NamedTuple):
+    """Everything that the checks measure, with one entry per row in each array."""
+
+    click: NDArray[np.int8]
+    candidate: ArrayLike
+    champion: ArrayLike | None
+    group: NDArray[np.int64]
+    weights: ArrayLike | None
+    estimates: Estimates
+    slice_p_values: Mapping[str, float] | None
+    """None if no slices were given, or there is no champion."""
 
 
-def judge(
+def decide(
     labels: ArrayLike,
     candidate: ArrayLike,
     champion: ArrayLike | None = None,
@@ -108,121 +134,173 @@ def judge(
     weights: ArrayLike | None = None,
     slices: Mapping[str, NDArray[np.bool_]] | None = None,
     settings: GateSettings,
-) -> GateJudgement:
-    """The gate's answer for one candidate on the held-out rows.
+) -> GateDecision:
+    """Check one candidate on the held-out rows.
 
-    Each row, [n], has its label, 0 or 1; both models' scores (no champion = floor and calibration alone judge); in
-    `groups` its user or request, as rows of one are not independent; its weight (None = all count alike). `slices` are
-    parts of the rows by name, each [n] whether a row is of it; they may overlap.
+    Args:
+        labels: 0 or 1 of each row, [n].
+        candidate: The candidate's scores, [n].
+        champion: The champion's scores, [n]. Without them only floor and calibration are checked.
+        groups: User or request of each row, [n]. The rows of one group are not independent.
+        weights: Sample weight of each row, [n]. None = all rows count alike.
+        slices: Whether each row belongs to a slice, [n], by the slice's name. Slices may overlap.
+        settings: The limits.
 
     Raises:
-        ContractError: lengths differ, a label is neither 0 nor 1, or a score is not finite.
+        ContractError: Lengths differ, a label is neither 0 nor 1, or a score is not finite.
     """
     click = np.asarray(labels)
     estimates = estimate(click, candidate, champion, groups=groups)
-    p_values: Mapping[str, float] = {}
     group = group_numbers(groups, len(click))
     has_weight = np.full(len(click), True) if weights is None else np.asarray(weights) > 0
-    if words := _too_few(click[has_weight], group[has_weight]):
-        checks = [_Check(INCONCLUSIVE, words, _more_requests(click[has_weight], group[has_weight]))]
+    if too_few := _check_requests(click[has_weight], group[has_weight]):
+        return GateDecision([too_few], estimates, {})
+    p_values: Mapping[str, float] | None = None
+    if champion is not None and slices:
+        allowed = (1 + settings.max_slice_loss) * row_log_losses(click, champion)
+        excess = row_weighted(row_log_losses(click, candidate) - allowed, weights)
+        weighted = {name: rows & has_weight for name, rows in slices.items()}
+        p_values = _slice_p_values(click, excess, group, slices=weighted)
+    evidence = _Evidence(click, candidate, champion, group, weights, estimates, p_values)
+    checks = [check for each in _CHECKS if (check := each(evidence, settings)) is not None]
+    return GateDecision(checks, estimates, p_values or {})
+
+
+def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check | None:
+    """Return the check of the rarer class, or None if both classes have enough requests."""
+    rarer, requests = _fewest_requests(click, group)
+    if requests >= MIN_CLASS_REQUESTS:
+        return None
+    if requests:
+        needed = math.ceil(len(click) * MIN_CLASS_REQUESTS / requests)
+        advice = f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
     else:
-        checks = [_above_floor(estimates.candidate, settings.min_auc, num_rows=len(click))]
-        if champion is not None:
-            checks.append(_not_worse(estimates.difference, settings.max_auc_loss, num_rows=len(click)))
-        if champion is not None and slices:
-            excess = row_log_losses(click, candidate) - (1 + settings.max_slice_loss) * row_log_losses(click, champion)
-            slices = {name: rows & has_weight for name, rows in slices.items()}
-            p_values = _slice_p_values(click, row_weighted(excess, weights), group, slices=slices)
-            checks.append(_no_slice_harmed(p_values, settings.max_slice_loss))
-        factor = settings.max_calibration_factor
-        checks.append(_calibrated(click, candidate, champion, group=group, weights=weights, factor=factor))
-    decision = next((d for d in (FAIL, INCONCLUSIVE) if d in [check.decision for check in checks]), PASS)
-    reasons = [check.reason for check in checks]
-    if champion is None:
-        reasons.append("there is no champion to compare with")
-    counts = f"{len(click)} held-out rows with {np.count_nonzero(click)} clicks"
-    advice = [check.advice for check in checks if check.decision != PASS and check.advice]
-    return GateJudgement(decision, f"{decision} over {counts}: {'; '.join(reasons)}", advice, estimates, p_values)
+        advice = f"no held-out row is one of the {rarer}: bring rows in which both labels are among the newest"
+    return Check(
+        name=f"requests with {rarer}",
+        value=requests,
+        limit=MIN_CLASS_REQUESTS,
+        result=INCONCLUSIVE,
+        advice=advice,
+    )
 
 
 def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
-    """The class of rows that comes from the fewest requests, and how many these are."""
-    found = {"clicks": len(np.unique(group[click == 1])), "rows without a click": len(np.unique(group[click == 0]))}
+    """Return the class of rows that comes from the fewest requests, and their number."""
+    found = {
+        "clicks": len(np.unique(group[click == 1])),
+        "rows without a click": len(np.unique(group[click == 0])),
+    }
     return min(found.items(), key=lambda item: item[1])
 
 
-def _too_few(click: NDArray[np.int8], group: NDArray[np.int64]) -> str:
-    """Why no interval of these rows is to be trusted; empty where it is."""
-    words, fewest = _fewest_requests(click, group)
-    return "" if fewest >= MIN_CLASS_REQUESTS else f"{words} come from {fewest} requests, expected {MIN_CLASS_REQUESTS}"
-
-
-def _more_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> str:
-    words, fewest = _fewest_requests(click, group)
-    if not fewest:
-        return f"no held-out row is one of the {words}: bring rows in which both labels are among the newest"
-    needed = math.ceil(len(click) * MIN_CLASS_REQUESTS / fewest)
-    return f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
-
-
-_MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
-
-
-def _more_rows(found: AucEstimate | AucDifference, threshold: float, num_rows: int) -> str:
-    """How many held-out rows would tell on which side of the threshold the value is, if it stays as it is."""
-    distance, width = abs(found.auc - threshold), (found.high - found.low) / 2
-    # An interval's width shrinks with the root of the number of rows.
-    needed = math.ceil(num_rows * (width / distance) ** 2) if distance > width / 100 else None
-    about = "more than 10,000 times as many" if needed is None else f"about {needed:,}"
-    return f"{about} held-out rows would tell, there are {num_rows:,}: {_MORE_ROWS}"
-
-
-def _above_floor(estimate: AucEstimate | None, min_auc: float, *, num_rows: int) -> _Check:
-    if estimate is None:
-        return _without_interval("auc")
-    words = f"auc {estimate.auc:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
-    reasons = {
-        PASS: f"{words} is at least the floor {min_auc:g}",
-        FAIL: f"{words} is below the floor {min_auc:g}",
-        INCONCLUSIVE: f"{words} may lie on either side of the floor {min_auc:g}",
-    }
-    lower = math.floor(estimate.low * 100) / 100
+def _check_floor(evidence: _Evidence, settings: GateSettings) -> Check:
+    found, floor = evidence.estimates.candidate, settings.min_auc
     ways = ["bring features or rows that tell more of the clicks"]
-    if lower > CHANCE:
-        ways.append("or, if such a model is good enough, " + run_again(f"--set gate.min_auc={lower:g}"))
-    advice = {
-        FAIL: ", ".join(ways),
-        INCONCLUSIVE: _more_rows(estimate, min_auc, num_rows),
-    }
-    return _check_interval(estimate, min_auc, reasons=reasons, advice=advice)
+    if found is not None and (lower := math.floor(found.low * 100) / 100) > CHANCE:
+        again = run_again(f"--set gate.min_auc={lower:g}")
+        ways.append(f"or, if such a model is good enough, {again}")
+    check = Check(name="AUC", limit=floor, result=INCONCLUSIVE)
+    return _check_interval(check, found, evidence, if_failed=", ".join(ways))
 
 
-def _not_worse(difference: AucDifference | None, max_auc_loss: float, *, num_rows: int) -> _Check:
-    if difference is None:
-        return _without_interval("difference to the champion's auc")
-    words = f"auc differs from the champion's by {difference.auc:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
-    reasons = {
-        PASS: f"{words}, a loss of at most {max_auc_loss:g}",
-        FAIL: f"{words}, a loss of more than {max_auc_loss:g}",
-        INCONCLUSIVE: f"{words}, which may be a loss of more than {max_auc_loss:g}",
-    }
-    advice = {
-        FAIL: "the live model stays; bring newer rows, or allow the loss by gate.max_auc_loss",
-        INCONCLUSIVE: _more_rows(difference, -max_auc_loss, num_rows),
-    }
-    return _check_interval(difference, -max_auc_loss, reasons=reasons, advice=advice)
-
-
-def _without_interval(name: str) -> _Check:
-    reason = f"{name} has no interval: no rows are in the wrong order, or all but {MIN_DEGREES} requests hardly count"
-    return _Check(INCONCLUSIVE, reason, _MORE_ROWS)
+def _check_lead(evidence: _Evidence, settings: GateSettings) -> Check | None:
+    if evidence.champion is None:
+        return None
+    check = Check(
+        name="AUC against the champion",
+        limit=-settings.max_auc_loss,
+        is_difference=True,
+        result=INCONCLUSIVE,
+    )
+    advice = "the live model stays; bring newer rows, or allow the loss by gate.max_auc_loss"
+    return _check_interval(check, evidence.estimates.difference, evidence, if_failed=advice)
 
 
 def _check_interval(
-    found: AucEstimate | AucDifference, threshold: float, *, reasons: dict[str, str], advice: dict[str, str]
-) -> _Check:
-    decision = PASS if found.low >= threshold else FAIL if found.high < threshold else INCONCLUSIVE
-    return _Check(decision, reasons[decision], advice.get(decision, ""))
+    check: Check,
+    found: AucEstimate | AucDifference | None,
+    evidence: _Evidence,
+    *,
+    if_failed: str,
+) -> Check:
+    """Return the check with its value, and a result if the interval is on one side of the limit."""
+    limit = check.limit
+    assert limit is not None
+    if found is None:
+        detail = (
+            "there is no interval, because no rows are in the wrong order or all but "
+            f"{MIN_DEGREES} requests hardly count"
+        )
+        return replace(check, detail=detail, advice=_MORE_ROWS)
+    result = PASS if found.low >= limit else FAIL if found.high < limit else INCONCLUSIVE
+    more = _more_rows(found, limit, num_rows=len(evidence.click))
+    advice = {FAIL: if_failed, INCONCLUSIVE: more}.get(result, "")
+    return replace(check, value=found.auc, low=found.low, high=found.high, result=result, advice=advice)
+
+
+def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: int) -> str:
+    """Return how many held-out rows would decide the check if the value stays the same."""
+    distance, width = abs(found.auc - limit), (found.high - found.low) / 2
+    # An interval's width shrinks with the root of the number of rows.
+    is_far = distance > width / 100
+    needed = math.ceil(num_rows * (width / distance) ** 2) if is_far else None
+    about = "more than 10,000 times as many" if needed is None else f"about {needed:,}"
+    return f"{about} held-out rows would decide it, there are {num_rows:,}: {_MORE_ROWS}"
+
+
+def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
+    p_values = evidence.slice_p_values
+    if p_values is None:
+        return None
+    harmed = holm(p_values, SLICE_ALPHA)
+    loss = f"lose more than {settings.max_slice_loss:.3g} of the champion's log loss"
+    detail = f"{len(harmed)} of {len(p_values)} tested slices {loss}"
+    advice = "the live model stays; bring rows of these slices, or allow it by gate.max_slice_loss"
+    return Check(
+        name="slices with more log loss",
+        value=len(harmed),
+        limit=0,
+        bound=AT_MOST,
+        result=FAIL if harmed else PASS,
+        detail=f"{detail}: {', '.join(harmed[:5])}" if harmed else detail,
+        advice=advice if harmed else "",
+    )
+
+
+def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
+    """Fail if expected clicks are surely off by more than the factor, and more than the champion's."""
+    click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
+    scores = np.asarray(evidence.candidate, np.float64)
+    ratio = calibration(click, scores, weights=weights)
+    assert ratio is not None  # there are clicks
+    errors = (scores - factor * click, click / factor - scores)
+    p_values = [mean_p_value(row_weighted(each, weights), evidence.group) for each in errors]
+    is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
+    check = Check(name="calibration", value=ratio, limit=factor, bound=WITHIN_FACTOR, result=PASS)
+    live = None
+    if evidence.champion is not None:
+        live = calibration(click, evidence.champion, weights=weights)
+    if is_off and (live is None or abs(np.log(ratio)) > abs(np.log(live))):
+        advice = (
+            "check that the newest rows have all their clicks (extraction.attribution_hours), or "
+            "allow it by gate.max_calibration_factor"
+        )
+        return replace(check, result=FAIL, advice=advice)
+    if is_off:
+        return replace(check, detail="the champion's is further off")
+    if not 1 / factor <= ratio <= factor:
+        return replace(check, detail="the rows are too few to be sure of it")
+    return check
+
+
+_CHECKS: tuple[Callable[[_Evidence, GateSettings], Check | None], ...] = (
+    _check_floor,
+    _check_lead,
+    _check_slices,
+    _check_calibration,
+)
+"""The table of checks. A check returns None if the rows have nothing for it to measure."""
 
 
 def _slice_p_values(
@@ -232,26 +310,24 @@ def _slice_p_values(
     *,
     slices: Mapping[str, NDArray[np.bool_]],
 ) -> dict[str, float]:
-    """By slice, that its mean `excess` [n] is at most 0; without those that have too few clicks to tell."""
-    tested = {name: rows for name, rows in slices.items() if not _too_few(click[rows], group[rows])}
+    """Return by slice the p-value of its mean `excess` [n] being at most 0.
+
+    A slice with too few clicks to test is left out.
+    """
+    tested = {
+        name: rows
+        for name, rows in slices.items()
+        if _fewest_requests(click[rows], group[rows])[1] >= MIN_CLASS_REQUESTS
+    }
     found = {name: mean_p_value(excess[rows], group[rows]) for name, rows in tested.items()}
     return {name: p_value for name, p_value in found.items() if p_value is not None}
 
 
-def _no_slice_harmed(p_values: Mapping[str, float], max_loss: float) -> _Check:
-    harmed, part = holm(p_values, SLICE_ALPHA), f"{max_loss:.3g} of the champion's log loss"
-    if harmed:
-        reason = f"{len(harmed)} of {len(p_values)} slices lose more than {part}: {', '.join(harmed[:5])}"
-        return _Check(
-            FAIL, reason, "the live model stays; bring rows of these slices, or allow it by gate.max_slice_loss"
-        )
-    return _Check(PASS, f"none of {len(p_values)} slices is shown to lose more than {part}")
-
-
 def mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float | None:
-    """One-sided p-value of the values' mean being at most 0, by Student's t; values of one group are not independent.
+    """Return the one-sided p-value of the values' mean being at most 0, by Student's t.
 
-    None without a standard error (`grouped_deviation`).
+    Values of one group are not independent. Returns None without a standard error
+    (`grouped_deviation`).
     """
     deviation = grouped_deviation((values, group))
     if deviation is None or not deviation.standard_error:
@@ -262,7 +338,9 @@ def mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float
 
 
 def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
-    """Names of the hypotheses that Holm (1979) rejects, smallest first; one that holds is with probability `alpha`.
+    """Return the names of the hypotheses that Holm (1979) rejects, smallest p-value first.
+
+    A true hypothesis is among them with a probability of at most `alpha`.
 
     >>> holm({"a": 0.2, "b": 0.01, "c": 0.03}, 0.05)
     ['b']
@@ -275,47 +353,16 @@ def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
     return rejected
 
 
-def _calibrated(
-    click: NDArray[np.int8],
-    candidate: ArrayLike,
-    champion: ArrayLike | None,
-    *,
-    group: NDArray[np.int64],
-    weights: ArrayLike | None,
-    factor: float,
-) -> _Check:
-    """Fails where expected clicks are surely off by more than the factor, and further off than the champion's."""
-    scores = np.asarray(candidate, np.float64)
-    ratio = calibration(click, scores, weights=weights)
-    assert ratio is not None  # there are clicks
-    words = f"{ratio:.3g} clicks are expected for each one"
-    errors = (row_weighted(values, weights) for values in (scores - factor * click, click / factor - scores))
-    p_values = [mean_p_value(values, group) for values in errors]
-    is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
-    live = None if champion is None else calibration(click, champion, weights=weights)
-    if is_off and (live is None or abs(np.log(ratio)) > abs(np.log(live))):
-        advice = "check that the newest rows have all their clicks (extraction.attribution_hours), or allow it by "
-        advice += "gate.max_calibration_factor"
-        return _Check(FAIL, f"{words}, which is off by more than a factor of {factor:g}", advice)
-    return _Check(PASS, words)
-
-
-TOP_VALUES = 5
-MAX_POSITION = 10
-MAX_SHOWN = 40
-"""Slices that are measured for people: those that speak most against the candidate."""
-_HOUR_SECONDS = 3_600
-_NOTHING = MISSING_CATEGORY - 1
-"""In a place whose value the row already holds in another place, and in an empty one of a row that holds some value."""
-
-
 def cut_slices(
     scored: ScoredHoldout, *, is_first_round: bool | None, shown: ShownValues
 ) -> dict[str, NDArray[np.bool_]]:
-    """Whether each row [n] belongs to a slice, by the slice's name.
+    """Return whether each row [n] belongs to a slice, by the slice's name.
 
-    In a first round every category is new, and a slice of new ones meaningless; None = which are new is not known. A
-    column of which `shown` shows no value is not cut.
+    Args:
+        scored: The rows.
+        is_first_round: Whether no model came before. Then every category is new, and new ones are
+            no slice. None = it is not known which categories are new.
+        shown: Names of the categories. Columns whose values it hides are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
     if is_first_round is not None:
@@ -334,7 +381,7 @@ def cut_slices(
 def measure_slices(
     scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], p_values: Mapping[str, float]
 ) -> list[SliceQuality]:
-    """The metrics of the slices that speak most against the candidate, by `p_values`, smallest first."""
+    """Return the metrics of the slices with the smallest p-values, smallest first."""
     shown = sorted(slices, key=lambda name: p_values.get(name, 1.0))[:MAX_SHOWN]
     parts = {name: scored.of_rows(slices[name]) for name in shown}
     return [
@@ -349,7 +396,7 @@ def measure_slices(
 
 
 def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> RowsQuality:
-    """The figures of one set of held-out rows; `estimates` = the AUCs' where they are known already."""
+    """Return the metrics of held-out rows. Pass `estimates` if they are known already."""
     known = estimates or estimate(scored.labels, scored.candidate, scored.champion, groups=scored.groups)
 
     def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
@@ -396,7 +443,10 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[s
 
 
 def _by_value(column: str, values: NDArray[np.int64], shown: ShownValues) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """The slices of the values [n, places]; a row counts once for each value, and as missing where it holds none."""
+    """Yield the slices of the values [n, slots].
+
+    A row belongs once to each of its values, and to `missing` if it has none.
+    """
     held = np.sort(values, axis=1)
     held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING
     held[:, 0][(held[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)] = _NOTHING

@@ -1,9 +1,10 @@
-"""Finds the columns that give the label away, for a candidate whose AUC is too good to be true.
+"""Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
-A column that is filled after the click, or made from it, is a leak: the model ranks the held-out rows almost perfectly
-and is useless in production, where the value does not exist yet. Each column is measured alone. The AUC of a numeric
-column is that of its values, of other columns that of the click rates that the training rows have by value. Whether
-such a column is to be removed is for people: the gate only warns.
+A column that is filled after the click, or derived from it, is a leak. The model ranks the held-out
+rows almost perfectly, but it is useless in production, where the value does not exist yet. Each
+column is measured alone. A numeric column's AUC is the AUC of its values. The AUC of any other
+column is the AUC of its click rates by value in the training rows. The gate only warns, and people
+decide whether to remove a column.
 """
 
 from collections.abc import Iterator
@@ -24,9 +25,9 @@ from evergreen.statistics.metrics import roc_auc
 from evergreen.storage.uris import local_path
 
 SUSPICIOUS_AUC = 0.99
-"""AUC on held-out rows above which a leak is likelier than a good model."""
+"""AUC on held-out rows above which a leak is more likely than a good model."""
 MAX_TRAINING_ROWS = 500_000
-"""Newest training rows from which the click rates of values are taken."""
+"""Number of the newest training rows that give the click rates by value."""
 _BATCH_ROWS = 65_536
 
 
@@ -41,14 +42,15 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         order is the label's. Empty unless the held-out rows have both labels.
     """
     found = {}
-    # A column that is served as one value ranks nothing when the candidate is scored.
+    # A column that is served as one constant value cannot rank rows when the candidate is scored.
     for column in (name for name in raw.recommender.features.needed if name not in raw.excluded_columns):
         labels, values = _read_column(raw, raw.holdout_uri, column)
         rates = _ClickRates(*_read_column(raw, raw.train_uri, column, newest=MAX_TRAINING_ROWS))
         scores = [rates.of(values)]
         if column in raw.recommender.features.numeric:
             numbers = values[:, 0]
-            # A missing value is as good a sign as any: it is tried below all numbers, and above them.
+            # A missing value can leak the label too, so it is ranked below all numbers and then
+            # above them.
             scores += [np.where(np.isnan(numbers), end, numbers) for end in (-np.inf, np.inf)]
         aucs = [roc_auc(labels, _ranks(each)) for each in scores]
         known = [max(auc, 1 - auc) for auc in aucs if auc is not None]
@@ -58,7 +60,12 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
 
 
 def describe_leak(auc: float, aucs: dict[str, float]) -> str:
-    """Return the warning for a candidate of this AUC, given the columns' own as `column_aucs` returns them."""
+    """Return the warning for a candidate with this AUC.
+
+    Args:
+        auc: The candidate's AUC.
+        aucs: Each column's own AUC, as returned by `column_aucs`.
+    """
     too_good = f"auc {auc:.4f} is above {SUSPICIOUS_AUC:g}, which is hardly possible before the outcome is known"
     leaks = {column: each for column, each in aucs.items() if each > SUSPICIOUS_AUC}
     if not leaks:
@@ -80,11 +87,14 @@ class _ClickRates:
         self._rate = float(labels.mean()) if len(labels) else 0.5
         self._values, index = np.unique(held, return_inverse=True)
         clicks = np.bincount(index, weights=labels[rows], minlength=len(self._values))
-        # One row at the overall rate more for each value: a value that is seen once says little.
+        # Each value gets one more row at the overall rate, because one row alone is weak evidence.
         self._rates = (clicks + self._rate) / (np.bincount(index, minlength=len(self._values)) + 1)
 
     def of(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Return each row's rate [n], averaged over the values of its list; an unknown value has the overall rate."""
+        """Return each row's rate [n], averaged over the values of its list.
+
+        Unknown values have the overall rate.
+        """
         rows, held = _held(values)
         rates = np.full(len(held), self._rate)
         if len(self._values):
@@ -98,7 +108,10 @@ class _ClickRates:
 
 
 def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The row and the value of everything in `values` [n, places]; a row without any value has a missing one."""
+    """Return the row and the value of each entry in `values` [n, slots].
+
+    A row without values gets a missing one.
+    """
     is_held = np.ones(values.shape, bool)
     if values.shape[1] > 1:
         is_held = values != MISSING_CATEGORY
@@ -108,7 +121,7 @@ def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
 
 
 def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The order of the scores as finite numbers; equal scores have equal ranks."""
+    """Return the order of the scores as finite numbers, with equal ranks for equal scores."""
     ranks: NDArray[np.int64] = np.unique(scores, return_inverse=True)[1]
     return ranks
 
@@ -116,7 +129,10 @@ def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
 def _read_column(
     raw: RawDataset, uri: str, column: str, *, newest: int | None = None
 ) -> tuple[NDArray[np.int8], NDArray[Any]]:
-    """Labels [n] and values [n, places] of one column, of the newest rows or all; NaN or -1 where one is missing."""
+    """Read the labels [n] and the values [n, slots] of one column, of the newest rows or of all.
+
+    Missing numbers are NaN, and missing categories are -1.
+    """
     features = raw.recommender.features
     labels, values, num_rows = [np.zeros(0, np.int8)], [], 0
     for batch in _newest_first(local_path(uri), [LABEL, column]):
@@ -134,7 +150,7 @@ def _read_column(
 
 
 def _newest_first(folder: Path, columns: list[str]) -> Iterator[Any]:
-    """Arrow record batches of these columns, file by file from the last on."""
+    """Yield Arrow record batches of these columns, starting with the last file."""
     for path in reversed(parquet_files(folder)):
         with reading_parquet(path), pq.ParquetFile(path) as file:
             for group in reversed(range(file.num_row_groups)):

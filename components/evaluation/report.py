@@ -1,7 +1,8 @@
-"""What people see of an evaluation: the model's card, and what the Kubeflow UI draws itself.
+"""Reports of an evaluation: the model's card, and the metrics and curve that Kubeflow's UI draws.
 
-The UI shows the card's page in a frame without network, and draws flat metrics and the ROC curve from JSON: only finite
-numbers, since a NaN or infinity in KFP's metadata ends the run. What the numbers are is decided elsewhere.
+The UI shows the card's page in a frame without network access, and draws flat metrics and the ROC
+curve from JSON. All numbers must be finite, because a NaN or infinity in KFP's metadata ends the
+run. Other modules compute the numbers.
 """
 
 import math
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from components.evaluation.evaluate import Evaluation
 from components.evaluation.gate import MIN_CLASS_REQUESTS
 from components.evaluation.scoring import ScoredHoldout
+from evergreen.contracts.checks import metrics
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport, Verdict
 from evergreen.registry.model_cards import CalibrationBin, ModelCard
 from evergreen.statistics.metrics import row_weighted
@@ -23,7 +25,10 @@ from evergreen.statistics.metrics import row_weighted
 def make_card(
     evaluation: Evaluation, *, run: str, model: Model, raw: RawDataset, validation: ValidationReport | None
 ) -> ModelCard:
-    """The model's card as far as the gate knows it; the names of the lake's files, which may be many, are left out."""
+    """Return the model's card after the gate, without the names of the lake's files.
+
+    The lake can have many files.
+    """
     scored = evaluation.scored
     bins = partial(calibration_bins, scored.labels, weights=scored.weights)
     return ModelCard(
@@ -40,32 +45,32 @@ def make_card(
 
 
 def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
-    """Return what people compare runs by in Kubeflow's page, as far as it exists; the model's card has the rest.
+    """Return the metrics by which people compare runs in Kubeflow. Unknown ones are left out.
+
+    Each check is a metric, with the ends of its interval. The model's card has the other numbers.
 
     Args:
         verdict: The gate's verdict on the candidate.
         train_rows: Rows that the candidate was fitted to in this run.
     """
-    candidate, lead = verdict.candidate, verdict.difference
     values: dict[str, float | None] = {
         "accepted": int(verdict.accepted),
-        "auc": candidate.auc,
-        "auc_low": candidate.auc_low,
-        "auc_high": candidate.auc_high,
-        "log_loss": candidate.log_loss,
-        "calibration": candidate.calibration,
+        "auc": verdict.candidate.auc,
+        "log_loss": verdict.candidate.log_loss,
+        "calibration": verdict.candidate.calibration,
         "champion_auc": verdict.champion.auc if verdict.champion else None,
-        "lead_auc": lead.auc if lead else None,
-        "lead_low": lead.low if lead else None,
-        "lead_high": lead.high if lead else None,
         "rows_learned": train_rows,
         "rows_held_out": verdict.num_rows,
     }
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    return {**known, **metrics(verdict.checks)}
 
 
 def roc_document(scored: ScoredHoldout) -> dict[str, list[float]]:
-    """The arguments of KFP's `log_roc_curve`; empty lists with one class only."""
+    """Return the arguments of KFP's `log_roc_curve`.
+
+    The lists are empty unless both classes are present.
+    """
     points = roc_curve(scored.labels, scored.candidate)
     return {
         "fpr": [point.false_positive_rate for point in points],
@@ -74,7 +79,7 @@ def roc_document(scored: ScoredHoldout) -> dict[str, list[float]]:
     }
 
 
-# -- curves that people judge a classifier by
+# -- curves of a classifier
 
 
 MAX_ROC_POINTS = 200
@@ -91,10 +96,11 @@ class RocPoint(NamedTuple):
 def roc_curve(
     labels: NDArray[np.int8], scores: NDArray[np.float32], max_points: int = MAX_ROC_POINTS
 ) -> list[RocPoint]:
-    """Points of the ROC curve from (0, 0) to (1, 1), evenly spread along it; empty unless both classes are present.
+    """Return points of the ROC curve from (0, 0) to (1, 1), evenly spaced along it.
 
-    Every point is one of the exact curve. The first has no row above its threshold; it is written as 1, being the
-    largest probability, where others write infinity, which no metadata store takes.
+    Every point is on the exact curve. The list is empty unless both classes are present. No row is
+    above the first point's threshold. Its threshold is 1, the largest probability, because metadata
+    stores reject infinity.
     """
     num_clicks = int(np.count_nonzero(labels))
     num_others = len(labels) - num_clicks
@@ -121,9 +127,9 @@ def calibration_bins(
     *,
     weights: NDArray[np.float32] | None = None,
 ) -> list[CalibrationBin]:
-    """Mean score against click rate in shares of equal size, lowest scores first; no more of them than rows.
+    """Return the mean score and the click rate of equal shares of the rows, lowest scores first.
 
-    Both are weighted where rows have weights.
+    Both are weighted if rows have weights. There are never more bins than rows.
     """
 
     def mean(values: NDArray[Any], rows: NDArray[np.int64]) -> float:

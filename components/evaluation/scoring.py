@@ -1,10 +1,10 @@
-"""The held-out rows with their scores: the candidate's from its weights, the champion's from the graph that serves it.
+"""Score the held-out rows with the candidate's weights and with the champion's served graph.
 
-They lie in two folders, raw as they were logged and encoded as the candidate was trained on them, in the same order;
-counts and labels are checked, because scores of different rows must never be compared.
+The rows are stored in two folders, raw as they were logged and encoded for the candidate, in the
+same order. Counts and labels are compared, because scores of different rows must never be mixed.
 
-The champion is scored as it answers users, raw rows through its ONNX graph: its own workflow is inside, and what the
-gate compares with is what would be replaced. Judging the scores is left to `gate`.
+The champion scores raw rows through its ONNX graph, exactly as it answers users. The graph contains
+the champion's own feature workflow. `gate` compares the scores.
 """
 
 import logging
@@ -39,21 +39,21 @@ BATCH_ROWS = 8192
 
 
 class RawBatch(NamedTuple):
-    """Raw rows in the served form."""
+    """Raw rows in the form in which they are served."""
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
-    """Since the epoch, UTC."""
+    """Event times, seconds since the epoch."""
     requests: NDArray[np.int64]
-    """Number of the request that each row belongs to, from 0 in the order of the folder."""
+    """Number of each row's request, from 0 in the order of the folder."""
     positions: NDArray[np.int32]
-    """Places in a ranked list, from 1; 0 = in none."""
+    """Position in the ranked list, from 1. 0 if the row belongs to no list."""
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
     """[n, `Features.places`], `MISSING_CATEGORY` = missing."""
     weights: NDArray[np.float32]
-    """Ones where rows have none."""
+    """Sample weights. All ones if rows have no weights."""
 
 
 class EncodedBatch(NamedTuple):
@@ -67,7 +67,7 @@ class EncodedBatch(NamedTuple):
 
 
 NEW_ITEM, UNKNOWN_ITEM = 1, 2
-"""An item that got its id in this round, and one that has no id of its own."""
+"""Newness of an item: it got its id in this run, or it has no id of its own."""
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
 ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
@@ -75,51 +75,54 @@ ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredHoldout:
-    """The held-out rows as the gate and the slices need them, each [n] in row order."""
+    """The held-out rows with scores, each [n] in row order."""
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
     requests: NDArray[np.int64]
-    """Number of the request that a row belongs to, from 0."""
+    """Number of each row's request, from 0."""
     users: NDArray[np.int64] | None
-    """The user who saw a row, `MISSING_CATEGORY` = unknown; None where the recommender names no user."""
+    """User of each row, `MISSING_CATEGORY` if unknown. None if the recommender names no user
+    column."""
     positions: NDArray[np.int32]
-    """The row's place in its ranked list, from 1; 0 = it is in none."""
+    """Position in the ranked list, from 1. 0 if the row belongs to no list."""
     candidate: NDArray[np.float32]
     champion: NDArray[np.float32] | None
     has_new_category: NDArray[np.bool_]
-    """Whether the row holds a category that got its id in this round."""
+    """Whether the row has a category that got its id in this run."""
     has_unknown_category: NDArray[np.bool_]
-    """Whether the row holds a category without an id of its own."""
+    """Whether the row has a category without an id of its own."""
     item_newness: NDArray[np.int8] | None
-    """Of the row's item `NEW_ITEM`, `UNKNOWN_ITEM` or 0 = known before; None where the recommender names no item."""
+    """`NEW_ITEM`, `UNKNOWN_ITEM`, or 0 for an older item. None if the recommender names no item
+    column."""
     categories: NDArray[np.int64]
-    """[n, `Features.places`] raw values of the categorical columns and elements of the lists."""
+    """[n, `Features.places`] raw values of the categorical columns and list elements."""
     columns: tuple[str, ...]
-    """The column of each place; a list's stands there once for each of its places."""
+    """Column name of each slot. A list column appears once per slot."""
     weights: NDArray[np.float32] | None = None
-    """Sample weights; None where the recommender names none."""
+    """Sample weights. None if the recommender names no weight column."""
 
     @property
     def groups(self) -> NDArray[np.int64]:
-        """Which rows are not independent of each other: those of a user, and of a request where no user is known."""
+        """Group of dependent rows: the row's user, or its request if the user is unknown."""
         if self.users is None:
             return self.requests
         return np.where(self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users)
 
     def of_rows(self, kept: NDArray[np.bool_]) -> "ScoredHoldout":
-        """The rows of a mask [n]."""
+        """Return the rows of a mask [n]."""
         parts: dict[str, Any] = {name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)}
         return replace(self, **{name: values[kept] for name, values in parts.items()})
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
-    """The function that scores encoded rows with the candidate, as it would be served.
+    """Return a function that scores encoded rows with the candidate, as it would be served.
 
-    That is with `CategoricalOptions.served_as`, and tables in the numbers of `TableSettings`.
+    The scores use the constants of `CategoricalOptions.served_as` and the number format of
+    `TableSettings`.
 
     Raises:
-        ContractError: its files are absent, corrupt or of another shape.
+        ContractError: Its files are absent, corrupt or of another shape.
     """
     from evergreen.networks.scoring import load_scorer
 
@@ -146,10 +149,12 @@ def candidate_scorer(model: Model) -> ScoreEncoded:
 
 
 def champion_scorer(release: Release, features: Features) -> ScoreRaw:
-    """The function that scores raw rows of `features` with the live release's graph, each column found by its name.
+    """Return a function that scores raw rows of `features` with the live release's graph.
+
+    Each column is found by its name.
 
     Raises:
-        ContractError: the graph is absent, corrupt, or not the one that was released.
+        ContractError: The graph is absent, corrupt, or not the one that was released.
     """
     path = local_path(release.graph_uri)
     if not path.is_file():
@@ -184,11 +189,20 @@ def score_holdout(
     slot_sizes: list[int],
     new_ids: Sequence[NDArray[np.int64]],
 ) -> ScoredHoldout:
-    """Scores all rows of one held-out folder, a batch at a time.
+    """Score all rows of one held-out folder, batch by batch.
 
-    Both folders hold the same rows in the same order, `counts` of them by their manifests. `named` says which features
-    name user and item, and whether rows have weights. See `candidate_scorer` and `champion_scorer` for the two that
-    score; without a live model there is no second. `new_ids` are those that got their category in this round, per slot.
+    Both folders contain the same rows in the same order.
+
+    Args:
+        raw_uri: Folder of the raw rows.
+        encoded_uri: Folder of the encoded rows.
+        counts: Number of rows by the two manifests.
+        features: The recommender's features.
+        named: The columns that name user, item and weight.
+        score_candidate: See `candidate_scorer`.
+        score_champion: See `champion_scorer`. None without a champion.
+        slot_sizes: Number of ids per categorical column.
+        new_ids: Ids that were assigned in this run, per column.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
     logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
@@ -214,17 +228,19 @@ def score_holdout(
 def score_with_both(
     raw_uri: str, features: Features, named: ColumnNames, *, candidate: Model, champion: Model
 ) -> ScoredHoldout:
-    """Scores raw rows with the weights of two models, as each would be served; which categories are new is not told.
+    """Score raw rows with the weights of two models, as each would be served.
+
+    The result does not say which categories are new.
 
     Raises:
-        ContractError: the rows, or a model's files, are absent or corrupt.
+        ContractError: The rows, or a model's files, are absent or corrupt.
     """
     folder = local_path(raw_uri)
     scorers = [_raw_scorer(model, features) for model in (champion, candidate)]
     of_raw = _raw_parts(
         folder, features, named=named, score_champion=lambda batch: np.column_stack([score(batch) for score in scorers])
     )
-    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # of no batches as well
+    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # works without batches too
     nothing = np.zeros(len(of_raw["labels"]), np.bool_)
     return ScoredHoldout(
         **of_raw,
@@ -252,7 +268,7 @@ def _raw_scorer(model: Model, features: Features) -> ScoreRaw:
 def _raw_parts(
     folder: Path, features: Features, *, named: ColumnNames, score_champion: ScoreRaw | None
 ) -> dict[str, Any]:
-    """What `ScoredHoldout` holds of the raw rows."""
+    """Return the fields of `ScoredHoldout` that come from the raw rows."""
     types: dict[str, type[Any]] = {
         **{"labels": np.int8, "event_seconds": np.float64, "requests": np.int64, "positions": np.int32},
         **{"categories": np.int64, "weights": np.float32, "champion": np.float32},
@@ -265,7 +281,7 @@ def _raw_parts(
         for batch in raw_batches(folder, features, weighted=named.has_weights)
     )
     parts: dict[str, Any] = dict(zip(types, _columns(rows, tuple(types.values()))))
-    # Of no batches as well.
+    # Concatenation must also work without batches.
     parts["categories"] = parts["categories"].reshape(len(parts["labels"]), len(features.place_names))
     if not score_champion:
         parts["champion"] = None
@@ -278,7 +294,7 @@ def _raw_parts(
 def _newness(
     ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]], item: int | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]]:
-    """Whether each row holds a new category, and an unknown one; and of the column `item`, see `ScoredHoldout`."""
+    """Return whether each row has a new category, and an unknown one, and its item's newness."""
     found, of_item = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int8)
     for known, column in zip(is_new, ids.T):
         found |= known[column]
@@ -289,13 +305,16 @@ def _newness(
 
 
 def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]) -> list[NDArray[Any]]:
-    """Each column of the batches as one array; the files of two folders may be cut at different rows."""
+    """Concatenate each column of the batches.
+
+    Batches of the two folders may end at different rows.
+    """
     columns = list(zip(*batches)) or [() for _ in dtypes]
     return [np.concatenate(column) if column else np.zeros(0, dtype) for column, dtype in zip(columns, dtypes)]
 
 
 def _numbered(requests: pa.Array, numbers: dict[str, int]) -> NDArray[np.int64]:
-    """The requests' numbers, those of new ones added to `numbers`."""
+    """Return the requests' numbers, and add the new requests to `numbers`."""
     encoded = requests.dictionary_encode(null_encoding="encode")
     known = [numbers.setdefault(request, len(numbers)) for request in encoded.dictionary.to_pylist()]
     of_rows: NDArray[np.int64] = np.array(known, np.int64)[encoded.indices.to_numpy()]
@@ -319,10 +338,12 @@ def _expect_hash(name: str, stated: str | None, found: str) -> None:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files of `folder` in row order: that of HugeCTR's file list where there is one, else of the names.
+    """Return the Parquet files of `folder` in row order.
+
+    The order is that of HugeCTR's file list if there is one, or else of the names.
 
     Raises:
-        ContractError: there is none, or the list is wrong.
+        ContractError: There are no files, or the list is wrong.
     """
     files = listed_files(folder) if (folder / FILE_LIST).exists() else sorted(folder.glob("*.parquet"))
     if not files:
@@ -331,10 +352,10 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
-    """Number of held-out rows, on which the two folders and the two manifests agree.
+    """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
-        ContractError: they do not; names both numbers.
+        ContractError: They disagree. The error names both numbers.
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:
@@ -348,7 +369,7 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
 def raw_batches(
     folder: Path, features: Features, batch_rows: int = BATCH_ROWS, *, weighted: bool = False
 ) -> Iterator[RawBatch]:
-    """The raw rows of `folder` in order."""
+    """Yield the raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
     columns = [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *features.names, *([WEIGHT] if weighted else [])]
     for batch in column_batches(folder, columns, batch_rows):
@@ -365,7 +386,7 @@ def raw_batches(
 
 
 def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
-    """The encoded rows of `folder` in order."""
+    """Yield the encoded rows of `folder` in order."""
     for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.id_names], batch_rows):
         yield EncodedBatch(
             labels=_labels(batch),
@@ -383,10 +404,10 @@ def _num_rows(folder: Path) -> int:
 
 
 def column_batches(folder: Path, columns: list[str], batch_rows: int = BATCH_ROWS) -> Iterator[Any]:
-    """These columns of the rows of `folder` in order, as Arrow record batches.
+    """Yield these columns of the rows of `folder` in order, as Arrow record batches.
 
     Raises:
-        ContractError: a file is unreadable or lacks a column.
+        ContractError: A file is unreadable or lacks a column.
     """
     for path in parquet_files(folder):
         with reading_parquet(path), parquet_file(path) as file:

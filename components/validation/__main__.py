@@ -1,7 +1,7 @@
-"""The validation step on a command line: are these rows fit to train on?
+"""The validation step on a command line: check whether rows are fit for training.
 
-Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for block, with the reasons in the report.
-Parsing needs the standard library only; TFDV is imported when the work begins.
+Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for block. The report has the
+reasons. Parsing needs the standard library only. TFDV is imported when the work begins.
 """
 
 import argparse
@@ -32,7 +32,7 @@ STEP = "validation"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the step's flags."""
+    """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.validation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="URI of the model store")
@@ -53,11 +53,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the step; `REFUSED` if the rows are blocked."""
+    """Run the step. Returns `REFUSED` if the rows are blocked."""
     own_umask()
     arguments = build_parser().parse_args(argv)
     log_as_text("%(levelname)s %(name)s: %(message)s")
-    # TensorFlow reads this once, when it is imported; 3 keeps errors only. Google's packages warn about Python's age.
+    # TensorFlow reads this variable once, at import, and 3 keeps errors only. Google's packages
+    # warn about Python's version.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
     store = local_path(arguments.store)
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
-    """What a person does about rows that are blocked."""
+    """Return what a person can do about blocked rows."""
     correct = "correct the rows and ingest them again"
     blocking = {finding["rule"] for finding in report.findings if finding["severity"] == BLOCK}
     if blocking & UNLEARNABLE:
@@ -86,7 +87,7 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
 
 
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
-    # What a person wrote is checked before TFDV is imported, and before a row is read.
+    # Check settings before TFDV is imported and before a row is read.
     raw = RawDataset.read(arguments.raw_dataset)
     rules = raw.recommender.section(STEP, ValidationSettings)
     release = model_store.champion(store, arguments.champion)
@@ -123,14 +124,15 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     if arguments.html:
         arguments.html.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(html, arguments.html)
-    # In the store too: the folder for big files may be emptied while people still read.
+    # The registry keeps a copy, because the folder for big files may be emptied while people still
+    # read the report.
     document = local_path(report.json_uri).read_bytes()
     keep_report(store, arguments.run, STEP, html=html.read_bytes(), document=document)
     return report
 
 
 def _choose_summarizer(beam_options: str) -> Callable[..., Any]:
-    """What computes the statistics of the rows: processes of this machine, or a runner of Beam."""
+    """Return the function that computes statistics: on this machine, or on a runner of Beam."""
     if beam_options:
         from components.validation.beam_job import parse_options, summarize_on_beam
 
@@ -141,7 +143,7 @@ def _choose_summarizer(beam_options: str) -> Callable[..., Any]:
 
 
 def metric_values(report: ValidationReport) -> dict[str, float]:
-    """The report's figures for KFP's Metrics; finite numbers only, and those that do not exist are absent."""
+    """Return the report's numbers for KFP's metrics. Missing numbers are left out."""
     severities = [finding["severity"] for finding in report.findings]
     values: dict[str, float] = {
         "num_rows": report.num_rows,
@@ -152,7 +154,7 @@ def metric_values(report: ValidationReport) -> dict[str, float]:
         "num_quarantined": sum(finding["num_quarantined"] for finding in report.findings),
     }
     for finding in report.findings:
-        # One figure per rule and action, such as `warn_drift`: how many findings.
+        # Each rule and action is one metric, such as `warn_drift`: the number of findings.
         name = f"{finding['action']}_{finding['rule']}"
         values[name] = values.get(name, 0) + 1
     if report.served is not None:

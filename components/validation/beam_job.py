@@ -1,8 +1,9 @@
-"""TFDV's statistics by a Beam pipeline, for windows that one machine takes too long for.
+"""TFDV's statistics by a Beam pipeline, for windows that take too long on one machine.
 
-The same batches, options and counter as in `tfdv_statistics`, on the runner that the options name. Results pass through
-`--temp_location`. Where that is a bucket, so do copies of the files, because a runner's machines do not see this one's
-disk; where it is a folder, they see it, and read the files where they are.
+Batches, options and counter are those of `tfdv_statistics`. They run on the runner that the options
+name. Results pass through `--temp_location`. If that is a bucket, the files are copied to it,
+because a runner's machines cannot read this machine's disk. If it is a folder, the machines read
+the files in place.
 """
 
 import contextlib
@@ -36,18 +37,19 @@ logger = logging.getLogger(__name__)
 NumberedBatch = tuple[int, pa.RecordBatch]
 """Number of a batch's first row in all files, and the batch."""
 AddressedPart = tuple[str, FilePart]
-"""Where a runner's machine finds the file, and the rows of it."""
+"""File address for a runner's machine, and the row group to read."""
 
 UPLOADS = 8
-"""Files that are copied to a bucket at a time."""
+"""Number of files that are copied to a bucket in parallel."""
 _STATISTICS, _COUNTER = "statistics.pb", "counter.npz"
 
 
 def parse_options(text: str) -> PipelineOptions:
-    """Beam's options as given on a command line, such as `--runner=DataflowRunner --project=p --region=r`.
+    """Parse Beam's options, such as `--runner=DataflowRunner --project=p --region=r`.
 
     Raises:
-        ContractError: an option is unknown or wrong, no runner is named, or one lacks what it needs to begin.
+        ContractError: An option is unknown or wrong, no runner is named, or the runner lacks a
+            required option.
     """
     printed = io.StringIO()
     try:
@@ -58,27 +60,28 @@ def parse_options(text: str) -> PipelineOptions:
             raise ValueError(f"they hold unknown ones: {', '.join(unknown)}")
         _check_runner(options)
     except (SystemExit, ImportError, ValueError, AttributeError) as error:
-        # argparse prints its reason after its usage, and ends the program.
+        # argparse prints the error after its usage and exits.
         reason = printed.getvalue().strip().rpartition("error: ")[2] or first_line(error)
         raise ContractError(f"beam options {text!r} cannot be used: {reason}") from error
     return options
 
 
 def _check_runner(options: PipelineOptions) -> None:
-    """Raises ValueError, or what the runner raises, if the job could not begin."""
+    """Raise ValueError, or the runner's own error, if the job could not begin."""
     runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
     needed = {"runner": runner, "temp_location": google.temp_location}
     if is_dataflow := "dataflow" in str(runner).lower():
-        # Without an image Beam would take its own, which lacks our code.
+        # Without an image Beam would use its own, which lacks this package.
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
         raise ValueError(f"they lack {', '.join(missing)} (docs/validation.md)")
-    # Beam gives it to a shell as it is, and then waits for ever.
+    # Beam passes it to a shell unquoted, and then waits forever.
     if options.get_all_options()["direct_running_mode"] == "multi_processing" and " " in sys.executable:
         raise ValueError(f"direct_running_mode is multi_processing under {sys.executable!r}, expected no spaces there")
     FileSystems.get_filesystem(google.temp_location)
-    # Beam's own check asks Google for the bucket, and waits minutes for credentials where there are none.
+    # Beam's own check asks Google for the bucket, and waits minutes for credentials if there are
+    # none.
     if not is_dataflow:
         beam.Pipeline(options=options)
     elif not is_bucket_uri(google.temp_location):
@@ -86,13 +89,13 @@ def _check_runner(options: PipelineOptions) -> None:
 
 
 def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options: PipelineOptions) -> Any:
-    """The result of `summarize_files`, from the runner that `options` name.
+    """Compute the result of `summarize_files` on the runner that `options` name.
 
-    Copies of `counter` are given every row, and are merged into it in any order.
+    Copies of `counter` count every row, and are merged into it in any order.
 
     Raises:
-        ContractError: a file cannot be read.
-        TemporaryError: the job failed.
+        ContractError: A file cannot be read.
+        TemporaryError: The job failed.
     """
     parts = row_groups(files)
     if not parts:
@@ -110,11 +113,11 @@ def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options
             counter.merge_dumped(stream.read())
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
-        # Workers hand over columns as they are done with them.
+        # Workers return columns in the order in which they finish them.
         order = {name: place for place, name in enumerate(judged_columns(counter.features))}
         statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics
-    except Exception as error:  # runners raise what they like
+    except Exception as error:  # runners raise any type of error
         raise TemporaryError(f"beam job failed: {first_line(error)}") from error
     finally:
         _remove_shared(shared)
@@ -157,9 +160,10 @@ def _run_pipeline(
 
 def _remove_shared(shared: str) -> None:
     try:
-        # A bucket has no folders: to Beam none exists, and only a name that ends so is deleted with all below it.
+        # A bucket has no folders. Beam deletes everything below a name only if the name ends like
+        # this.
         FileSystems.delete([f"{shared}/" if "://" in shared else shared])
-    except Exception as error:  # must hide neither the job's own failure nor its success
+    except Exception as error:  # an error here must not hide the job's own result
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
@@ -177,7 +181,7 @@ def _make_lists(numbered: NumberedBatch, features: Features) -> pa.RecordBatch:
 
 
 class _CountRows(beam.CombineFn):  # type: ignore[misc]  # Beam's classes are Any here
-    """Gives batches to copies of the counter, and merges these."""
+    """Beam step that counts batches in copies of the counter, and merges the copies."""
 
     def __init__(self, counter: ProfileCounter) -> None:
         self._counter = counter

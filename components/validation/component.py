@@ -1,4 +1,4 @@
-"""The validation step as a KFP component; the work is `python -m components.validation`."""
+"""The validation step as a KFP component. The work is done by `python -m components.validation`."""
 
 from kfp import dsl
 from kfp.dsl import HTML, Artifact, Dataset, Input, Output
@@ -19,19 +19,21 @@ def validation(
     report: Output[Artifact],
     html: Output[HTML],
 ) -> bool:
-    """Judges the training rows with TFDV: anomalies, and drift against the champion's training rows.
+    """Check the training rows with TFDV: anomalies, and drift against the champion's training rows.
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: URI of the model store.
+        run_resource: Name of its workflow, which is used if a schedule's run has no other name.
+        run_id: Kubeflow's id of the run. Empty on this machine.
+        store: URI of the model registry.
         work: URI of the folder for big files.
-        champion: `current`, `none` or the id of a released model; rows are judged by its statistics and schema.
-        served: Archive of served rows that training rows are compared with, folder or gs://; empty = not compared.
-        beam_options: Beam pipeline options for statistics of very large windows; empty = the cores of this machine.
+        champion: `current`, `none` or the id of a released model. Its statistics and schema are
+            compared with the rows.
+        served: Archive of served rows to compare with, folder or gs://. Empty = not compared.
+        beam_options: Beam pipeline options for statistics of very large windows. Empty = the cores
+            of this machine.
         raw_dataset: RawDataset manifest.
-        valid_dataset: RawDataset manifest without the rows that were quarantined.
+        valid_dataset: RawDataset manifest without the quarantined rows.
         report: ValidationReport manifest.
         html: Findings, drift and distributions for people.
 

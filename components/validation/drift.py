@@ -1,8 +1,8 @@
-"""How far each feature, and the click rate, moved from the rows that the champion's lineage learned.
+"""Changes of each feature and of the click rate since the rows of the champion's lineage.
 
-The rows are compared with all kept windows merged (`evergreen.statistics.comparison`). A change that the champion has
-already learned is not reported again: if its newest kept window would have shown the effect and does not differ from
-these rows.
+The rows are compared with all kept windows merged (`evergreen.statistics.comparison`). A change is
+not reported again if the champion has learned it already. That is so if its newest window would
+have shown the effect and does not differ from these rows.
 """
 
 from dataclasses import dataclass
@@ -17,26 +17,32 @@ from evergreen.statistics.two_sample import proportion, share_change
 
 @dataclass(frozen=True, kw_only=True)
 class LabelShift:
-    """Change of the click rate. Rows of a request that are alike count as fewer, in interval and p-value."""
+    """Change of the click rate.
+
+    Interval and p-value count similar rows of one request as fewer rows.
+    """
 
     rate_now: float
     rate_before: float
     difference: float
     low: float
     high: float
-    """95 % interval of the difference."""
+    """Upper end of the difference's 95 % interval."""
     p_value: float | None
     design_effect: float
     num_rows_now: int
     num_rows_before: int
     newest: "LabelShift | None" = None
-    """The same against the champion's newest window; None if that is the only one."""
+    """The same change against the champion's newest window. None if that is its only window."""
 
 
 def measure_drift(
     now: TableProfile, kept: KeptWindows, settings: ValidationSettings, *, shown: ShownValues
 ) -> list[ColumnDrift]:
-    """Return one entry per feature that both sides have, in column order; `kept` has at least one window."""
+    """Return one entry per feature of both sides, in column order.
+
+    `kept` has at least one window.
+    """
     mean, newest = settings.mean_drift, {}
     compared = compare_tables(now, kept.merged, settings, mean_drift=mean, shown=shown)
     if len(kept.windows) > 1:
@@ -48,9 +54,9 @@ def measure_drift(
 
 
 def measure_label_shift(now: TableProfile, kept: KeptWindows) -> LabelShift | None:
-    """Return the change of the click rate; None if a side has no rows.
+    """Return the change of the click rate, or None if a side has no rows.
 
-    A fall is often labels that have not all arrived. What it means is left to `judge`.
+    A fall often means that labels have not all arrived. `checks` decides whether it is reported.
     """
     newest = _compare_click_rates(now, kept.newest) if len(kept.windows) > 1 else None
     return _compare_click_rates(now, kept.merged, newest)

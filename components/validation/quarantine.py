@@ -1,7 +1,8 @@
-"""The training rows without those that hold a value out of the schema's domain, as a dataset.
+"""Separate the training rows that have a value outside the schema's domain.
 
-A pass over the files that only happens if the rule `domain` is on. It holds one batch of rows. Held-out rows are not
-screened: the gate judges by what happened. A missing value offends nothing.
+The pass over the files happens only if the rule `domain` is on, and keeps one batch in memory.
+Held-out rows are not screened, because the gate evaluates real traffic. Missing values are always
+allowed.
 """
 
 import hashlib
@@ -20,10 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.validation import quarantine_store
+from components.validation.findings import Finding, find
 from components.validation.round import Round
 from components.validation.rows import parquet_files, read_all_columns
 from evergreen.config.features import Features
-from evergreen.config.validation import DATASET, DOMAIN, INFO, OFF, QUARANTINE, Finding
+from evergreen.config.validation import DATASET, DOMAIN, INFO, OFF, QUARANTINE
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.archived_rows import parquet_writer
@@ -37,26 +39,29 @@ REASON_COLUMN = "quarantine_reason"
 NUM_EXAMPLES = 3
 
 Reasons = dict[int, str]
-"""Why rows of a batch offend, by their positions, ascending."""
+"""Reasons by the position of a rejected row in its batch, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenedRows:
-    """The rows to judge and to learn from."""
+    """Rows to check and to train on."""
 
     dataset: RawDataset
-    """The round's own if no row went."""
+    """The run's own dataset if no row was quarantined."""
     files: list[Path]
-    """Where the rows are until the step's folder is complete."""
+    """Files of the rows until the step's folder is complete."""
     findings: list[Finding] = field(default_factory=list)
-    """Of the rule about single rows."""
+    """Findings of the rules about single rows."""
 
 
 def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows:
-    """The training rows that pass the rule about rows.
+    """Return the training rows that pass the rule about single rows.
 
-    `schema` is that in force, None in a first run, which is yet to infer it; rows go into `train` and `quarantine`
-    below `folder`, the step's while it is made.
+    Args:
+        round_: The run's inputs.
+        schema: The schema in force. None in a first run, which infers it later.
+        folder: The step's folder, which is not complete yet. Rows are written to its `train` and
+            `quarantine`.
     """
     raw, rules = round_.raw, round_.rules
     files, action = parquet_files(local_path(raw.train_uri)), rules.action_of(DOMAIN)
@@ -65,11 +70,13 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
         return ScreenedRows(dataset=raw, files=files)
     if schema is None:
         text = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
-        return ScreenedRows(dataset=raw, files=files, findings=rules.find(DOMAIN, DATASET, text, at_most=INFO))
-    find = make_domain(schema, raw.recommender.features, raw.excluded_columns)
+        return ScreenedRows(dataset=raw, files=files, findings=find(rules, DOMAIN, DATASET, text=text, at_most=INFO))
+    find_broken = make_domain(schema, raw.recommender.features, raw.excluded_columns)
     num_hits, examples = 0, list[str]()
     for path in files:
-        batches = _split_file(path, folder, find) if action == QUARANTINE else map(find, read_all_columns(path))
+        batches = (
+            _split_file(path, folder, find_broken) if action == QUARANTINE else map(find_broken, read_all_columns(path))
+        )
         for reasons in batches:
             num_hits += len(reasons)
             examples += list(reasons.values())[: NUM_EXAMPLES - len(examples)]
@@ -80,13 +87,13 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
     num_rows, num_gone = raw.num_train_rows, num_hits if action == QUARANTINE else 0
     gone = f", {num_gone} of them quarantined by it" if num_gone else ""
     text = f"rule {DOMAIN} is broken by {num_hits} of {num_rows} rows{gone}; first: {'; '.join(examples)}"
-    findings = [replace(finding, num_quarantined=num_gone) for finding in rules.find(DOMAIN, DATASET, text)]
+    findings = [replace(finding, num_quarantined=num_gone) for finding in find(rules, DOMAIN, DATASET, text=text)]
     if not num_gone:
         return ScreenedRows(dataset=raw, files=files, findings=findings)
     logger.info("%d rows are quarantined", num_gone)
     if num_gone > (limit := rules.max_quarantined_fraction) * num_rows:
         text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
-        findings += rules.find("quarantined_share", DATASET, text)
+        findings += find(rules, "quarantined_share", DATASET, text=text)
     kept = quarantine_store.keep_quarantined(round_.store, round_.run, folder / QUARANTINED, num_rows=num_gone)
     dataset = replace(
         raw,
@@ -100,7 +107,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
 
 
 def _split_file(path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reasons]) -> Iterator[Reasons]:
-    """Writes the rows that stay below `train`, the others with their reason below `quarantine`."""
+    """Write valid rows below `train`, and the others with their reason below `quarantine`."""
     schema = pq.read_schema(path)
     with_reason = schema.append(pa.field(REASON_COLUMN, pa.string()))
     for name in (TRAIN, QUARANTINED):
@@ -120,7 +127,7 @@ def _split_file(path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reaso
 
 
 def make_domain(schema: Any, features: Features, excluded: Collection[str] = ()) -> Callable[[pa.RecordBatch], Reasons]:
-    """What finds the rows of a batch that hold a value out of the domain of its feature in `schema`."""
+    """Return a function that finds rows with a value outside the domain in `schema`."""
     lists = {domain.name: domain.value for domain in schema.string_domain}
     bounds: dict[str, tuple[float, float]] = {}
     allowed: dict[str, pa.Array] = {}

@@ -1,9 +1,10 @@
-"""Quarantined rows in the model store, and `evergreen quarantine`, which lists them.
+"""Quarantined rows in the model registry, and `evergreen quarantine`, which lists them.
 
-The step's own folder goes with the work folder's retention; the store stays. Each run that quarantined rows has a
-folder `<store>/quarantine/runs/<run>`: `quarantine.json` and `rows/*.parquet` (raw columns, and `quarantine_reason`).
-Nothing is removed but the rows of a user who is forgotten (`cli.forget`), which stay counted. The lake is never
-changed: a quarantined row stays there as it was.
+The step's own folder is removed with the work folder, but the registry stays. Each run that
+quarantined rows has a folder `<store>/quarantine/runs/<run>` with `quarantine.json` and
+`rows/*.parquet` (raw columns and `quarantine_reason`). Only the rows of a forgotten user are
+removed (`cli.forget`), and they stay counted. The lake is never changed, so it still has the
+quarantined rows.
 """
 
 import argparse
@@ -36,17 +37,20 @@ class QuarantinedRun:
 
 
 def quarantine_folder(store: Path) -> Path:
-    """The folder of all of it."""
+    """Return the folder of all quarantined rows."""
     return store / "quarantine"
 
 
 def rows_folder(store: Path, run: str) -> Path:
-    """The folder of the rows that `run` quarantined."""
+    """Return the folder of the rows that `run` quarantined."""
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
 
 def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Path:
-    """Copies the Parquet files in `rows`, replacing those of an earlier try of the run; returns their folder."""
+    """Copy the Parquet files in `rows` into the registry, and return their folder.
+
+    Files of an earlier try of the run are replaced.
+    """
     final = rows_folder(store, run)
     kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
@@ -56,15 +60,15 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Pat
 
 
 def forget_quarantined(store: Path, run: str) -> None:
-    """Removes what an earlier try of `run` quarantined."""
+    """Remove the rows that an earlier try of `run` quarantined."""
     shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
 
 
 def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
-    """What every run quarantined, oldest first.
+    """Return the quarantined rows of every run, oldest first.
 
     Raises:
-        ContractError: a manifest cannot be read.
+        ContractError: A manifest cannot be read.
     """
     found = []
     for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"):
@@ -77,7 +81,7 @@ def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Return the parser of all commands and their flags."""
     parser = CommandParser(prog="evergreen quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list how many rows each run quarantined, and where they lie")
@@ -88,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command."""
+    """Run the command."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     runs = read_quarantined_runs(store)

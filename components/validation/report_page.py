@@ -1,7 +1,7 @@
-"""The report for people: findings, and the columns as small multiples, those with the strongest evidence first.
+"""The report for people: findings, and one small chart per column, the most certain drift first.
 
-Drawn from the document of `validate` alone; judges nothing. Each chart's numbers are a folded table too, for those who
-cannot see the chart; its bars differ by shape, not by colour alone.
+The page is drawn from the document of `validate` alone. Each chart's numbers are also in a folded
+table, for people who cannot see the chart. The bars differ by shape and by colour.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from evergreen.reports.svg import Bar, BarChart
 
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], object]]
-"""Head of a table's column -> the cell of an entry."""
+"""Function that makes a cell from an entry, by the head of its column."""
 _SEVERITIES = ("block", "warn", "info")
 
 
@@ -62,7 +62,7 @@ def _state(document: Entry) -> Banner:
 
 
 def _areas(document: Entry) -> list[CheckRow]:
-    """Return a row for each part of the checks, with the worst severity of its findings."""
+    """Return a row for each group of checks, with the worst severity of its findings."""
     findings, drift, skew, label = (document[key] for key in ("findings", "drift", "skew", "label"))
 
     def worst(found: Sequence[Entry]) -> str:
@@ -125,7 +125,10 @@ def _cards(document: Entry) -> Cards:
 
 
 def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
-    """Sorts drifted features first, then by their adjusted p-value, then by their effect; unmeasured ones last."""
+    """Return a sort key: drifted features, then adjusted p-value, then effect.
+
+    Unmeasured ones are last.
+    """
     if entry is None:
         return True, 2.0, 0.0
     q_value, effect = entry["q_value"], entry["effect"]
@@ -182,7 +185,7 @@ def _describe_values(column: Entry, entry: Entry | None) -> str:
 
 
 def _describe_chart(column: Entry) -> str:
-    """The chart in words: where the largest change is, or without a champion, the largest share."""
+    """Describe the chart: its largest change, or without a champion its largest share."""
     bars, text = column["bars"], f"distribution of {column['column']}"
     if not bars:
         return text
@@ -196,29 +199,29 @@ def _describe_chart(column: Entry) -> str:
 
 
 def _entries_table(entries: Sequence[Entry], cells: Cells, *, caption: str) -> PageTable:
-    """Return a table with one row per entry; the first column is text, the others are numbers."""
+    """Return a table with one row per entry.
+
+    The first column is text, and the others are numbers.
+    """
     rows = [[cell(entry) for cell in cells.values()] for entry in entries]
     return PageTable(caption=caption, head=list(cells), rows=rows, numbers=range(1, len(cells)))
 
 
 def _findings(document: Entry) -> PageBlock:
-    findings, drift = document["findings"], {entry["feature"]: entry for entry in document["drift"]}
+    findings = document["findings"]
     if not findings:
         return Text("Nothing was found.")
-    rows = []
-    for finding in findings:
-        entry = drift.get(finding["feature"]) if finding["kind"] == "drift" else None
-        is_measured = entry is not None and None not in (entry["effect_low"], entry["effect_high"])
-        rows.append(
-            CheckRow(
-                name=f"{finding['feature']}: {finding['rule']}",
-                value=entry["effect"] if entry else None,
-                interval=(entry["effect_low"], entry["effect_high"]) if entry and is_measured else None,
-                limit=f"below {number(entry['threshold'])}" if entry else None,
-                result=finding["action"],
-                detail=finding["description"],
-            )
+    rows = [
+        CheckRow(
+            name=f"{finding['feature']}: {finding['rule']}",
+            value=finding["value"],
+            interval=None if finding["low"] is None else (finding["low"], finding["high"]),
+            limit=None if finding["limit"] is None else f"{finding['bound']} {number(finding['limit'])}",
+            result=finding["action"],
+            detail=finding["description"],
         )
+        for finding in findings
+    ]
     return Checks(caption="worst first", rows=rows)
 
 

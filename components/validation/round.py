@@ -1,4 +1,4 @@
-"""What one validation works on: this run's rows and rules, and the champion that they are compared with."""
+"""Inputs of one validation: the run's rows and rules, and the champion to compare with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from evergreen.storage.objects import Objects
 
 @dataclass(frozen=True, kw_only=True)
 class Champion:
-    """What the champion's folder in the model store says about the rows that its line learned from."""
+    """Statistics of the champion's training rows, from its folder in the model registry."""
 
     folder: Path
     statistics: Any
-    """TFDV's, of the window that the champion itself was trained on."""
+    """TFDV's statistics of the window that the champion itself was trained on."""
     windows: KeptWindows
-    """Of its whole line."""
+    """Profiles of all windows of its lineage."""
 
 
 def read_champion(folder: Path) -> Champion:
-    """The champion whose model lies in `folder`."""
+    """Read the champion whose model is in `folder`."""
     return Champion(
         folder=folder,
         statistics=read_statistics(folder / Model.STATISTICS),
@@ -38,18 +38,18 @@ class Round:
 
     run: str
     raw: RawDataset
-    """The rows to judge."""
+    """The rows to check."""
     folder: Path
-    """The step's folder; filled by validation, which replaces that of an earlier try."""
+    """The step's folder. Validation fills it, and replaces the folder of an earlier try."""
     store: Path
-    """The model store, which keeps quarantined rows."""
+    """The model registry, which stores quarantined rows."""
     rules: ValidationSettings
     champion: Champion | None = None
     parent: Path | None = None
-    """Folder of the model that the round continues; None = from scratch."""
+    """Folder of the model that the run continues. None = from scratch."""
     schema_path: Path | None = None
-    """The schema in force; None infers it from these rows."""
+    """The schema in force. None = infer it from these rows."""
     served: Objects | None = None
-    """Served rows to compare with; None = not compared."""
+    """Served rows to compare with. None = not compared."""
     summarize: Callable[..., Any] = summarize_files
-    """Computes the statistics of files: on this machine, or on a runner of Beam."""
+    """Function that computes the statistics of files, on this machine or on a runner of Beam."""

@@ -1,4 +1,4 @@
-"""The training rows as a stream of Arrow batches, in the raw schema in which extraction writes them."""
+"""Read the training rows as Arrow batches, in the raw schema that extraction writes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from evergreen.rows.archived_rows import parquet_file, reading_parquet
 from evergreen.runtime.errors import ContractError
 
 BATCH_ROWS = 65_536
-"""Rows in memory at a time: 10 MB where there are 39 features."""
+"""Rows in memory at a time: 10 MB with 39 features."""
 
 
 def judged_columns(features: Features) -> tuple[str, ...]:
-    """The columns that validation judges, in the order of files."""
+    """Return the columns that validation checks, in the order of files."""
     return (raw_rows.LABEL, *features.names)
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files of `folder` in the order of their names.
+    """Return the Parquet files of `folder`, sorted by name.
 
     Raises:
         ContractError: `folder` is not a folder.
@@ -39,14 +39,14 @@ class FilePart(NamedTuple):
     row_group: int
     num_rows: int
     first_row: int
-    """Number of the first of these rows in all files."""
+    """Number of the part's first row, counted over all files."""
 
 
 def row_groups(files: Sequence[Path]) -> list[FilePart]:
-    """The row groups of `files`, in order.
+    """Return the row groups of `files`, in order.
 
     Raises:
-        ContractError: a file is not Parquet.
+        ContractError: A file is not Parquet.
     """
     parts: list[FilePart] = []
     first = 0
@@ -60,25 +60,28 @@ def row_groups(files: Sequence[Path]) -> list[FilePart]:
 
 
 def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iterator[pa.RecordBatch]:
-    """The judged columns and the request ids, dictionary-encoded, of the rows of `part`, in batches.
+    """Yield the checked columns and the dictionary-encoded request ids of `part`, in batches.
 
-    `opened` is the file as an open binary stream, if it is not to be opened as `part.path`.
+    Args:
+        part: The row group.
+        features: The recommender's features.
+        opened: The file as an open binary stream. None = open `part.path`.
 
     Raises:
-        ContractError: the file is corrupt.
+        ContractError: The file is corrupt.
     """
     columns = [*judged_columns(features), raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
         file = parquet_file(part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID])
-        # Without threads: a process forked later would inherit their pool without the threads themselves.
+        # Threads are off, because a forked process would inherit their pool without the threads.
         yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file with all columns, in batches.
+    """Yield the rows of a Parquet file with all columns, in batches.
 
     Raises:
-        ContractError: the file is corrupt.
+        ContractError: The file is corrupt.
     """
     with reading_parquet(path):
         yield from parquet_file(path).iter_batches(batch_size=BATCH_ROWS)

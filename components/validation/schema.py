@@ -1,12 +1,14 @@
-"""The schema of the training rows: inferred by TFDV once, checked by TFDV in every run, and a proposal to people.
+"""The schema of the training rows: inferred once, and checked by TFDV in every run.
 
-The first run infers it; the rules of a feature that the recommender gets later are inferred by the run that first has
-it. Categories are strings (see `tfdv_statistics`) without a list of allowed values, because new ones appear daily, and
-lists of them have any length; the label is in every training row, is 0 or 1, and is not served. A feature must have a
-value in as large a share of the rows as in the first run, less sampling error, and one that the first run had in no row
-is optional. Numeric columns stay below `range_factor` times the first run's extremes, hold no NaN and no infinity, and
-if the first run had no negative value in `SIGNED_ROWS` rows or more, none. Drift thresholds are settings of the step,
-not facts about the data. Later runs are judged by a file that is not changed by itself: `schema_versions`.
+The first run infers the schema. The rules of a feature that the recommender gets later are inferred
+by the first run that has it. Categories are strings (see `tfdv_statistics`) without a list of
+allowed values, because new ones appear daily. Lists of categories may have any length. The label is
+in every training row, is 0 or 1, and is not served. A feature must have a value in as large a share
+of the rows as in the first run, less sampling error. A feature without any value in the first run
+is optional. Numeric columns must stay below `range_factor` times the first run's extremes, and must
+not contain NaN or infinity. They must not be negative if at least `SIGNED_ROWS` rows of the first
+run had values and none was negative. Drift thresholds are settings of the step. Later runs use a
+schema file that changes only when people accept a new version (`schema_versions`).
 """
 
 import math
@@ -25,20 +27,25 @@ from evergreen.contracts.manifests import RawDataset
 
 STANDARD_ERRORS = 4.0
 ALIKE_ROWS = 64
-"""Rows that count as one independent row where the likeness of a request's rows is unknown."""
+"""Rows that count as one independent row, because the correlation of a request's rows is
+unknown."""
 SMALLEST_ROWS = 10_000
-"""Rows of a small window, which a schema has to judge fairly too, however large its own first window was."""
+"""Rows of the smallest window that a schema must accept fairly, however large its first window
+was."""
 
 SIGNED_ROWS = 10_000
-"""Rows with a value that tell whether a column has negative ones: one with 3 % of them shows some in 99 of 100 first
-runs, even if 64 rows each are alike."""
+"""Rows with a value that show whether a column has negative values. A column with 3 % negative
+values shows some in 99 of 100 first runs, even if each 64 rows are alike."""
 
 _TYPES = {"string": "BYTES", "large_string": "BYTES", "binary": "BYTES", "float": "FLOAT", "double": "FLOAT"}
-"""TFDV's types by Arrow's; others are integers."""
+"""TFDV's types by Arrow's type. Other types are integers."""
 
 
 def infer_schema(statistics: Any, features: Features, *, range_factor: float, excluded: Container[str] = ()) -> Any:
-    """The curated schema of the rows that `statistics` describe; `excluded` features may be there or not."""
+    """Infer the curated schema of the rows behind `statistics`.
+
+    `excluded` features are optional.
+    """
     schema = tfdv.infer_schema(statistics, infer_feature_shape=False)
     del schema.string_domain[:]
     schema.default_environment.extend([TRAINING, SERVING])
@@ -53,7 +60,7 @@ def infer_schema(statistics: Any, features: Features, *, range_factor: float, ex
         if feature.name in features.lists:
             feature.ClearField("value_count")
         if feature.name in features.categorical + features.lists:
-            # Inferred from what the strings look like: a list of values, or integers.
+            # TFDV inferred these from the strings: a list of values, or integers.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)
         elif feature.name in features.numeric:
@@ -64,9 +71,10 @@ def infer_schema(statistics: Any, features: Features, *, range_factor: float, ex
 
 
 def fitted_to(schema: Any, statistics: Any, features: Features, *, range_factor: float, excluded: list[str]) -> Any:
-    """`schema` for other features than it was made for; itself where it is for these.
+    """Return `schema` fitted to the recommender's features, or `schema` itself if it fits already.
 
-    A feature that it lacks gets the rules that `infer_schema` makes of these rows. One that is gone is not asked for.
+    New features get the rules that `infer_schema` makes of these rows. Removed features are no
+    longer required.
     """
     known = {feature.name: feature for feature in schema.feature}
     gone = [n for n, each in known.items() if n not in (raw_rows.LABEL, *features.names) and _is_required(each)]
@@ -94,14 +102,14 @@ def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # As if the first rows had been few: the windows to come may be, and may fall as low by chance.
+        # Assume few rows, because later windows can be small and reach as low by chance.
         feature.presence.min_fraction = possible_shares(present / rows, min(rows, SMALLEST_ROWS))[0]
 
 
 def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
     domain = feature.float_domain
     if numbers.common_stats.num_non_missing and math.isfinite(numbers.min) and math.isfinite(numbers.max):
-        # An extreme of zero has no multiple and counts as one.
+        # An extreme of zero has no multiple, so it counts as one.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
         domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
         if numbers.min >= 0 and numbers.common_stats.num_non_missing >= SIGNED_ROWS:
@@ -127,16 +135,16 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
 
 
 def check_statistics(statistics: Any, schema: Any) -> Any:
-    """TFDV's `Anomalies` of the statistics of training rows against `schema`."""
+    """Return TFDV's `Anomalies` of the statistics of training rows against `schema`."""
     return tfdv.validate_statistics(statistics, schema, environment=TRAINING)
 
 
 def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
-    """A copy of `schema` that TFDV updates to the rows of `statistics`; None if they agree with `schema` itself.
+    """Return a copy of `schema` that TFDV updates to the rows, or None if they agree with `schema`.
 
-    Only facts about features are proposed: wider bounds, more values of a domain, fewer values present, a new column.
-    The label and whatever else people wrote stay: rows that break those are wrong. The manifest `raw` lists the lake's
-    columns that the schema may not know.
+    Only facts about features are proposed: wider bounds, more values of a domain, fewer values
+    present, a new column. The label and all other rules that people wrote stay, because rows that
+    break them are wrong. The manifest `raw` lists columns of the lake that the schema may lack.
     """
     if not num_rows(statistics):
         return None
@@ -146,7 +154,7 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
         if seen is None or not num_values(seen) or feature.name in (raw_rows.LABEL, *raw.excluded_columns):
-            # TFDV would call a column without values deprecated, so that nothing of it is checked any more.
+            # TFDV would mark a column without values as deprecated and no longer check it.
             feature.CopyFrom(old)
         if seen is not None and feature.name in judged:
             share = num_values(seen) / (num_values(seen) + num_missing(seen))

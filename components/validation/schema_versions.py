@@ -1,15 +1,16 @@
-"""Schema files: read, checked, compared, and the versions that people accepted by `evergreen schema`.
+"""Schema files, and the versions that people accept by `evergreen schema`.
 
-Needs protobuf, not TFDV: runs in the validation environment, or on a cluster in its image
-(`python -m components.validation.schema_versions`). Every schema says what holds in training and in serving
-(`TRAINING`, `SERVING`).
+The module needs protobuf but not TFDV. It runs in the validation environment, or on a cluster in
+the validation image (`python -m components.validation.schema_versions`). Every schema has rules for
+training and for serving (`TRAINING`, `SERVING`).
 
-Two schemas are compared feature by feature, as text. A version is accepted only if every feature in which it differs
-from the one before is named, so no rule changes unnoticed.
+Two schemas are compared feature by feature, as text. A version is accepted only if every changed
+feature is named, so no rule changes unnoticed.
 
-Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1, with who accepted which and why in
-`<store>/schemas/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
-accept that was killed, and the next accept overwrites it.
+Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1.
+`<store>/schemas/journal.jsonl` records who accepted which version and why. A version is valid once
+it has its line in the journal. A file without a line was left by a killed accept, and the next
+accept overwrites it.
 """
 
 import argparse
@@ -39,14 +40,14 @@ from evergreen.storage.uris import local_path, typed_folder
 TRAINING, SERVING = "TRAINING", "SERVING"
 JOURNAL = "journal.jsonl"
 SCHEMA_WIDE = "schema"
-"""Names what belongs to no feature: environments, and lists of values that features share."""
+"""Name for parts that belong to no feature: environments, and value lists that features share."""
 
 
 def read_schema(path: Path) -> Any:
-    """The schema in the text file `path`.
+    """Read the schema in the text file `path`.
 
     Raises:
-        ContractError: the file is absent or not a schema.
+        ContractError: The file is absent or not a schema.
     """
     try:
         return text_format.Parse(path.read_text(encoding="utf-8"), schema_pb2.Schema())
@@ -55,16 +56,17 @@ def read_schema(path: Path) -> Any:
 
 
 def format_schema(schema: Any) -> str:
-    """The schema, or a part of it, as text, one file's content."""
+    """Return the schema, or a part of it, as the text of a file."""
     return str(text_format.MessageToString(schema))
 
 
 def expect_sound(schema: Any, source: str) -> None:
-    """Refuses a schema that cannot be used to judge rows.
+    """Refuse a schema that cannot check rows.
 
     Raises:
-        ContractError: a feature has no name, no type, or is there twice; a bound is NaN or crosses the other one; a
-            share is none; a list of values is named and absent; or the environments do not include training.
+        ContractError: A feature has no name, no type, or appears twice. A bound is NaN or crosses
+            the other one. A share is not in [0, 1]. A named list of values is absent. Or the
+            environments do not include training.
     """
     names = [feature.name for feature in schema.feature]
     if twins := sorted({name for name in names if names.count(name) > 1}):
@@ -96,7 +98,7 @@ def _faults_of(feature: Any, lists: set[str]) -> Iterator[str]:
 
 
 def compare_schemas(old: Any, new: Any) -> dict[str, str]:
-    """How each feature that is not the same has changed, and `SCHEMA_WIDE`, as a unified diff of its text."""
+    """Return a unified diff of each changed feature's text, and of `SCHEMA_WIDE`."""
     before, after = _texts(old), _texts(new)
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {
@@ -106,7 +108,7 @@ def compare_schemas(old: Any, new: Any) -> dict[str, str]:
 
 
 def _texts(schema: Any) -> dict[str, list[str]]:
-    """The lines of each feature, and of the rest."""
+    """Return the lines of each feature, and of the other parts."""
     texts, rest = defaultdict[str, list[str]](list), schema_pb2.Schema()
     rest.CopyFrom(schema)
     del rest.feature[:]
@@ -129,39 +131,39 @@ class AcceptedSchema:
     source: str
     """The file that was accepted."""
     run: str | None
-    """The run that proposed it; None for a file that a person wrote."""
+    """Run that proposed the schema. None for a file that a person wrote."""
     sha256: str
-    """Of the version's bytes."""
+    """Hash of the version's bytes."""
     base: str
-    """What it was compared with: `version <n>`, `model <id>`, or `none`."""
+    """Schema that it was compared with: `version <n>`, `model <id>`, or `none`."""
     changed: list[str]
-    """Features in which it differs from `base`, as named by who accepted it."""
+    """Features that differ from `base`, as named by the person who accepted it."""
 
 
 def schemas_folder(store: Path) -> Path:
-    """The folder of the versions."""
+    """Return the folder of the versions."""
     return store / "schemas"
 
 
 def version_path(store: Path, version: int) -> Path:
-    """The file of one version."""
+    """Return the file of one version."""
     return schemas_folder(store) / f"{version}.pbtxt"
 
 
 def read_accepted(store: Path) -> list[AcceptedSchema]:
-    """Every accepted version, oldest first.
+    """Return every accepted version, oldest first.
 
     Raises:
-        ContractError: a line of the journal is corrupt; names the file and the line.
+        ContractError: A line of the journal is corrupt. The error names the file and the line.
     """
     return read_records(schemas_folder(store) / JOURNAL, AcceptedSchema, name="an accepted schema")
 
 
 def newest_accepted(store: Path) -> AcceptedSchema | None:
-    """The version in force; None if nobody accepted one.
+    """Return the newest accepted version, or None if nobody accepted one.
 
     Raises:
-        ContractError: its file is absent, or not the one that was accepted.
+        ContractError: Its file is absent, or is not the accepted one.
     """
     newest = next(reversed(read_accepted(store)), None)
     if newest is not None:
@@ -172,7 +174,7 @@ def newest_accepted(store: Path) -> AcceptedSchema | None:
 
 
 def schema_in_force(store: Path, of_champion: Path | None) -> Path | None:
-    """The file by which a round judges: the newest accepted one, else the champion's; None if there is neither."""
+    """Return the schema file in force: the newest accepted version, else the champion's."""
     accepted = newest_accepted(store)
     return version_path(store, accepted.version) if accepted else of_champion
 
@@ -187,13 +189,15 @@ def accept_schema(
     run: str | None = None,
     change: Sequence[str] = (),
 ) -> AcceptedSchema:
-    """Makes the schema in `source` the store's newest version: all of it, or nothing.
+    """Make the schema in `source` the registry's newest version, completely or not at all.
 
-    `of_champion`, id and schema of the live model, is the base if no version was accepted yet; `change` names the
-    features in which it may differ from the base.
+    The base of the comparison is the newest accepted version. If there is none, it is
+    `of_champion`, the id and schema of the live model. `change` names the features that may differ
+    from the base.
 
     Raises:
-        ContractError: it cannot be used; changes nothing; or `change` does not name exactly what it changes.
+        ContractError: The schema cannot be used, changes nothing, or changes other features than
+            `change` names.
     """
     schema = read_schema(source)
     expect_sound(schema, f"schema {source}")
@@ -232,7 +236,7 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """Return the parser of all commands and their flags."""
     parser = CommandParser(prog="evergreen schema", description="Curates the schema of the training rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print the schema in force: the newest accepted one, else the live model's")
@@ -255,7 +259,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; `diff` ends with `REFUSED` if the schemas differ."""
+    """Run one command. `diff` returns `REFUSED` if the schemas differ."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     command = {"show": _show, "diff": _diff, "accept": _accept, "log": _log}[arguments.command]
@@ -308,7 +312,7 @@ def _live_schema(store: Path) -> tuple[str, Path] | None:
 
 
 def _find_schema(store: Path, which: str, work: str) -> Path:
-    """The file of the schema that a person named."""
+    """Return the file of the schema that a person named."""
     live = _live_schema(store)
     if which == "force" and (path := schema_in_force(store, live[1] if live else None)):
         return path

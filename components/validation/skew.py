@@ -1,13 +1,13 @@
-"""Train/serve skew: what the model is trained on beside what it was served.
+"""Train/serve skew: differences between training rows and the rows that were served.
 
-The training rows are compared with the archived rows that were served in the same span of time. Rows that were trained
-on and served under one name (request_id, row) are compared value by value: a feature that differs there differs for
-certain, whatever its distribution looks like. Values are the same if they are the same bits, except for the sign of
-zero; two missing values are the same. If fewer than `MIN_JOINED` rows join, nothing is compared. Labels never are: what
-is served has no label yet.
+The training rows are compared with archived rows that were served in the same span of time. Rows
+with the same name (request_id, row) are compared value by value, so a difference is certain,
+whatever the distributions are. Values are equal if they have the same bits, except for the sign of
+zero. Two missing values are equal. If fewer than `MIN_JOINED` rows join, nothing is compared.
+Labels are never compared, because served rows have none yet.
 
-Of more than `SAMPLED_ROWS` training rows a part of the requests is compared, chosen by a hash of the request id: so
-memory does not grow with the window.
+With more than `SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
+the request id. Memory therefore does not grow with the window.
 """
 
 import logging
@@ -39,21 +39,21 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 logger = logging.getLogger(__name__)
 
 MIN_JOINED = 100
-"""Fewest joined rows that are judged."""
+"""Minimum joined rows for a comparison."""
 SAMPLED_ROWS = 262_144
-"""Training rows that are compared, about; 280 bytes each, on either side, where there are 39 features."""
+"""Approximate number of compared training rows. Each takes 280 bytes per side with 39 features."""
 EQUAL_RATIOS = 0.9
-"""Share of the ratios that must agree with their median before it is reported as a factor."""
+"""Share of the ratios that must agree with their median, so that it is reported as a factor."""
 
 
 class EventSpan(NamedTuple):
-    """A span of event time, both ends included."""
+    """An interval of event time, both ends included."""
 
     first: datetime
     last: datetime
 
     def days(self) -> list[str]:
-        """The UTC days that it touches.
+        """Return the UTC days of the interval.
 
         >>> utc = timezone.utc
         >>> EventSpan(datetime(2026, 1, 1, 23, tzinfo=utc), datetime(2026, 1, 2, 1, tzinfo=utc)).days()
@@ -65,24 +65,24 @@ class EventSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedRowFacts:
-    """Which rows were compared."""
+    """Facts about the rows that were compared."""
 
     served_uri: str
     first_event_time: str | None
     last_event_time: str | None
-    """Of the training rows that are compared; None if there are none."""
+    """Newest event time of the compared training rows. None if there are none."""
     one_request_in: int
-    """1 = all were compared."""
+    """One request in so many was compared. 1 = all requests."""
     num_joined: int
     num_only_training: int
     num_only_served: int
     unread: tuple[str, ...] = ()
-    """Why files of served rows were left out: a sentence for each that names it."""
+    """One sentence for each file of served rows that was left out, with its name and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkewEntry:
-    """One feature on the joined rows."""
+    """Differences of one feature on the joined rows."""
 
     feature: str
     drifted: bool
@@ -91,33 +91,33 @@ class SkewEntry:
     """Share of the joined rows that differ."""
     threshold: float
     num_rows: int
-    """Joined rows."""
+    """Number of joined rows."""
     differing: int
     only_training: int
-    """Differing rows that have a value in training alone."""
+    """Differing rows that have a value only in training."""
     only_served: int
     factor: float | None
-    """Training over served values, if nearly all differ by one factor."""
+    """Training values divided by served values, if nearly all ratios are equal."""
     example: dict[str, Any] | None
-    """The first row that differs: request_id, row, and the values `training` and `served`, categories as people are
-    shown them; None of a column of users."""
+    """First row that differs: request_id, row, and the values `training` and `served`, with
+    categories by name. None for a column of users."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """What was found."""
+    """Result of the comparison."""
 
     facts: ServedRowFacts
     entries: tuple[SkewEntry, ...] = ()
-    """Per feature; empty if too few rows joined."""
+    """One entry per feature. Empty if too few rows joined."""
 
 
 def open_served(uri: str) -> Objects:
-    """The archive of served rows at `uri`: an absolute path, `file://` or `gs://bucket/prefix`.
+    """Open the archive of served rows at an absolute path, `file://` or `gs://bucket/prefix`.
 
     Raises:
         ContractError: `uri` is none of these, or not a folder.
-        PermanentError: there are no credentials for the bucket.
+        PermanentError: There are no credentials for the bucket.
     """
     if not is_bucket_uri(uri) and not local_path(uri).is_dir():
         raise ContractError(f"served rows {local_path(uri)} is not a folder, expected the archive of a monitor")
@@ -134,14 +134,20 @@ def measure_skew(
     shown: ShownValues,
     sampled_rows: int = SAMPLED_ROWS,
 ) -> Skew:
-    """Compares the rows of the files `training` with those that `archive` holds of the same span of time.
+    """Compare training rows with the archived rows of the same span of time.
 
-    `archive` is from `open_served`. Features that are `excluded` are not compared; a column of which `shown` shows no
-    value has no row that differs.
+    Args:
+        training: Files of training rows.
+        archive: Served rows, from `open_served`.
+        features: The recommender's features.
+        settings: The thresholds.
+        excluded: Features that are not compared.
+        shown: Names of the categories. Columns whose values it hides have no example row.
+        sampled_rows: Approximate number of training rows to compare.
 
     Raises:
-        ContractError: a file of training rows is corrupt, lacks a column or holds it in another type.
-        TemporaryError, PermanentError: the archive's bucket cannot be read.
+        ContractError: A file of training rows is corrupt, lacks a column or has it in another type.
+        TemporaryError, PermanentError: The archive's bucket cannot be read.
     """
     compared = [name for name in features.names if name not in excluded]
     raw = raw_rows.raw_types(features)
@@ -185,11 +191,11 @@ def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[
 def read_served(
     archive: Objects, span: EventSpan, types: Mapping[str, str], *, unread: list[str], words: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """The columns `types`, event time among them, of the archived rows of the span, in batches, oldest day first.
+    """Yield the columns `types` of the archived rows of the span, in batches, oldest day first.
 
-    A file that holds texts in one of the columns `words` is left out: a person's files brought its rows to the lake.
-    One that is corrupt, lacks a column or holds it in another type is left out, too, and `unread` gets the reason: what
-    was served is compared with what there is, and no run ends by it.
+    A file is ignored if a column of `words` has text values, because people ingested its rows into
+    the lake. A file that is corrupt, lacks a column or has it in another type is ignored too, and
+    `unread` gets the reason. The comparison uses the other files, and the run goes on.
     """
     for archived in archived_files(archive, days=span.days()):
         try:
@@ -219,7 +225,10 @@ def _read_columns(file: pq.ParquetFile, origin: str, types: Mapping[str, str]) -
 
 
 def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table:
-    """The rows of the requests whose hash says so; both sides choose the same ones."""
+    """Return the rows of requests selected by a hash of their id.
+
+    Both sides select the same requests.
+    """
     kept = []
     for batch in batches:
         if one_in > 1:
@@ -235,14 +244,14 @@ def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table
 
 
 class JoinedRows(NamedTuple):
-    """The rows that both sides have, in the same order. A name that appears twice on a side counts once."""
+    """Rows of both sides in the same order. A name that appears twice on a side counts once."""
 
     training: pa.Table
     served: pa.Table
 
 
 def join_rows(training: pa.Table, served: pa.Table) -> JoinedRows:
-    """Joins by request id and row, in the order of the training rows."""
+    """Join both sides by request id and row, in the order of the training rows."""
     ids = pa.concat_arrays(
         [chunk for table in (training, served) for chunk in table.column(raw_rows.REQUEST_ID).chunks]
     ).dictionary_encode()
@@ -261,9 +270,9 @@ def join_rows(training: pa.Table, served: pa.Table) -> JoinedRows:
 def compare(
     joined: JoinedRows, name: str, threshold: float, *, shown: ShownValues, options: ListOptions | None = None
 ) -> SkewEntry:
-    """What differs of the feature, which is a list where it has options of one; there must be rows.
+    """Return the differences of one feature. There must be joined rows.
 
-    Lists differ where an element that counts does.
+    A feature with `options` is a list. Lists differ if one of the elements that count differs.
     """
     mine, theirs = (_column_values(table, name, options) for table in joined)
     is_number = mine.dtype == np.float32
@@ -300,7 +309,7 @@ def _column_values(table: pa.Table, name: str, options: ListOptions | None) -> N
 
 
 def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> float | None:
-    """The one factor between values that differ; None if there is none."""
+    """Return the common factor between values that differ, or None if there is none."""
     both = np.isfinite(mine) & np.isfinite(theirs) & (mine != 0) & (theirs != 0)
     ratios = mine[both].astype(np.float64) / theirs[both]
     if not len(ratios):

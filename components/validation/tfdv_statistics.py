@@ -1,10 +1,11 @@
-"""TFDV's statistics over all training rows, streamed: each process holds one batch at a time.
+"""Stream TFDV's statistics over all training rows, with one batch per process in memory.
 
-Feeds TFDV's own in-memory generators batch by batch, as its Beam pipeline does, in forked processes, so that TFDV is
-imported once. `generate_statistics_from_dataframe` gives the same numbers but needs all rows at once. Counts, and
-moments except for rounding, do not depend on batches and processes; quantiles, and top values of columns with more than
-1024 distinct values, come from TFDV's mergeable sketches. Beam's runners are left to `beam_job`, histograms that two
-windows can be compared by to `windows`.
+TFDV's own in-memory generators get the rows batch by batch, as in its Beam pipeline. Processes are
+forked, so that TFDV is imported once. `generate_statistics_from_dataframe` gives the same numbers
+but needs all rows in memory. Counts do not depend on batches and processes, and moments only by
+rounding. Quantiles, and top values of columns with more than 1024 distinct values, come from TFDV's
+mergeable sketches. `beam_job` uses Beam's runners, and `windows` has the histograms for
+comparisons.
 """
 
 import copy
@@ -26,11 +27,11 @@ from evergreen.runtime.forked import run_all, shares, usual_processes
 from evergreen.statistics.profile_counter import ProfileCounter
 
 ROWS_PER_PROCESS = 25_000
-"""Fewer are not worth another process."""
+"""Minimum rows for another process."""
 
 
 def make_options(features: Features) -> Any:
-    """TFDV's options for the training rows: its defaults, and the types, by which it knows which hold categories."""
+    """Return TFDV's options for the training rows: its defaults, and the type of each column."""
     types = {raw_rows.LABEL: schema_pb2.INT}
     types |= dict.fromkeys(features.numeric, schema_pb2.FLOAT)
     types |= dict.fromkeys(features.categorical + features.lists, schema_pb2.BYTES)
@@ -39,9 +40,10 @@ def make_options(features: Features) -> Any:
 
 
 def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
-    """The judged columns of `batch` as TFDV takes them: a list of values per row, categories as decimal strings.
+    """Return the checked columns of `batch` as TFDV needs them: a list of values per row.
 
-    TFDV counts strings as categories without further hints, and faster than integers.
+    Categories become decimal strings. TFDV counts strings as categories without further hints, and
+    faster than integers.
     """
     columns = {name: batch.column(name) for name in judged_columns(features)}
     columns |= {name: columns[name].cast(pa.string()) for name in features.categorical}
@@ -50,15 +52,15 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
 
 
 def summarize_files(files: Sequence[Path], counter: ProfileCounter, *, processes: int | None = None) -> Any:
-    """The `DatasetFeatureStatisticsList` of the rows of Parquet files, read once.
+    """Return the `DatasetFeatureStatisticsList` of the rows of Parquet files, which are read once.
 
-    No files give zero examples. Copies of `counter`, which names the features, are given every row, and are merged into
-    it in the order of the rows. `processes` None = `usual_processes`, and fewer if there are not
-    `ROWS_PER_PROCESS` rows for each.
+    Without files the statistics have zero examples. Copies of `counter` count every row, and are
+    merged into it in the order of the rows. By default there are `usual_processes`, and fewer if
+    each would have less than `ROWS_PER_PROCESS` rows.
 
     Raises:
-        ContractError: a file cannot be read.
-        TemporaryError: a process was killed.
+        ContractError: A file cannot be read.
+        TemporaryError: A process was killed.
     """
     parts = [part for part in row_groups(files) if part.num_rows]
     if processes is None:
@@ -67,7 +69,7 @@ def summarize_files(files: Sequence[Path], counter: ProfileCounter, *, processes
     generators = stats_impl.get_generators(make_options(counter.features), in_memory=True)
 
     def count(share: list[FilePart]) -> tuple[list[Any], ProfileCounter]:
-        # A process may be given a second share.
+        # A process may get a second share.
         counted = copy.deepcopy(counter)
         partials = [generator.create_accumulator() for generator in generators]
         for part in share:
@@ -88,7 +90,10 @@ def summarize_files(files: Sequence[Path], counter: ProfileCounter, *, processes
 
 
 def _add_to_partials(generators: Sequence[Any], partials: Sequence[Any], lists: pa.RecordBatch) -> list[Any]:
-    """The accumulators with a batch added. Only this call holds the lists, four times as large as the batch."""
+    """Add a batch to the accumulators.
+
+    Only this call keeps the lists, which are four times as large.
+    """
     return [generator.add_input(partial, lists) for generator, partial in zip(generators, partials)]
 
 
@@ -96,10 +101,10 @@ def _add_to_partials(generators: Sequence[Any], partials: Sequence[Any], lists: 
 
 
 def read_statistics(path: Path) -> Any:
-    """The statistics in the binary file `path`.
+    """Read the statistics in the binary file `path`.
 
     Raises:
-        ContractError: the file is absent or does not hold the statistics of one data set.
+        ContractError: The file is absent, or does not contain the statistics of one data set.
     """
     try:
         return parse_statistics(path.read_bytes())
@@ -108,7 +113,11 @@ def read_statistics(path: Path) -> Any:
 
 
 def parse_statistics(content: bytes) -> Any:
-    """The statistics of one data set, serialized; ValueError or protobuf's error if they are not."""
+    """Parse the serialized statistics of one data set.
+
+    Raises:
+        ValueError: There is not exactly one data set. Corrupt bytes raise protobuf's own error.
+    """
     statistics = statistics_pb2.DatasetFeatureStatisticsList()
     statistics.ParseFromString(content)
     if len(statistics.datasets) != 1:
@@ -117,29 +126,29 @@ def parse_statistics(content: bytes) -> Any:
 
 
 def by_feature(statistics: Any | None) -> dict[str, Any]:
-    """The feature statistics by column name; empty for None."""
+    """Return the feature statistics by column name. Empty for None."""
     if statistics is None:
         return {}
     return {feature.path.step[0]: feature for feature in statistics.datasets[0].features}
 
 
 def num_rows(statistics: Any) -> int:
-    """Number of rows that the statistics describe."""
+    """Return the number of rows that the statistics describe."""
     return int(statistics.datasets[0].num_examples) if statistics.datasets else 0
 
 
 def num_values(feature: Any) -> int:
-    """Number of rows in which the column has a value; 0 for a column without statistics."""
+    """Return the number of rows in which the column has a value. 0 without statistics."""
     return int(_common_statistics(feature).num_non_missing) if feature is not None else 0
 
 
 def num_missing(feature: Any) -> int:
-    """Number of rows in which the column has no value; 0 for a column without statistics."""
+    """Return the number of rows in which the column has no value. 0 without statistics."""
     return int(_common_statistics(feature).num_missing) if feature is not None else 0
 
 
 def missing_share(feature: Any) -> float | None:
-    """Share of rows in which the column has no value; None without rows."""
+    """Return the share of rows in which the column has no value, or None without rows."""
     present, missing = num_values(feature), num_missing(feature)
     return missing / (present + missing) if present + missing else None
 

@@ -1,19 +1,21 @@
-"""One validation: rows measured, judged by schema and rules, and all of it written into the step's folder.
+"""One validation: measure the rows, check them by schema and rules, and write the step's folder.
 
-Which model is the champion, and which schema is in force, is found by the caller; flags and the run's note are left to
-`__main__`. Beside the manifest for later steps lies `report.json`, from which the page for people (`report_page`) is
-drawn too. Keys of the JSON object:
+The caller finds the champion and the schema in force. `__main__` handles flags and the run's note.
+Besides the manifest for later steps, the folder has `report.json`, from which `report_page` draws
+the page. Keys of the JSON object:
 
-- `kind` ("ValidationReportDocument"), `format_version`, `run`, `decision` (`pass`, `warn` or `block`);
+- `kind` ("ValidationReportDocument"), `format_version`, `run`, `decision` (`pass`, `warn` or
+  `block`);
 - `num_rows`, `num_rows_before` (null without a champion), `champion` (URI of its folder, or null);
 - `findings`, `drift`, `label`, `skew`, `served`: as in `manifests.ValidationReport`;
-- `quarantine`: `num_rows`, `uri` (null if there are none);
-- `schema`: `uri`, and `differences` between the schema in force and what these rows would make of it, a unified diff of
-  each feature;
-- `columns`: per judged column, in column order: `column`, `kind` (`label`, `number` or `category`), `num_values`,
-  `missing`, `missing_before` (shares of rows), `distinct` (about; categories), `least`, `most`, `median`, `mean`,
-  `std` (numbers), and `bars`: `label`, `now` and `before` as shares of the rows that have a value; none of a column
-  that says who a user is.
+- `quarantine`: `num_rows`, `uri` (null without quarantined rows);
+- `schema`: `uri`, and `differences`, a unified diff of each feature between the schema in force and
+  a schema that these rows would fit;
+- `columns`: for each checked column, in column order: `column`, `kind` (`label`, `number` or
+  `category`), `num_values`, `missing`, `missing_before` (shares of rows), `distinct` (about;
+  categories), `least`, `most`, `median`, `mean`, `std` (numbers), and `bars`. A bar has `label`,
+  `now` and `before`, as shares of the rows that have a value. Columns that identify a user have
+  no bars.
 
 A number that does not exist is null.
 """
@@ -29,7 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from components.validation.judge import Measured, judge, measure
+from components.validation.checks import Measured, check, measure
+from components.validation.findings import Finding, decide
 from components.validation.report_page import draw_page
 from components.validation.round import Round
 from components.validation.rows import judged_columns
@@ -41,7 +44,7 @@ from components.validation.tfdv_statistics import (
     num_values,
 )
 from components.validation.windows import KeptWindows, read_windows
-from evergreen.config.validation import BLOCK, WARN, Finding, decide
+from evergreen.config.validation import BLOCK, WARN
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
 from evergreen.contracts.words import ShownValues
@@ -56,28 +59,28 @@ STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.npz"
 HTML_FILE, JSON_FILE = "report.html", "report.json"
 Bar = dict[str, Any]
 SHOWN_VALUES = 12
-"""Categories with a bar: the most frequent ones of both sides."""
+"""Number of categories with a bar, the most frequent ones of both sides."""
 
 
 class Validated(NamedTuple):
-    """What one validation returns."""
+    """Result of one validation."""
 
     report: ValidationReport
     dataset: RawDataset
-    """The rows that later steps read: the run's own manifest, or one without the quarantined rows."""
+    """Rows for later steps: the run's own manifest, or one without the quarantined rows."""
 
 
 def validate(round_: Round) -> Validated:
-    """Judges the training rows of `round_.raw`, and fills `round_.folder`.
+    """Check the training rows of `round_.raw`, and fill `round_.folder`.
 
     Raises:
-        ContractError: a file cannot be read.
-        TemporaryError, PermanentError: the bucket of the served rows cannot be read.
+        ContractError: A file cannot be read.
+        TemporaryError, PermanentError: The bucket of the served rows cannot be read.
     """
     with whole_directory(round_.folder, replace=True) as folder:
         measured = measure(round_, folder)
         _write_measured(round_, measured, folder)
-        report = make_report(round_, measured, judge(measured, round_.rules))
+        report = make_report(round_, measured, check(measured, round_.rules))
         document = make_document(round_, measured, report)
         (folder / JSON_FILE).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (folder / HTML_FILE).write_text(draw_page(document), encoding="utf-8")
@@ -100,7 +103,10 @@ def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
 
 
 def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) -> ValidationReport:
-    """The manifest that names the files in the step's folder; dataclasses of the measurement become JSON values."""
+    """Return the manifest that names the files in the step's folder.
+
+    Dataclasses of the measurement become JSON values.
+    """
 
     def uri(name: str) -> str:
         return (round_.folder / name).as_uri()
@@ -130,7 +136,7 @@ def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) 
 
 
 def make_document(round_: Round, measured: Measured, report: ValidationReport) -> dict[str, Any]:
-    """The document; JSON takes it as it is."""
+    """Return the document as JSON values."""
     champion = round_.champion
     before = champion.statistics if champion is not None else None
     now, features_before = by_feature(measured.statistics), by_feature(before)
@@ -195,7 +201,7 @@ def _label_bars(now: TableProfile, before: TableProfile | None) -> list[Bar]:
 
 
 def _feature_bars(now: ColumnProfile, before: ColumnProfile | None, text_of: Callable[[int], str | None]) -> list[Bar]:
-    """The most frequent categories of both sides, or the buckets from the first to the last that either fills."""
+    """Return bars of the most frequent categories, or of all buckets that either side fills."""
     sides = [now] if before is None else [now, before]
     if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
         cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
@@ -212,7 +218,7 @@ def _feature_bars(now: ColumnProfile, before: ColumnProfile | None, text_of: Cal
 
 
 def _bucket_label(bucket: int) -> str:
-    """The integers of a bucket of `DENSE_EDGES`: `7` for one of width 1, else its ends."""
+    """Return the integers of a bucket of `DENSE_EDGES`: `7` if its width is 1, else its ends."""
     low, high = DENSE_EDGES[bucket], DENSE_EDGES[bucket + 1]
     first, last = math.ceil(low), math.ceil(high) - 1
     return f"{first}" if first == last else f"{low:.4g} to {high:.4g}"

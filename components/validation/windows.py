@@ -1,7 +1,7 @@
-"""The profiles of the windows that a model's line learned from, which the next run's rows are compared with.
+"""Profiles of the windows of a model's lineage, which the next run's rows are compared with.
 
-They are stored with the model (`manifests.Model.WINDOWS`): the newest, and all older ones merged into one, at most 2 MB
-each.
+They are stored with the model (`manifests.Model.WINDOWS`): the newest window, and all older ones
+merged into one, each of at most 2 MB.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ KIND, FORMAT_VERSION = "TrainingWindows", 1
 
 @dataclass(frozen=True)
 class KeptWindows:
-    """Windows in the order in which they were learned, the newest last; older ones may be merged into one."""
+    """Windows in the order of training, the newest last. Older windows may be merged into one."""
 
     windows: tuple[TableProfile, ...]
 
     @cached_property
     def merged(self) -> TableProfile:
-        """All windows as one."""
+        """All windows merged into one."""
         return reduce(TableProfile.__add__, self.windows)
 
     @property
@@ -33,7 +33,10 @@ class KeptWindows:
         return self.windows[-1]
 
     def followed_by(self, window: TableProfile) -> "KeptWindows":
-        """Return these as one window, and `window`, which replaces the newest of them if both hold the same rows."""
+        """Return these windows merged into one, followed by `window`.
+
+        The new window replaces the newest one if both have the same rows.
+        """
         before = self.windows
         if before and window.digest and before[-1].digest == window.digest:
             before = before[:-1]

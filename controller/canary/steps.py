@@ -50,7 +50,7 @@ from evergreen.serving.canary import (
     load_everywhere,
     unload,
 )
-from evergreen.serving.canary_policy import ABORT, GROW, HOLD, CanaryDecision, CanaryPolicy, judge, judge_counts
+from evergreen.serving.canary_policy import ABORT, GROW, HOLD, CanaryDecision, CanaryPolicy, check_counts, evaluate
 from evergreen.serving.servers import addresses
 from evergreen.serving.site import Site, SiteSettings, opened, reset_plan
 from evergreen.storage.objects import Objects
@@ -105,7 +105,7 @@ def step(settings: CanarySettings) -> Step:
             if repository.read_plan() != plan:
                 return _CHANGED_MEANWHILE
             reset_plan(site, repository, found.reason)
-        return _aborted(settings, at_work.version, found.reason, judgement=found)
+        return _aborted(settings, at_work.version, found.reason, decision=found)
     return _proceed(plan, settings, found, fresh=fresh)
 
 
@@ -251,8 +251,8 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
     seen, unread = _read_counters(plan, settings)
     counts = None if seen is None else counts_since(plan.baseline, seen)
     # Test failures first, because they count even if the rows cannot be read.
-    if (failing := judge_counts(counts, settings.policy)).action == ABORT:
-        return CanaryDecision(action=ABORT, reason=failing.reason, by_counts=failing), False
+    if (failing := check_counts(counts, settings.policy)).action == ABORT:
+        return CanaryDecision.of(failing), False
     recommender = logged_recommender(settings.site.store)
     pairs = read_pairs(
         settings.evidence,
@@ -262,7 +262,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
         most=settings.policy.looks[-1],
         user=recommender.data.user if recommender else None,
     )
-    found = judge(pairs, counts, settings.policy, unread=unread)
+    found = evaluate(pairs, counts, settings.policy, unread=unread)
     if found.action == GROW and plan.canary_share == 0.0:
         reason = f"shadow traffic only; {found.reason}; start it again with a share to let it serve"
         found = replace(found, action=HOLD, reason=reason)
@@ -300,17 +300,17 @@ def _grow_or_release(
         version=at_work.version,
         share=share,
         wait_seconds=wait,
-        judgement=found,
+        decision=found,
     )
 
 
 def _held(plan: TrafficPlan, found: CanaryDecision) -> Step:
     assert plan.canary is not None
-    return Step(action=HELD, reason=found.reason, version=plan.canary.version, share=plan.canary_share, judgement=found)
+    return Step(action=HELD, reason=found.reason, version=plan.canary.version, share=plan.canary_share, decision=found)
 
 
 def _aborted(
-    settings: CanarySettings, version: int | None, reason: str, *, judgement: CanaryDecision | None = None
+    settings: CanarySettings, version: int | None, reason: str, *, decision: CanaryDecision | None = None
 ) -> Step:
     logger.error("canary %s is aborted: %s", version, reason)
     return Step(
@@ -319,5 +319,5 @@ def _aborted(
         version=version,
         share=0.0,
         wait_seconds=settings.drain_seconds,
-        judgement=judgement,
+        decision=decision,
     )

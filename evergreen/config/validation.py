@@ -9,11 +9,10 @@ Actions:
 - `info`: the finding is reported, and the decision stays `pass`.
 - `off`: the rule is not applied.
 
-`judge` applies the rules, and `quarantine` applies `domain`. This module imports nothing heavy.
+`components.validation` applies the rules. Importing this module loads nothing heavy.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -82,31 +81,9 @@ class ValidationSettings:
         """Return the action of a rule."""
         return self.actions.get(rule, RULES[rule].action)
 
-    def find(
-        self, rule: str, feature: str, description: str, *, kind: str = "rule", at_most: str | None = None
-    ) -> "list[Finding]":
-        """Return the finding of a rule as a list of one, or an empty list if the rule is off.
-
-        Args:
-            rule: Name of the rule.
-            feature: A column, or `DATASET`.
-            description: One sentence.
-            kind: See `Finding`.
-            at_most: `info` if the rule applies but no action is needed.
-        """
-        action = self.action_of(rule)
-        if action == OFF:
-            return []
-        action = at_most or action
-        severity = SEVERITIES[action]
-        return [
-            Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=description)
-        ]
-
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
-PASS = "pass"
 SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
 """Severity of a finding by the action of its rule."""
 
@@ -114,36 +91,6 @@ DATASET = "dataset"
 """The `feature` of a finding that concerns all columns."""
 DOMAIN = "domain"
 """Rule about single rows. Only this rule can quarantine rows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One observation by one rule."""
-
-    feature: str
-    """Column, or `DATASET`."""
-    kind: str
-    """`anomaly`, `drift`, `skew` or `rule`."""
-    rule: str
-    action: str
-    severity: str
-    """`block`, `warn` or `info`."""
-    description: str
-    """One sentence."""
-    num_quarantined: int = 0
-    """Rows that the rule quarantined."""
-
-
-def decide(findings: Sequence[Finding]) -> str:
-    """Return the worst severity: `block`, `warn` or `pass`.
-
-    >>> decide(ValidationSettings().find("click_rate", "label", "the share of clicks is 9 %, was 3 %"))
-    'warn'
-    >>> decide([])
-    'pass'
-    """
-    severities = {finding.severity for finding in findings}
-    return next((severity for severity in (BLOCK, WARN) if severity in severities), PASS)
 
 
 @dataclass(frozen=True)
@@ -158,8 +105,8 @@ class Rule:
 
 RULES: dict[str, Rule] = {
     "no_rows": Rule(BLOCK, "there are no rows"),
-    "column_retyped": Rule(BLOCK, "a lake file has a column of another type, which extraction cast"),
-    "column_new": Rule(WARN, "a lake file has an unknown column, which is not read"),
+    "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
+    "column_new": Rule(WARN, "a file of the lake has a column that is not in the schema, and that is not read"),
     "files_quarantined": Rule(
         NOTIFY, "files of the lake, or of served rows, were left out because they cannot be read"
     ),

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from evergreen.config.spec import Recommender
+from evergreen.contracts.checks import Check
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
-
-PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
-"""Decisions of the gate."""
 
 _CHECKSUM = "crc32"
 """Key of a document's checksum. A document that a person wrote may lack it."""
@@ -320,7 +318,7 @@ class ValidationReport(Manifest):
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Each as `config.validation.Finding`; `rule` is its name in `RULES`."""
+    """Each as `components.validation.findings.Finding`; `rule` is its name in `RULES`."""
     drift: list[dict[str, Any]]
     """Per judged feature, as `evergreen.statistics.comparison.ColumnDrift`, against the windows of the parent's line;
     empty without a parent."""
@@ -564,6 +562,7 @@ class Verdict(Manifest):
     accepted: bool
     """Whether the run goes on to deployment: `pass`, or `inconclusive` where the run's rollout can take that."""
     reason: str
+    """Headline of the checks (`contracts.checks.headline`)."""
     num_rows: int
     num_clicks: int
     candidate: ModelQuality
@@ -590,10 +589,12 @@ class Verdict(Manifest):
     """One sentence each for people. They refuse nothing."""
     advice: list[str] = field(default_factory=list)
     """What would make the gate pass such a model, one sentence for each check that did not pass."""
+    checks: list[Check] = field(default_factory=list)
+    """The gate's checks with their numbers. The worst of them is `decision`."""
 
     @property
     def sentence(self) -> str:
-        """The reason, and the warnings."""
+        """The headline and the warnings."""
         return "; ".join([self.reason, *(f"WARNING: {each}" for each in self.warnings)])
 
 
@@ -623,7 +624,7 @@ class Release(Manifest):
     repository_uri: str
     trigger_id: str | None
     reason: str
-    """Reason of acceptance, from the verdict."""
+    """Why it was accepted: the headline of the verdict."""
     published_at: str
     """Time when its files were complete. The journal has the time when it went live."""
     parent_model_id: str | None = None

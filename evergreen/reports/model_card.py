@@ -1,13 +1,9 @@
 """The page of a model card: serving times, evaluation, training rows and lineage."""
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import timezone
 
 from evergreen.contracts.manifests import (
-    FAIL,
-    INCONCLUSIVE,
-    PASS,
     AucLead,
     Model,
     ModelQuality,
@@ -23,13 +19,13 @@ from evergreen.reports.formats import ABSENT, number, percent, probability
 from evergreen.reports.page import (
     Banner,
     Bullets,
-    CheckRow,
     Checks,
     Code,
     Fold,
     PageTable,
     Strong,
     Text,
+    check_rows,
     facts_table,
     html_page,
 )
@@ -71,10 +67,7 @@ def card_page(card: ModelCard) -> str:
                 ),
                 *slices_blocks(card.slices),
             ],
-            "How it was evaluated": [
-                _settings_table(card),
-                Fold("The gate's verdict in words", [Text(verdict.reason)]),
-            ],
+            "How it was evaluated": [_settings_table(card)],
             "Drift": _drift(card.validation),
             "Data": _data(card.raw),
             "Specification": [_specification(card.model)],
@@ -87,72 +80,18 @@ def card_page(card: ModelCard) -> str:
 
 
 def headline(card: ModelCard) -> str:
-    """Return the verdict in one sentence: AUC, lead over the champion, number of passed checks."""
-    verdict, checks = card.verdict, gate_checks(card)
-    words = f"AUC {_auc(verdict.candidate)}" if verdict.candidate.auc is not None else "AUC unknown"
-    if verdict.difference is not None and verdict.difference.auc is not None:
-        words += f", {verdict.difference.auc:+.4f} against the champion"
-    passed = sum(check.result == PASS for check in checks)
-    return f"{words}; passed {passed} of {len(checks)} checks on {verdict.num_rows:,} held-out rows."
+    """Return the verdict's headline, with the number of rows."""
+    return f"{card.verdict.reason} on {card.verdict.num_rows:,} held-out rows."
 
 
 def _decision(card: ModelCard) -> list[PageBlock]:
     verdict = card.verdict
     answer = "accepted" if verdict.accepted else "refused"
-    found: list[PageBlock] = [Checks(caption=f"The gate {answer} it", rows=gate_checks(card))]
+    found: list[PageBlock] = [Checks(caption=f"The gate {answer} it", rows=check_rows(verdict.checks))]
     found += [Banner(text=f"{each[0].upper()}{each[1:]}.", tone="warn") for each in verdict.warnings]
     if verdict.advice:
         found.append(Banner(text="What would make the gate pass such a model", items=verdict.advice))
     return found
-
-
-def gate_checks(card: ModelCard) -> list[CheckRow]:
-    """Return the gate's checks as rows: values, intervals and limits from the verdict, results from its decision."""
-    verdict, gate = card.verdict, card.gate
-    if few := re.search(r"(clicks|rows without a click) come from (\d+) requests, expected (\d+)", verdict.reason):
-        words, requests, expected = few.groups()
-        name = f"requests with {words}"
-        return [CheckRow(name=name, value=requests, limit=f"at least {expected}", result=INCONCLUSIVE)]
-    quality, lead = verdict.candidate, verdict.difference
-    rows = [
-        _interval_check(
-            "AUC",
-            (quality.auc, quality.auc_low, quality.auc_high),
-            least=gate.get("min_auc"),
-        )
-    ]
-    if lead is not None:
-        loss = gate.get("max_auc_loss")
-        least = None if loss is None else -loss
-        rows.append(_interval_check("AUC against the champion", (lead.auc, lead.low, lead.high), least=least))
-    if slices := re.search(r"(none|\d+) of (\d+) slices", verdict.reason):
-        harmed, tested = slices.groups()
-        name = f"slices with over {percent(gate.get('max_slice_loss'))} more log loss"
-        value, result = (0, PASS) if harmed == "none" else (harmed, FAIL)
-        rows.append(CheckRow(name=name, value=f"{value} of {tested}", limit="none", result=result))
-    if quality.calibration is not None:
-        factor = gate.get("max_calibration_factor")
-        rows.append(
-            CheckRow(
-                name="expected / observed clicks",
-                value=quality.calibration,
-                limit=None if factor is None else f"within a factor of {factor:g}",
-                result=FAIL if "is off by more than a factor" in verdict.reason else PASS,
-            )
-        )
-    return rows
-
-
-def _interval_check(
-    name: str, measured: tuple[float | None, float | None, float | None], *, least: float | None
-) -> CheckRow:
-    """Return a check that passes where the whole interval is at least the limit, and fails where none of it is."""
-    value, low, high = measured
-    limit = None if least is None else f"at least {least:g}"
-    if low is None or high is None or least is None:
-        return CheckRow(name=name, value=value, limit=limit, result=INCONCLUSIVE)
-    result = PASS if low >= least else FAIL if high < least else INCONCLUSIVE
-    return CheckRow(name=name, value=value, interval=(low, high), limit=limit, result=result)
 
 
 # -- what came after the gate
@@ -210,19 +149,7 @@ def _role(line: Promotion) -> str:
 
 def _told(line: Promotion) -> str:
     action = "rollback to" if line.action == ROLLBACK else f"{line.action.replace('_', ' ')} of"
-    return f"{action} version {line.version} by {line.who or 'unknown'}: {without_verdict(line.reason)}"
-
-
-_VERDICT = re.compile(rf"\b({PASS}|{FAIL}|{INCONCLUSIVE}) over \d+ held-out rows with \d+ clicks: .*", re.DOTALL)
-
-
-def without_verdict(reason: str) -> str:
-    """Replace the gate's sentence in a reason by its decision. A page shows the checks as a table.
-
-    >>> without_verdict("planted; pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
-    'planted; pass'
-    """
-    return _VERDICT.sub(r"\1", reason)
+    return f"{action} version {line.version} by {line.who or 'unknown'}: {line.reason}"
 
 
 def _time(text: str) -> str:

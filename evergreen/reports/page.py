@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from evergreen.contracts.checks import Check
 from evergreen.reports.rendering import PageBlock, render
 from evergreen.reports.svg import BarChart
 
@@ -153,6 +154,21 @@ class CheckRow:
     def badge(self) -> Badge:
         """Badge with the result."""
         return Badge(self.result)
+
+
+def check_rows(checks: Iterable[Check]) -> list[CheckRow]:
+    """Return the checks of a decision as rows of its table."""
+    return [
+        CheckRow(
+            name=check.name,
+            value=check.value,
+            interval=check.interval,
+            limit=check.limit_text,
+            result=check.result,
+            detail=f"{check.detail}." if check.detail else "",
+        )
+        for check in checks
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

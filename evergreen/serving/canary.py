@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import uuid4
 
-from evergreen.contracts.manifests import FAIL, Model, RawDataset, Release, Verdict
+from evergreen.contracts.checks import FAIL
+from evergreen.contracts.manifests import Model, RawDataset, Release, Verdict
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import read_release
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
@@ -56,7 +57,7 @@ class Step:
     """Share of the traffic after the step."""
     wait_seconds: float | None = None
     """Seconds until the next step is useful, if known."""
-    judgement: CanaryDecision | None = None
+    decision: CanaryDecision | None = None
 
 
 NO_CANARY = Step(action=NONE, reason="there is no canary")

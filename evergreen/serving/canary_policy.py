@@ -25,8 +25,8 @@ Latency is not tested but bounded by the ratio of means, because Triton's counte
 and no spread. Latency means the time in the model of computed requests. Queue times depend on an
 arm's share, and a response cache contains more requests of the larger arm.
 
-If a number is missing, no decision is made: the canary is held until the last look, and the reason
-says what is missing.
+If a number is missing, no decision is made: the canary is held until the last look, and a check
+names what is missing.
 """
 
 import math
@@ -36,6 +36,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from evergreen.contracts.checks import AT_LEAST, AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import (
     auc_difference,
@@ -46,6 +47,9 @@ from evergreen.statistics.metrics import (
 )
 
 HOLD, GROW, ABORT = "hold", "grow", "abort"
+_ACTIONS = {PASS: GROW, FAIL: ABORT, INCONCLUSIVE: HOLD}
+_Z_95 = NormalDist().inv_cdf(0.975)
+"""Half width of a 95 % interval in standard errors."""
 MIN_REQUESTS = 50
 """Minimum number of requests with a click, and of requests with a row without a click, for a
 reliable standard error."""
@@ -206,24 +210,24 @@ class ArmDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsDecision:
-    """Decision from errors and latency.
+    """Checks of errors and latency. Unknown numbers are None."""
 
-    `GROW` means that both are within bounds. Unknown numbers are None.
-    """
-
-    action: str
-    reason: str
+    checks: tuple[Check, ...]
     counts: BothCounts | None = None
     error_p_value: float | None = None
     latency_ratio: float | None = None
 
+    @property
+    def action(self) -> str:
+        """`GROW` if errors and latency are within bounds, else `HOLD` or `ABORT`."""
+        return _ACTIONS[decide(self.checks)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairsDecision:
-    """Decision from labels. Unknown numbers are None."""
+    """Checks of labels. Unknown numbers are None."""
 
-    action: str
-    reason: str
+    checks: tuple[Check, ...]
     num_pairs: int
     num_clicks: int
     look: int
@@ -233,6 +237,11 @@ class PairsDecision:
     auc: ArmDifference | None = None
     log_loss: ArmDifference | None = None
 
+    @property
+    def action(self) -> str:
+        """`HOLD`, `GROW` or `ABORT`."""
+        return _ACTIONS[decide(self.checks)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryDecision:
@@ -241,11 +250,19 @@ class CanaryDecision:
     action: str
     """`HOLD`, `GROW` or `ABORT`."""
     reason: str
+    """Headline of the checks, or a person's words."""
     by_counts: CountsDecision | None = None
     by_pairs: PairsDecision | None = None
 
+    @classmethod
+    def of(cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None) -> "CanaryDecision":
+        """Return the decision of all checks: the worst of them decides."""
+        checks = [*by_counts.checks, *(by_pairs.checks if by_pairs else ())]
+        action = _ACTIONS[decide(checks)]
+        return cls(action=action, reason=headline(checks), by_counts=by_counts, by_pairs=by_pairs)
 
-def judge(
+
+def evaluate(
     pairs: Pairs, counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "a server did not answer"
 ) -> CanaryDecision:
     """Decide about the canary from pairs and counters.
@@ -256,98 +273,112 @@ def judge(
         policy: Rules.
         unread: Reason why the counters could not be read.
     """
-    by_counts = judge_counts(counts, policy, unread=unread)
-    by_pairs = judge_pairs(pairs, policy)
-    decides: CountsDecision | PairsDecision = by_pairs
-    if by_counts.action == ABORT or (by_pairs.action == GROW and by_counts.action == HOLD):
-        decides = by_counts
-    return CanaryDecision(action=decides.action, reason=decides.reason, by_counts=by_counts, by_pairs=by_pairs)
+    return CanaryDecision.of(check_counts(counts, policy, unread=unread), check_pairs(pairs, policy))
 
 
-def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "") -> CountsDecision:
-    """Decide from errors and latency. `unread` is the reason if there are no counters."""
+def check_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "") -> CountsDecision:
+    """Check errors and latency. `unread` is the reason if there are no counters."""
     if counts is None:
-        return CountsDecision(action=HOLD, reason=f"errors and latency are unknown: {unread}")
+        unknown = Check(name="failure rate", result=INCONCLUSIVE, detail=f"errors and latency are unknown: {unread}")
+        return CountsDecision(checks=(unknown,))
     stable, canary = counts.stable, counts.canary
-    if canary.requests < policy.min_requests or stable.requests < policy.min_requests:
-        few = f"canary {canary.requests:.0f} and stable {stable.requests:.0f} requests, expected {policy.min_requests}"
-        reason = f"too few requests to evaluate errors and latency: {few}"
-        return CountsDecision(action=HOLD, reason=reason, counts=counts)
-    decision = _evaluate_latency(counts, policy)
+    requests = _check_minimum("requests of each arm", min(canary.requests, stable.requests), policy.min_requests)
+    if requests.result != PASS:
+        return CountsDecision(checks=(requests,), counts=counts)
     allowed = min(stable.failure / stable.requests + policy.error_margin, 1.0)
     p_value = sequential_binomial(int(canary.failure), int(canary.requests), allowed)
-    if p_value < policy.error_alpha:
-        reason = (
-            f"{canary.failure:.0f} of {canary.requests:.0f} requests failed, expected at most "
-            f"{allowed:.2%} "
-            f"(stable's rate and a margin; p-value {p_value:.2g})"
-        )
-        decision = replace(decision, action=ABORT, reason=reason)
-    return replace(decision, error_p_value=p_value)
+    failures = Check(
+        name="failure rate",
+        value=canary.failure / canary.requests,
+        limit=allowed,
+        bound=AT_MOST,
+        result=FAIL if p_value < policy.error_alpha else PASS,
+        detail=f"{canary.failure:.0f} of {canary.requests:.0f} requests failed (p-value {p_value:.2g})",
+    )
+    ratio, latency = _check_latency(counts, policy)
+    return CountsDecision(checks=(failures, latency), counts=counts, error_p_value=p_value, latency_ratio=ratio)
 
 
-def _evaluate_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsDecision:
+def _check_minimum(name: str, value: float, minimum: float) -> Check:
+    result = PASS if value >= minimum else INCONCLUSIVE
+    return Check(name=name, value=value, limit=minimum, result=result)
+
+
+def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
+    """Return the ratio of the mean times and its check, or None and the check that is missing requests."""
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
-    if timed < policy.min_requests or not canary.mean_ms or not stable.mean_ms:
-        few = f"the model computed {timed:.0f} requests of an arm, expected {policy.min_requests}"
-        return CountsDecision(action=HOLD, reason=f"too few requests to evaluate latency: {few}", counts=counts)
+    few = _check_minimum("computed requests of each arm", timed, policy.min_requests)
+    if few.result != PASS or not canary.mean_ms or not stable.mean_ms:
+        return None, replace(few, result=INCONCLUSIVE)
     ratio = canary.mean_ms / stable.mean_ms
-    action, reason = GROW, "errors and latency are within bounds"
+    result, detail = PASS, f"mean time in the model is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms"
     if ratio > policy.max_latency_ratio:
-        action = ABORT
-        reason = (
-            f"mean time in the model is {canary.mean_ms:.3g} ms, {ratio:.2f} times stable's "
-            f"{stable.mean_ms:.3g} ms, "
-            f"expected at most {policy.max_latency_ratio} times"
-        )
-        if timed < enough:
-            action = HOLD
-            reason += f", after {timed:.0f} requests of an arm, expected {enough} to abort for it"
-    return CountsDecision(action=action, reason=reason, counts=counts, latency_ratio=ratio)
+        result = FAIL if timed >= enough else INCONCLUSIVE
+        detail += f", after {timed:.0f} requests of an arm, of {enough} that can abort"
+    limit = policy.max_latency_ratio
+    check = Check(name="latency ratio", value=ratio, limit=limit, bound=AT_MOST, result=result, detail=detail)
+    return ratio, check
 
 
-def judge_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
-    """Decide from labels at the newest look that is due."""
+def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
+    """Check the labels at the newest look that is due."""
     look = sum(size <= len(pairs) for size in policy.looks)
     needed = policy.looks[look] - len(pairs) if look < policy.max_looks else None
     differences = measure_differences(pairs.first(policy.looks[look - 1])) if look else None
     auc, log_loss = differences or (None, None)
     if look == 0:
-        action, reason = HOLD, f"{len(pairs)} pairs, {needed} more until the first look"
-    elif auc is None or log_loss is None:
-        action = HOLD
-        reason = f"pairs up to look {look} have fewer than {MIN_REQUESTS} requests with clicks or without"
+        checks = [_check_minimum("pairs", len(pairs), policy.looks[0])]
     else:
-        action, reason = _evaluate_differences(auc, log_loss, policy, look=look)
-    if action == HOLD and look == policy.max_looks:
-        action = ABORT
-        reason += "; that was the last look, so the canary is aborted"
-    elif action == HOLD and look:
-        reason += f"; {needed} more pairs until the next look"
+        checks = _check_differences(auc, log_loss, policy, look=look)
+    undecided = decide(checks) == INCONCLUSIVE
+    if undecided and look == policy.max_looks:
+        name, detail = "looks without a decision", "that was the last look"
+        checks.append(Check(name=name, value=look, limit=look - 1, bound=AT_MOST, result=FAIL, detail=detail))
+        undecided = False
     return PairsDecision(
-        action=action,
-        reason=reason,
+        checks=tuple(checks),
         num_pairs=len(pairs),
         num_clicks=int(pairs.labels.sum()),
         look=look,
-        pairs_needed=needed if action == HOLD else None,
+        pairs_needed=needed if undecided else None,
         auc=auc,
         log_loss=log_loss,
     )
 
 
-def _evaluate_differences(
-    auc: ArmDifference, log_loss: ArmDifference, policy: CanaryPolicy, *, look: int
-) -> tuple[str, str]:
-    seen = f"AUC {auc.value:+.4f} +- {auc.error:.4f}, log loss {log_loss.value:+.4f} +- {log_loss.error:.4f}"
-    worst = min(auc.loss_p_value(1), log_loss.loss_p_value(-1))
-    if worst < policy.level:
-        return ABORT, f"significantly worse at look {look}: {seen} (p-value {worst:.2g}, level {policy.level:.2g})"
+def _check_differences(
+    auc: ArmDifference | None, log_loss: ArmDifference | None, policy: CanaryPolicy, *, look: int
+) -> list[Check]:
+    """Check both metrics at a look: a significant loss fails, and no loss beyond the margin passes."""
     z = NormalDist().inv_cdf(1 - policy.growth_level(look))
-    if auc.value - z * auc.error > -policy.auc_margin and log_loss.value + z * log_loss.error < policy.log_loss_margin:
-        return GROW, f"no loss beyond the margins at look {look}: {seen}"
-    return HOLD, f"undecided at look {look} of {policy.max_looks}: {seen}"
+    table = (
+        ("AUC against stable", auc, 1, -policy.auc_margin),
+        ("log loss against stable", log_loss, -1, policy.log_loss_margin),
+    )
+    checks = []
+    for name, found, sign, limit in table:
+        check = Check(
+            name=name,
+            limit=limit,
+            bound=AT_LEAST if sign == 1 else AT_MOST,
+            is_difference=True,
+            result=INCONCLUSIVE,
+            detail=f"look {look} of {policy.max_looks}",
+        )
+        if found is None:
+            few = f"fewer than {MIN_REQUESTS} requests with clicks or without"
+            checks.append(replace(check, detail=f"{check.detail} has {few}"))
+            continue
+        p_value, width = found.loss_p_value(sign), _Z_95 * found.error
+        if p_value < policy.level:
+            result, detail = FAIL, f"{check.detail} (p-value {p_value:.2g}, level {policy.level:.2g})"
+        else:
+            is_within = sign * found.value - z * found.error > sign * limit
+            result, detail = PASS if is_within else INCONCLUSIVE, check.detail
+        low, high = found.value - width, found.value + width
+        checks.append(replace(check, value=found.value, low=low, high=high, result=result, detail=detail))
+    return checks
 
 
 def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | None:

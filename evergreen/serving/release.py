@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from evergreen.contracts.manifests import CURRENT, PASS, Model, RawDataset, Release, ServingPlace, Verdict
+from evergreen.contracts.checks import PASS
+from evergreen.contracts.manifests import CURRENT, Model, RawDataset, Release, ServingPlace, Verdict
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import (
     GRAPH_FILE,

@@ -25,6 +25,7 @@ import numpy as np
 
 from evergreen.config.release import BakingSettings
 from evergreen.contracts.baking import BAD, BAKES, WELL
+from evergreen.contracts.checks import BELOW, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
 from monitoring.policies.betting import EProcess
 from monitoring.policies.policy import Action, Decision, Evidence, MaturedRows, PolicyMemory, without_oldest
 
@@ -120,32 +121,32 @@ class BakingPolicy:
             process = EProcess(least, state.get("auc", {}))
             process.update(rows, enough)
             state["auc"] = process.memory()
-            found[f"an AUC below {least:.3f}"] = process.value
+            found[f"evidence of an AUC below {least:.3f}"] = process.value
         state["sums"] = self._add_terms(rows, state)
         names = {
-            _UNDER: f"more than {settings.max_calibration_ratio:g} times the clicks that are predicted",
-            _OVER: f"less than 1/{settings.max_calibration_ratio:g} of the clicks that are predicted",
-            _RATE: f"a click rate below {state['least_rate'] or 0.0:.4g}",
+            _UNDER: f"evidence of more than {settings.max_calibration_ratio:g} times the clicks that are predicted",
+            _OVER: f"evidence of less than 1/{settings.max_calibration_ratio:g} of the clicks that are predicted",
+            _RATE: f"evidence of a click rate below {state['least_rate'] or 0.0:.4g}",
         }
         for name, (total, squares, expected) in state["sums"].items():
             if name in names and expected >= MIN_CLICKED_REQUESTS:
                 found[names[name]] = mixture_evidence(total, squares)
-        worst = max(found, key=lambda each: found[each], default=None)
-        state["evidence"] = None if worst is None else min(found[worst], 1e9)
+        checks = [_check(name, min(value, 1e9), enough) for name, value in found.items()]
+        state["evidence"] = max((min(value, 1e9) for value in found.values()), default=None)
         low, high = min(state.get("low", 1.0), float(rows.scores.min())), max(state.get("high", 0.0), rows.scores.max())
         state["low"], state["high"] = low, float(high)
         text = f"model version {evidence.version}, {state['rows']} matured rows since its release"
         if low == high and state["rows"] >= STUCK_ROWS:
-            return {**state, "state": BAD, "reason": f"every score is {low:.6g}: {text}"}
-        if worst is not None and found[worst] >= enough:
-            text = f"evidence {state['evidence']:.3g} of {enough:g} of {worst}: {text}"
-            return {**state, "state": BAD, "reason": f"{text}; by chance with a probability of at most 1/{enough:g}"}
+            checks.append(
+                Check(name="rows of one score", value=state["rows"], limit=STUCK_ROWS, bound=BELOW, result=FAIL)
+            )
+        reason = f"{headline(checks)}: {text}"
+        if decide(checks) == FAIL:
+            return {**state, "state": BAD, "reason": reason}
         served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
-        is_suspect = state["evidence"] is not None and state["evidence"] >= SUSPICION
-        if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and not is_suspect:
-            return {**state, "state": WELL, "reason": f"nothing bad was found: {text}, {served:.0f} s"}
-        strongest = f"; strongest evidence {state['evidence']:.3g} of {enough:g} of {worst}" if worst else ""
-        return {**state, "reason": f"{text} of {settings.bake_rows}, {served:.0f} s{strongest}"}
+        if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and decide(checks) == PASS:
+            return {**state, "state": WELL, "reason": f"{reason}, {served:.0f} s"}
+        return {**state, "reason": f"{reason} of {settings.bake_rows}, {served:.0f} s"}
 
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
         """The sums after these rows: of what exceeds each limit, of its squares, and clicks or clicks expected."""
@@ -177,6 +178,12 @@ class BakingPolicy:
             "evidence": state["evidence"],
         }
         return Decision(policy=self.name, action=actions[state["state"]], reason=state["reason"], numbers=numbers)
+
+
+def _check(name: str, evidence: float, enough: float) -> Check:
+    """Return a check that fails at `enough` evidence, and is inconclusive from `SUSPICION` on."""
+    result = FAIL if evidence >= enough else INCONCLUSIVE if evidence >= SUSPICION else PASS
+    return Check(name=name, value=evidence, limit=enough, bound=BELOW, result=result)
 
 
 def _since(evidence: Evidence) -> float:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from evergreen.registry import promotion_journal
 from evergreen.reports.events import ShownEvent, event_list
 from evergreen.reports.formats import utc_time
-from evergreen.reports.model_card import without_verdict
 from evergreen.reports.page import (
     Banner,
     CheckRow,
@@ -132,7 +131,7 @@ def _promotion_events(store: Path) -> list[dict[str, Any]]:
         {
             "time": promotion_journal.moment_of(entry.time).timestamp(),
             "kind": entry.action,
-            "text": f"model version {entry.version} serves: {without_verdict(entry.reason)}",
+            "text": f"model version {entry.version} serves: {entry.reason}",
         }
         for entry in entries
     ]
@@ -488,7 +487,7 @@ def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
     links: list[object] = []
     for step in last.reports:
         links += [" " if not links else ", ", Link(f"report of {step}", link_to(last.run, step))]
-    return [Text(text, without_verdict(last.reason), *links, identifier="last-run")]
+    return [Text(text, last.reason, *links, identifier="last-run")]
 
 
 def _events(events: Sequence[Mapping[str, Any]], now: float) -> PageBlock:
@@ -501,11 +500,7 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
     prominent = 0
     for _, group in groupby(reversed(events), key=_alike):
         newest, *others = group
-        kind, text, time = (
-            str(newest["kind"]),
-            without_verdict(str(newest["text"])),
-            float(newest["time"]),
-        )
+        kind, text, time = str(newest["kind"]), str(newest["text"]), float(newest["time"])
         age = f"{_format_duration(now - time)} ago"
         yield ShownEvent(time=time, kind=kind, text=text, times=len(others) + 1, after=age)
         prominent += kind not in ROUTINE_EVENTS

@@ -142,7 +142,10 @@ def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, c
             client.infer(MODEL_NAME, dense, categorical)
     controller.round()
     found = json.loads(controller.status.read_text())["baking"]
-    assert (found["action"], "40 of " in found["reason"]) == (TAKEN_BACK, True), found
+    assert found["action"] == TAKEN_BACK, found
+    failed = [check for check in found["checks"] if check["result"] == "fail"]
+    assert [check["name"] for check in failed] == ["failure rate"], found
+    assert failed[0]["detail"].startswith("40 of ")
 
 
 def test_corrupt_counters_end_run_with_their_name_and_nothing_else(deploy, settings, controller):

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.baking import P99_READINGS, TAKEN_BACK, Baking, VersionCounts, judge_counts
+from controller.baking import P99_READINGS, TAKEN_BACK, Baking, VersionCounts, check_counts
 from controller.canary.evidence import read_p99
 from evergreen.config.release import RolloutSettings
+from evergreen.contracts.checks import decide
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import TemporaryError
 from tests.support.clocks import Clock
@@ -78,9 +79,9 @@ def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds)
     assert rounds.pass_by(40, 11.0, 50.0)[1].action != TAKEN_BACK, "all requests but a few may be the first server's"
     number, found = rounds.pass_by(40, 12.2, 12.2)
     assert (number, found.action) == (P99_READINGS // 2 + 1, TAKEN_BACK), found
-    assert found.reason == (
-        "p99 of the time in the model is 12.2 ms, 3.05 times the 4 ms of the version before, expected at most 3 times"
-    )
+    (check,) = (check for check in found.checks if check.result == "fail")
+    assert (check.name, check.value, check.limit) == ("p99 ratio", pytest.approx(3.05), 3)
+    assert found.reason.endswith("failed: p99 ratio 3.05 (at most 3)")
 
 
 def test_slow_minute_after_release_rolls_nothing_back_and_three_do(rounds):
@@ -110,5 +111,7 @@ def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
             return VersionCounts(success=success, failure=failed[which, look], infer_us=times[which, look], p99=known)
 
         before = counts(0, looks - 1)
-        taken += any(judge_counts(counts(1, look), before, RolloutSettings()) for look in range(looks))
+        taken += any(
+            decide(check_counts(counts(1, look), before, RolloutSettings())) == "fail" for look in range(looks)
+        )
     assert taken <= 10

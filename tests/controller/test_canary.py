@@ -211,26 +211,29 @@ def test_worse_canary_is_aborted_and_unloaded_only_once_clients_know(place):
     assert place.step().action == "ended"
     last = read_entries(place.store)[-1]
     assert (last.action, last.version) == ("canary_ended", done.version)
-    assert "significantly worse" in last.reason
+    failed = [check.name for check in found.decision.by_pairs.checks if check.result == "fail"]
+    assert "AUC against stable" in failed
+    assert last.reason == found.reason
     assert current(place.store).version == 1
     assert_clean(place)
     assert place.step().action == "none"
 
 
 @pytest.mark.parametrize(
-    ("requests", "said"),
+    ("requests", "name", "value"),
     [
-        ({"canary_failures": 30}, "60 of 200 requests failed"),
-        ({"canary_ms": 2.0, "canary_requests": 500}, "2.00 times"),
+        ({"canary_failures": 30}, "failure rate", 0.3),
+        ({"canary_ms": 2.0, "canary_requests": 500}, "latency ratio", 2.0),
     ],
     ids=["errors", "latency"],
 )
-def test_errors_and_latency_of_all_replicas_abort_without_outcomes(place, requests, said):
+def test_errors_and_latency_of_all_replicas_abort_without_outcomes(place, requests, name, value):
     place.start()
     place.requests(**requests)
     found = canary.step(place.settings(evidence=(None,)))
     assert found.action == "aborted"
-    assert said in found.reason
+    (check,) = (check for check in found.decision.by_counts.checks if check.result == "fail")
+    assert (check.name, check.value) == (name, pytest.approx(value))
     assert place.plan().canary is None
 
 
@@ -243,7 +246,7 @@ def test_what_servers_counted_before_stage_is_not_held_against_it(place):
         server.count(CANARY_NAME, version, failure=4)
     assert place.step().action == "grown"
     place.requests()
-    counts = place.step().judgement.by_counts.counts.canary
+    counts = place.step().decision.by_counts.counts.canary
     assert counts.failure == 0
     assert counts.success == 200
 
@@ -255,7 +258,7 @@ def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(place,
         server.count(MODEL_NAME, 1, success=1000, infer_us=1_000_000)
     place.start()
     place.requests()
-    assert place.step().judgement.by_counts.latency_ratio is not None
+    assert place.step().decision.by_counts.latency_ratio is not None
     if change == "new":
         place.servers["c:1"] = place.server("c:1")
         server, metrics = place.servers["c:1"], (*URLS, "c:1")
@@ -269,7 +272,7 @@ def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(place,
         step = place.step(metrics=metrics)
         assert step.action == "held"
         place.servers["a:1"].count(CANARY_NAME, 2, success=10, infer_us=10_000)
-    assert step.judgement.by_counts.latency_ratio == pytest.approx(1.0)
+    assert step.decision.by_counts.latency_ratio == pytest.approx(1.0)
     server.count(CANARY_NAME, 2, success=500, infer_us=5_000_000)
     assert place.step(metrics=metrics).action == "aborted", "it is counted from then on"
 
@@ -282,10 +285,15 @@ def test_it_holds_while_server_cannot_be_read_or_none_is_named(place):
     def unreadable(address):
         raise TemporaryError(f"metrics of {address} cannot be read")
 
+    def unknown(step):
+        (check,) = step.decision.by_counts.checks
+        assert check.detail in step.reason
+        return check.detail
+
     held = place.step(fetch=unreadable)
-    assert (held.action, held.reason) == ("held", "errors and latency are unknown: metrics of a:1 cannot be read")
+    assert (held.action, unknown(held)) == ("held", "errors and latency are unknown: metrics of a:1 cannot be read")
     held = place.step(metrics=())
-    assert (held.action, held.reason) == ("held", "errors and latency are unknown: --metrics-urls is empty")
+    assert (held.action, unknown(held)) == ("held", "errors and latency are unknown: --metrics-urls is empty")
     assert place.step().action == "grown"
 
 
@@ -298,11 +306,12 @@ def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(place):
     place.requests()
     place.pairs(600)
     found = place.step()
-    assert (found.action, found.judgement.by_pairs.num_pairs) == ("grown", 1300)
+    assert (found.action, found.decision.by_pairs.num_pairs) == ("grown", 1300)
     place.clock.advance(1)
     found = place.step()
-    assert (found.action, found.judgement.by_pairs.num_pairs, found.judgement.by_pairs.action) == ("held", 1300, "grow")
-    assert "too few requests" in found.reason
+    assert (found.action, found.decision.by_pairs.num_pairs, found.decision.by_pairs.action) == ("held", 1300, "grow")
+    (few,) = found.decision.by_counts.checks
+    assert (few.name, few.limit, few.result) == ("requests of each arm", 50, "inconclusive")
     place.requests()
     assert place.step().share == 0.25
 
@@ -312,7 +321,7 @@ def test_status_says_what_step_would_find_and_changes_nothing(place):
     place.requests()
     place.pairs()
     before = place.plan(), place.actions()
-    assert canary.status(place.settings()).judgement.action == "grow"
+    assert canary.status(place.settings()).decision.action == "grow"
     assert (place.plan(), place.actions()) == before
 
 
@@ -325,7 +334,8 @@ def test_shadow_answers_nobody_and_grows_only_by_being_started_again(place):
     place.pairs()
     held = place.step()
     assert held.action == "held"
-    assert "shadow traffic only; no loss beyond the margins" in held.reason
+    assert held.reason.startswith("shadow traffic only; ")
+    assert held.decision.by_pairs.action == "grow"
     assert place.start().version == done.version
     assert place.plan().canary_share == 0.01
     assert canary_at_work(place.store).share == 0.01

@@ -15,8 +15,8 @@ from evergreen.serving.canary_policy import (
     BothCounts,
     CanaryPolicy,
     Pairs,
-    judge,
-    judge_counts,
+    check_counts,
+    evaluate,
     measure_differences,
     sequential_binomial,
 )
@@ -27,6 +27,10 @@ HEALTHY = BothCounts(stable=ArmCounts(9000, 0, 9e6), canary=ArmCounts(500, 0, 5e
 
 def expit(x):
     return 1 / (1 + np.exp(-x))
+
+
+def result_of(found, name):
+    return next(check.result for check in found.checks if check.name == name)
 
 
 def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0):
@@ -52,11 +56,11 @@ def run(seed, policy=POLICY, counts=HEALTHY, **planted):
     pairs = world(seed, policy.looks[-1] + 17, **planted)
     for size in policy.looks:
         now = pairs.first(size + 17)
-        found = judge(now, counts, policy)
-        assert judge(now, counts, policy) == found
+        found = evaluate(now, counts, policy)
+        assert evaluate(now, counts, policy) == found
         if found.action != HOLD:
             break
-    worse = found.action == ABORT and "significantly worse" in found.reason
+    worse = any(check.result == "fail" and check.is_difference for check in found.by_pairs.checks)
     return "worse" if worse else "undecided" if found.action == ABORT else found.action, size
 
 
@@ -77,7 +81,7 @@ def test_equal_model_is_aborted_no_more_often_than_stated(rows):
 def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
     """Three clicks among 2000 pairs: a normal approximation would abort one equal model in thirty at a single look."""
     policy = CanaryPolicy()
-    found = [judge(world(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy) for seed in range(250)]
+    found = [evaluate(world(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy) for seed in range(250)]
     aborted = sum(f.action == ABORT for f in found)
     assert aborted <= 3, f"{aborted} of {len(found)}, where {2 * policy.level:.4f} of them are allowed"
     assert not any(f.action == GROW for f in found)
@@ -122,24 +126,25 @@ def test_equal_model_is_not_held_for_ever():
 
 def test_more_pairs_than_look_change_nothing():
     pairs = world(1, 2999)
-    assert judge(pairs, HEALTHY, POLICY).by_pairs.auc == judge(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
+    assert evaluate(pairs, HEALTHY, POLICY).by_pairs.auc == evaluate(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
 
 
 def test_it_holds_until_first_look_and_says_how_many_pairs_are_missing():
-    found = judge(world(1, 499), HEALTHY, POLICY)
+    found = evaluate(world(1, 499), HEALTHY, POLICY)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
     assert found.by_pairs.auc is None
     empty = world(1, 20).first(0)
-    assert judge(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
+    assert evaluate(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
 
 
 def test_what_is_undecided_at_last_look_is_taken_back():
     strict = CanaryPolicy(min_pairs=500, max_looks=2, auc_margin=1e-6, log_loss_margin=1e-6)
-    found = judge(world(4, 999), HEALTHY, strict)
+    found = evaluate(world(4, 999), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)
-    found = judge(world(4, 1000), HEALTHY, strict)
+    found = evaluate(world(4, 1000), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (ABORT, None)
-    assert "undecided at look 2 of 2" in found.reason
+    assert result_of(found.by_pairs, "looks without a decision") == "fail"
+    assert result_of(found.by_pairs, "AUC against stable") == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -149,65 +154,69 @@ def test_what_is_undecided_at_last_look_is_taken_back():
 )
 def test_it_never_decides_on_number_that_does_not_exist(change):
     pairs = world(1, 1000, canary_noise=3.0)
-    assert judge(pairs, HEALTHY, POLICY).action == ABORT
+    assert evaluate(pairs, HEALTHY, POLICY).action == ABORT
     undefined = Pairs(**{**vars(pairs), **change})
     assert measure_differences(undefined) is None
-    found = judge(undefined, HEALTHY, POLICY)
+    found = evaluate(undefined, HEALTHY, POLICY)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1000)
     assert found.by_pairs.auc is None
 
 
 def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
     good, bad = world(5, 4000, stable_noise=0.9, canary_noise=0.2), world(5, 4000, canary_noise=2.0)
-    assert judge(good, HEALTHY, POLICY).action == GROW
-    assert judge(good, None, POLICY).action == HOLD
-    assert judge(bad, None, POLICY).action == ABORT
+    assert evaluate(good, HEALTHY, POLICY).action == GROW
+    assert evaluate(good, None, POLICY).action == HOLD
+    assert evaluate(bad, None, POLICY).action == ABORT
 
 
 @pytest.mark.parametrize("arm", ["stable", "canary"])
 def test_too_few_requests_say_nothing_about_errors(arm):
     counts = dataclasses.replace(HEALTHY, **{"canary": ArmCounts(0, 50, 0), arm: ArmCounts(1, 50, 1e9)})
-    assert judge(world(1, 0 + 100), counts, POLICY).action == HOLD
+    assert evaluate(world(1, 0 + 100), counts, POLICY).action == HOLD
 
 
 def test_failures_beyond_margin_abort_before_any_pair():
     counts = BothCounts(ArmCounts(9900, 100, 9.9e6), ArmCounts(900, 100, 9e5))
-    found = judge(world(1, 100).first(0), counts, POLICY)
+    found = evaluate(world(1, 100).first(0), counts, POLICY)
     assert found.action == ABORT
-    assert "100 of 1000 requests failed" in found.reason
+    (failures, _) = found.by_counts.checks
+    assert (failures.name, failures.value, failures.result) == ("failure rate", 0.1, "fail")
+    assert failures.limit == pytest.approx(0.01 + POLICY.error_margin)
 
 
 def test_canary_that_fails_as_often_as_stable_is_not_blamed():
     counts = BothCounts(ArmCounts(8000, 2000, 8e6), ArmCounts(800, 205, 8e5))
-    assert judge_counts(counts, POLICY).action == GROW
+    assert check_counts(counts, POLICY).action == GROW
 
 
 def test_latency_over_bound_aborts_and_all_failures_leave_no_latency():
     slow = BothCounts(ArmCounts(1000, 0, 1e6), ArmCounts(1000, 0, 1.6e6))
-    found = judge_counts(slow, POLICY)
+    found = check_counts(slow, POLICY)
     assert found.action == ABORT
-    assert "1.60 times" in found.reason
+    assert found.latency_ratio == pytest.approx(1.6)
+    assert result_of(found, "latency ratio") == "fail"
     few = dataclasses.replace(slow, canary=ArmCounts(999, 0, 1.6e6))
-    assert judge_counts(few, POLICY).action == HOLD, "too few for a mean that no stall moves"
+    assert check_counts(few, POLICY).action == HOLD, "too few for a mean that no stall moves"
     nearly = dataclasses.replace(slow, canary=ArmCounts(1000, 0, 1.5e6))
-    assert judge_counts(nearly, POLICY).action == GROW
+    assert check_counts(nearly, POLICY).action == GROW
     neither = BothCounts(ArmCounts(0, 1000, 0), ArmCounts(0, 1000, 0))
-    assert judge_counts(neither, POLICY).action == HOLD
+    assert check_counts(neither, POLICY).action == HOLD
 
 
 def test_answers_from_cache_are_no_measure_of_model():
     """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are equally fast."""
     stable = ArmCounts(10_000, 0, 1_500_000, cache_hits=9_000)
     canary = ArmCounts(2000, 0, 3_000_000)
-    found = judge_counts(BothCounts(stable, canary), CanaryPolicy())
+    found = check_counts(BothCounts(stable, canary), CanaryPolicy())
     assert found.action == GROW
     assert found.latency_ratio == pytest.approx(1.0)
     slow = dataclasses.replace(canary, infer_us=6_000_000)
-    found = judge_counts(BothCounts(stable, slow), CanaryPolicy())
+    found = check_counts(BothCounts(stable, slow), CanaryPolicy())
     assert found.action == ABORT
-    assert "2.00 times stable's 1.5 ms" in found.reason
+    assert found.latency_ratio == pytest.approx(2.0)
+    assert result_of(found, "latency ratio") == "fail"
     cached = dataclasses.replace(stable, cache_hits=9_950)
-    assert judge_counts(BothCounts(cached, canary), CanaryPolicy()).action == HOLD
+    assert check_counts(BothCounts(cached, canary), CanaryPolicy()).action == HOLD
 
 
 def test_errors_tested_at_every_request_alarm_as_rarely_as_stated():

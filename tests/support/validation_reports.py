@@ -6,8 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from components.validation.checks import Measured, check_drift
 from components.validation.drift import measure_drift, measure_label_shift
-from components.validation.judge import Measured, judge_drift
+from components.validation.findings import find
 from components.validation.quarantine import ScreenedRows
 from components.validation.round import Champion, Round
 from components.validation.schema import check_statistics, infer_schema
@@ -103,7 +104,7 @@ def document_of(
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion, shown)
     round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)
-    findings = [*judge_drift(measured.drift, rules), *rules.find("anomaly", HOSTILE, HOSTILE)]
+    findings = [*check_drift(measured.drift, rules), *find(rules, "anomaly", HOSTILE, text=HOSTILE)]
     document = make_document(round_, measured, make_report(round_, measured, findings))
     document["schema"]["differences"] = {"I1": f"--- I1\n+++ I1\n-    max: 10\n+    max: {HOSTILE}"}
     return document

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from components.validation.checks import check_click_rate
 from components.validation.drift import measure_drift, measure_label_shift
-from components.validation.judge import judge_click_rate
 from components.validation.windows import KeptWindows
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
@@ -313,7 +313,7 @@ def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike
 
 def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
-        return judge_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS)
+        return check_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS)
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)
@@ -331,5 +331,5 @@ def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
     found = measure_label_shift(clicked(low), kept)
     assert found.newest.difference == 0
     assert found.p_value < 1e-6
-    assert judge_click_rate(found, SETTINGS) == []
-    assert judge_click_rate(replace(found, newest=None), SETTINGS) != []
+    assert check_click_rate(found, SETTINGS) == []
+    assert check_click_rate(replace(found, newest=None), SETTINGS) != []

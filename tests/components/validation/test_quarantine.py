@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
@@ -53,14 +54,12 @@ class QuarantineWorld:
         return manifest
 
     def judge(self, manifest, run, action="quarantine", *, actions=(), **asked):
-        """Run the step with this action of the rule `domain`.
-
-        Returns:
-            Exit code, report and the dataset that is passed on.
-        """
+        """Return exit code, report and the dataset that is passed on, without its reference to the report."""
         code, report = self._step(manifest, run=run, actions={"domain": action, **dict(actions)}, **asked)
         valid = self.folder / "out" / f"{run}.valid.json"
-        return code, report, RawDataset.read(valid) if valid.exists() else None
+        if not valid.exists():
+            return code, report, None
+        return code, report, replace(RawDataset.read(valid), validation_report=None)
 
     def release(self):
         """Make the valid rows' model the champion, and return its report."""

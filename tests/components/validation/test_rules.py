@@ -5,8 +5,21 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
+from components.validation.findings import decide, find
 from components.validation.schema_versions import main
+from evergreen.config.validation import ACTIONS, ValidationSettings
 from evergreen.contracts.manifests import RawDataset
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_action_of_rule_decides_what_its_finding_does(action):
+    rule = "domain"  # a rule that every action may be given
+    rules = ValidationSettings(actions={rule: action})
+    findings = find(rules, rule, "I1", text="I1 is odd")
+    decisions = {"block": "block", "info": "pass", "off": "pass"}
+    assert decide(findings) == decisions.get(action, "warn")
+    assert [f.action for f in findings] == ([] if action == "off" else [action])
+    assert [f.action for f in find(rules, rule, "I1", text="", at_most="info")] == ["info"] * len(findings)
 
 
 def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(step, write_rows, judged, store, notes_of):
@@ -63,7 +76,7 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(step, wri
         (
             "column_new",
             "shop",
-            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it was not agreed on and is not read",
+            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it is not in the schema and is not read",
         ),
     ]
     assert judged("r2") == (1, "block", findings)

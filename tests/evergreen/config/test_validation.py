@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from evergreen.config.validation import ACTIONS, RULES, ValidationSettings, decide
+from evergreen.config.validation import RULES, ValidationSettings
 from evergreen.runtime.errors import ContractError
 from tests.support.recommenders import criteo_with
 
@@ -46,14 +46,3 @@ def test_actions_and_thresholds_of_recommender_stand_over_defaults():
 def test_rules_that_mean_nothing_are_refused_by_name(settings, message):
     with pytest.raises(ContractError, match=message):
         rules_of(**settings)
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_action_of_rule_decides_what_its_finding_does(action):
-    rule = "domain"  # a rule that allows every action
-    rules = rules_of(actions={rule: action})
-    findings = rules.find(rule, "I1", "I1 is odd")
-    decisions = {"block": "block", "info": "pass", "off": "pass"}
-    assert decide(findings) == decisions.get(action, "warn")
-    assert [f.action for f in findings] == ([] if action == "off" else [action])
-    assert [f.action for f in rules.find(rule, "I1", "", at_most="info")] == ["info"] * len(findings)

@@ -39,6 +39,8 @@ def example(kind):
             return example(annotation)
         options = [a for a in typing.get_args(annotation) if a is not type(None)]
         origin = typing.get_origin(annotation)
+        if origin is list and dataclasses.is_dataclass(options[0]):
+            return [example(options[0])]
         if origin in samples:
             return samples[origin]
         return samples[annotation] if annotation in samples else fitting(options[0])

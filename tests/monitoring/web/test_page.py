@@ -264,13 +264,3 @@ def test_archived_files_and_drift_are_folded_and_decisions_are_not():
     assert [re.findall(r"of version (\d)", each) for each in folded] == [["3"], ["1", "0"]]
     assert re.findall(r"<time>(.*?)</time>", section) == ["02:46:33", "02:46:32", "02:46:31", "02:46:30"]
     assert section.count("1970-01-01 <small>") == 1
-
-
-def test_event_names_verdict_and_does_not_repeat_its_sentence(tmp_path):
-    reason = "pass over 900 held-out rows with 90 clicks: auc 0.8 [0.7, 0.9] is at least the floor 0.6"
-    promotion_journal.append_promotion(tmp_path, promotion(reason=reason))
-    (event,) = read_history(tmp_path / "state", tmp_path).events
-    assert event["text"] == "model version 3 serves: pass"
-    asked = {"time": NOW, "kind": "run_ended", "text": f"run r refused: {reason}"}
-    assert "run r refused: pass" in drawn(FULL, [asked])
-    assert "is at least the floor" not in drawn(FULL, [asked])

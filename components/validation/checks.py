@@ -1,6 +1,7 @@
-"""Measures a run's rows (statistics, anomalies, drift, click rate, skew) and judges them by all rules about columns."""
+"""Measure a run's rows (statistics, anomalies, drift, click rate, skew) and check them by all rules."""
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,16 @@ from typing import Any
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
 from components.validation.drift import LabelShift, measure_drift, measure_label_shift
+from components.validation.findings import Finding, find
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
 from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
-from evergreen.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, Finding, ValidationSettings
+from evergreen.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, ValidationSettings
 from evergreen.contracts import raw_rows
-from evergreen.contracts.manifests import RawDataset
+from evergreen.contracts.checks import BELOW
 from evergreen.contracts.words import ShownValues, read_words
 from evergreen.statistics.column_profile import TableProfile
 from evergreen.statistics.comparison import ColumnDrift
@@ -26,7 +28,7 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 CERTAIN_ROWS = 10
-"""Expected rows from which on absence is no accident (e^-10)."""
+"""Expected number of rows from which on absence is no accident (probability e^-10)."""
 
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
 _RULE_OF_ANOMALY = {
@@ -48,38 +50,41 @@ _RULE_OF_ANOMALY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run's rows in numbers."""
+    """Measurements of one run's rows."""
 
     rows: ScreenedRows
     champion: Champion | None
     statistics: Any
-    """TFDV's."""
+    """TFDV's statistics."""
     schema: Any
-    """In force, with rules for features that it lacks; or inferred from these rows if there is none."""
+    """Schema in force with rules for new features, or the schema inferred from these rows."""
     proposal: Any | None
-    """What the schema in force would have to become for these rows; None if they fit, or none is in force."""
+    """Schema that these rows would fit. None if they fit the schema in force, or there is none."""
     anomalies: Any
-    """TFDV's, of the statistics against the schema."""
+    """TFDV's anomalies of the statistics against the schema."""
     counter: ProfileCounter
-    """What the monitor and the next round need."""
+    """Counts for the monitor and for the next run."""
     window: TableProfile
     drift: list[ColumnDrift]
-    """Per feature; empty without a champion."""
+    """One entry per feature. Empty without a champion."""
     label: LabelShift | None
-    """None without a champion."""
+    """Change of the click rate. None without a champion."""
     skew: Skew | None
-    """None if no served rows were named."""
+    """Differences from the served rows. None if no served rows were named."""
     shown: ShownValues
-    """How the values of columns are named in reports."""
+    """Names of the categories in reports."""
 
 
 def measure(round_: Round, folder: Path) -> Measured:
-    """Measures the rows that pass the rule about rows.
+    """Measure the rows that pass the rule about single rows.
 
-    `folder` is the step's while it is made.
+    Args:
+        round_: The run's inputs.
+        folder: The step's folder, which is not complete yet.
 
     Raises:
-        ContractError: a file cannot be read, or a feature is of another kind than in the champion's rows.
+        ContractError: A file cannot be read, or a feature is of another kind than in the champion's
+            rows.
     """
     schema, proposal = read_schema(round_.schema_path) if round_.schema_path else None, None
     rows = screen_rows(round_, schema, folder)
@@ -129,39 +134,36 @@ def measure(round_: Round, folder: Path) -> Measured:
     )
 
 
-def judge(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """The findings of every rule, that about single rows included."""
-    findings = [
-        *_judge_structure(measured, rules),
-        *measured.rows.findings,
-        *_judge_anomalies(measured, rules),
-        *_judge_values(measured, rules),
-        *judge_click_rate(measured.label, rules),
-        *judge_drift(measured.drift, rules),
-        *judge_skew(measured.skew, rules),
-    ]
+def check(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    """Return the findings of every check, the worst severity first."""
+    findings = [finding for each in _CHECKS for finding in each(measured, rules)]
     return sorted(findings, key=lambda finding: (BLOCK, WARN, INFO).index(finding.severity))
 
 
-def _judge_structure(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    found = []
-    if not num_rows(measured.statistics):
-        found += rules.find("no_rows", DATASET, "there are no training rows, expected at least 1")
+def _check_rows(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    if num_rows(measured.statistics):
+        return []
+    return find(rules, "no_rows", DATASET, text="there are no training rows, expected at least 1")
+
+
+def _check_columns(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    """Find columns of the lake's files that have another type, or that the schema does not know."""
+    found: list[Finding] = []
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
         if each["expected"] is not None:
             text = f"column {column} is {found_type} in {file}, expected {each['expected']}"
-            found += rules.find("column_retyped", column, text)
+            found += find(rules, "column_retyped", column, text=text)
         elif column not in known:
-            text = f"column {column} ({found_type}) of {file} is new: it was not agreed on and is not read"
-            found += rules.find("column_new", column, text)
-    return found + _judge_files(measured.rows.dataset, rules)
+            text = f"column {column} ({found_type}) of {file} is new: it is not in the schema and is not read"
+            found += find(rules, "column_new", column, text=text)
+    return found
 
 
-def _judge_files(raw: RawDataset, rules: ValidationSettings) -> list[Finding]:
-    """Find the files that extraction left out; those that an earlier run named are only reported."""
-    found = []
+def _check_files(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    """Find the files that extraction left out. Files that an earlier run named are only reported."""
+    raw, found = measured.rows.dataset, list[Finding]()
     for known in (False, True):
         if files := [each for each in raw.quarantined_files if each["known"] is known]:
             rows = f"{files[0]['num_rows']} rows" if files[0]["num_rows"] is not None else "rows not known"
@@ -170,14 +172,14 @@ def _judge_files(raw: RawDataset, rules: ValidationSettings) -> list[Finding]:
                 f"{len(files)} files of the lake were left out{again}, because their rows cannot be read; the first: "
                 f"{files[0]['file']} ({rows}): {files[0]['reason']}"
             )
-            found += rules.find("files_quarantined", DATASET, text, at_most=INFO if known else None)
+            found += find(rules, "files_quarantined", DATASET, text=text, at_most=INFO if known else None)
     return found
 
 
-def _judge_anomalies(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """TFDV's anomalies, each under the rule that acts on it, except those that another rule explains better.
+def _check_anomalies(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    """Return TFDV's anomalies, each under its rule, except those that another rule explains better.
 
-    Too few values in a column are `info` if the rows are so few that the column may have as many as the schema wants.
+    Too few values in a column are `info` if the rows are too few to be sure of it.
     """
     found: list[Finding] = []
     features, wanted = by_feature(measured.statistics), {feature.name: feature for feature in measured.schema.feature}
@@ -191,7 +193,7 @@ def _judge_anomalies(measured: Measured, rules: ValidationSettings) -> list[Find
             is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != raw_rows.LABEL
             is_chance = is_share and _may_be_chance(features.get(name), wanted[name].presence.min_fraction)
             text += " In so few rows that may be chance." if is_chance else ""
-            found += rules.find(rule, name, text, kind="anomaly", at_most=INFO if is_chance else None)
+            found += find(rules, rule, name, text=text, kind="anomaly", at_most=INFO if is_chance else None)
     return found
 
 
@@ -203,53 +205,60 @@ def _may_be_chance(feature: Any, min_fraction: float) -> bool:
 # -- values
 
 
-def _judge_values(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """One-class labels, columns without values, and jumps of the missing share."""
+def _check_label(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    """Find labels that are missing in all rows, or of one class."""
     rows = num_rows(measured.statistics)
     if not rows:
         return []
+    label = by_feature(measured.statistics)[raw_rows.LABEL]
+    if not num_values(label):
+        return find(rules, "label_invalid", raw_rows.LABEL, text=f"label is missing in all {rows} rows")
+    numbers = label.num_stats
+    if numbers.min == numbers.max:
+        text = f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can be learned from them"
+        return find(rules, "label_one_class", raw_rows.LABEL, text=text)
+    return []
+
+
+def _check_empty_columns(measured: Measured, rules: ValidationSettings) -> list[Finding]:
+    """Find features without any value."""
+    rows = num_rows(measured.statistics)
+    if not rows:
+        return []
+    dataset, found = measured.rows.dataset, list[Finding]()
     now, before = by_feature(measured.statistics), {}
     if measured.champion is not None:
         before = by_feature(measured.champion.statistics)
-    found = _judge_label(now[raw_rows.LABEL], rows, rules)
-    for name in measured.rows.dataset.recommender.features.names:
-        if name in measured.rows.dataset.excluded_columns:
-            continue
+    names = [name for name in dataset.recommender.features.names if name not in dataset.excluded_columns]
+    for name in names:
         if num_values(now[name]):
             continue
         if measured.champion is None:
             text = f"{name} has no value in any of {rows} rows"
-            found += rules.find("column_empty_by_chance", name, text)
+            found += find(rules, "column_empty_by_chance", name, text=text)
         else:
-            found += _judge_empty_column(name, before.get(name), rules, rows=rows, schema=measured.schema)
+            found += _check_empty_column(name, before.get(name), rules, rows=rows, schema=measured.schema)
     return found
 
 
-def _judge_label(label: Any, rows: int, rules: ValidationSettings) -> list[Finding]:
-    if not num_values(label):
-        return rules.find("label_invalid", raw_rows.LABEL, f"label is missing in all {rows} rows")
-    numbers = label.num_stats
-    if numbers.min == numbers.max:
-        text = f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can be learned from them"
-        return rules.find("label_one_class", raw_rows.LABEL, text)
-    return []
-
-
-def _judge_empty_column(name: str, before: Any, rules: ValidationSettings, *, rows: int, schema: Any) -> list[Finding]:
+def _check_empty_column(name: str, before: Any, rules: ValidationSettings, *, rows: int, schema: Any) -> list[Finding]:
     known, rows_before = num_values(before), num_values(before) + num_missing(before)
     text = f"{name} has no value in any of {rows} rows"
     if not known:
-        return rules.find("column_empty", name, f"{text}, as before", at_most=INFO)
+        return find(rules, "column_empty", name, text=f"{text}, as before", at_most=INFO)
     expected = known * rows / rows_before
     text += f", had values in {known} of {rows_before} rows before: {expected:.0f} were expected"
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
-        return rules.find("column_empty", name, f"{text}; the schema calls it optional", at_most=INFO)
-    return rules.find("column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text)
+        return find(rules, "column_empty", name, text=f"{text}; the schema calls it optional", at_most=INFO)
+    return find(rules, "column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text=text)
 
 
-def judge_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:
-    """A finding if the rate left both the merged windows' and the newest one's by more than the factor and chance."""
+def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:
+    """Find a click rate that differs from the merged windows' and the newest window's.
+
+    Both differences must exceed the factor, and be larger than chance explains.
+    """
     if label is None:
         return []
     factor, level = rules.click_rate_factor, rules.false_discovery_rate
@@ -263,25 +272,31 @@ def judge_click_rate(label: LabelShift | None, rules: ValidationSettings) -> lis
         f"the share of clicks is {label.rate_now:.2%}, was {label.rate_before:.2%} (change {label.low:+.2%} "
         f"to {label.high:+.2%}): look for labels that have not arrived"
     )
-    return rules.find("click_rate", raw_rows.LABEL, text)
+    numbers = {"value": label.difference, "low": label.low, "high": label.high}
+    return find(rules, "click_rate", raw_rows.LABEL, text=text, numbers=numbers)
 
 
 # -- drift and skew
 
 
-def judge_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> list[Finding]:
-    """Findings on drifted features and on many new categories; the surest first, then the largest."""
+def check_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> list[Finding]:
+    """Find drifted features and many new categories, the smallest q-value first."""
     found: list[Finding] = []
     for entry in sorted(drift, key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0))):
         name, new = entry.feature, entry.new_value_share
+        numbers: dict[str, Any] = {"value": entry.effect, "low": entry.effect_low, "high": entry.effect_high}
+        numbers |= {"limit": entry.threshold, "bound": BELOW}
         if entry.drifted:
-            found += rules.find("drift", name, f"{name} drifted: {_describe_change(entry)}", kind="drift")
+            found += find(
+                rules, "drift", name, text=f"{name} drifted: {_describe_change(entry)}", kind="drift", numbers=numbers
+            )
         elif entry.learned:
             text = f"{name} differs from earlier windows as the champion's newest one does: {_describe_change(entry)}"
-            found += rules.find("drift", name, text, kind="drift", at_most=INFO)
+            found += find(rules, "drift", name, text=text, kind="drift", at_most=INFO, numbers=numbers)
         if new is not None and new > rules.new_value_share:
             text = f"{name} has categories that the champion never saw in at least {new:.1%} of the rows"
-            found += rules.find("new_categories", name, text, kind="drift")
+            numbers = {"value": new, "limit": rules.new_value_share}
+            found += find(rules, "new_categories", name, text=text, kind="drift", numbers=numbers)
     return found
 
 
@@ -313,22 +328,23 @@ def _describe_values(entry: ColumnDrift) -> str:
     return f"divergence {effect:.4f} bits ({interval}, matters from {threshold:.4f})"
 
 
-def judge_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
-    """Findings on features that were not served as they are trained on; those with the largest difference first."""
+def check_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
+    """Find features that differ between training and served rows, the largest difference first."""
     if skew is None:
         return []
     found: list[Finding] = []
     if unread := skew.facts.unread:
         text = f"{len(unread)} files of served rows cannot be read and were not compared; the first: {unread[0]}"
-        # Every run of these days finds them again: no message for each.
+        # Every run of these days finds the same files, so each would send a notification.
         at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
-        found += rules.find("files_quarantined", DATASET, text, at_most=at_most)
+        found += find(rules, "files_quarantined", DATASET, text=text, at_most=at_most)
     if not skew.entries:
         text = f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: nothing was compared"
-        return found + rules.find("skew", DATASET, text, kind="skew", at_most=INFO)
+        return found + find(rules, "skew", DATASET, text=text, kind="skew", at_most=INFO)
     for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
-            found += rules.find("skew", entry.feature, _describe_skew(entry), kind="skew")
+            text, numbers = _describe_skew(entry), {"value": entry.effect, "limit": entry.threshold}
+            found += find(rules, "skew", entry.feature, text=text, kind="skew", numbers=numbers)
     return found
 
 
@@ -351,3 +367,18 @@ def _describe_skew(entry: SkewEntry) -> str:
 
 def _format_value(value: float | str | None) -> str:
     return "no value" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+_CHECKS: tuple[Callable[[Measured, ValidationSettings], Sequence[Finding]], ...] = (
+    _check_rows,
+    _check_columns,
+    _check_files,
+    lambda measured, rules: measured.rows.findings,
+    _check_anomalies,
+    _check_label,
+    _check_empty_columns,
+    lambda measured, rules: check_click_rate(measured.label, rules),
+    lambda measured, rules: check_drift(measured.drift, rules),
+    lambda measured, rules: check_skew(measured.skew, rules),
+)
+"""The table of checks. `quarantine` checks single rows while it separates them."""

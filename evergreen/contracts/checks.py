@@ -1,0 +1,153 @@
+"""Checks of a decision: what was measured, its limit and the result, and the one rendering of them.
+
+Joins every program that decides (validation, gate, canary, baking) to its readers. A decision is a
+list of checks, and the worst check decides. All text about a decision is built here.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PASS, FAIL, INCONCLUSIVE = RESULTS = ("pass", "fail", "inconclusive")
+"""Results of a check, and of a list of checks."""
+AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
+"""How a value is compared with its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One measured value, its limit and the result."""
+
+    name: str
+    """Words of a page, unique in a decision, such as `AUC against the champion`."""
+    value: float | None = None
+    """None if the value does not exist."""
+    low: float | None = None
+    """Lower end of the value's 95 % interval. None without an interval."""
+    high: float | None = None
+    limit: float | None = None
+    """Value at which the result changes. None without a limit."""
+    bound: str = AT_LEAST
+    """How the value is compared with the limit, such as `at least`."""
+    is_difference: bool = False
+    """Whether the value is a difference of two models, which is printed with its sign."""
+    result: str
+    """One of `RESULTS`."""
+    detail: str = ""
+    """Words beside the numbers, in one sentence without a full stop."""
+    advice: str = ""
+    """How the check could pass, in one sentence without a full stop."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval, or None without one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def limit_text(self) -> str | None:
+        """The limit in words, or None without a limit.
+
+        >>> Check(name="AUC", limit=0.6, result="pass").limit_text
+        'at least 0.6'
+        """
+        return None if self.limit is None else f"{self.bound} {self.limit:g}"
+
+
+def decide(checks: Iterable[Check]) -> str:
+    """Return the worst result: `fail`, else `inconclusive`, else `pass`.
+
+    >>> decide([Check(name="a", result="pass"), Check(name="b", result="inconclusive")])
+    'inconclusive'
+    """
+    results = {check.result for check in checks}
+    return next((each for each in (FAIL, INCONCLUSIVE) if each in results), PASS)
+
+
+def headline(checks: Sequence[Check]) -> str:
+    """Return one line: the values with an interval, how many checks passed, and which did not.
+
+    >>> auc = Check(name="AUC", value=0.77, low=0.757, high=0.782, limit=0.6, result="pass")
+    >>> lead = Check(name="AUC against the champion", value=0.142, is_difference=True,
+    ...     low=0.12, high=0.16, limit=-0.002, result="pass")
+    >>> headline([auc, lead])
+    'AUC 0.7700 [0.7570, 0.7820], +0.1420 against the champion; passed 2 of 2 checks'
+    >>> headline([Check(name="requests with clicks", value=3, limit=10, result="inconclusive")])
+    'passed 0 of 1 checks; inconclusive: requests with clicks 3 (at least 10)'
+    """
+    estimated = [check for check in checks if check.value is not None and check.interval]
+    first = estimated[0].name if estimated else ""
+    parts = [", ".join(_estimate(check, first) for check in estimated)] if estimated else []
+    parts.append(f"passed {sum(check.result == PASS for check in checks)} of {len(checks)} checks")
+    for result, words in ((FAIL, "failed"), (INCONCLUSIVE, INCONCLUSIVE)):
+        if open_ := [check for check in checks if check.result == result]:
+            parts.append(f"{words}: {', '.join(_named(check, estimated) for check in open_)}")
+    return "; ".join(parts)
+
+
+def sentence(check: Check) -> str:
+    """Return one check in words.
+
+    >>> sentence(Check(name="AUC", value=0.5, low=0.4, high=0.6, limit=0.7, result="fail"))
+    'AUC 0.5000 [0.4000, 0.6000], at least 0.7: fail'
+    """
+    text = check.name if check.value is None else f"{check.name} {number_text(check)}"
+    if check.interval:
+        low, high = (number_text(check, end) for end in check.interval)
+        text += f" [{low}, {high}]"
+    text += f", {check.limit_text}" if check.limit_text else ""
+    return f"{text}: {check.result}" + (f". {check.detail}" if check.detail else "")
+
+
+def advice(checks: Iterable[Check]) -> list[str]:
+    """Return how each check that did not pass could pass, where that is known."""
+    return [check.advice for check in checks if check.result != PASS and check.advice]
+
+
+def metrics(checks: Iterable[Check]) -> dict[str, float]:
+    """Return the finite numbers by metric name, each interval as `<name>_low` and `<name>_high`.
+
+    >>> metrics([Check(name="AUC", value=0.5, low=0.4, high=0.6, result="pass")])
+    {'auc': 0.5, 'auc_low': 0.4, 'auc_high': 0.6}
+    """
+    found: dict[str, float | None] = {}
+    for check in checks:
+        name = re.sub(r"\W+", "_", check.name.lower()).strip("_")
+        found |= {name: check.value, f"{name}_low": check.low, f"{name}_high": check.high}
+    return {name: each for name, each in found.items() if each is not None and math.isfinite(each)}
+
+
+def as_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
+    """Return the checks as JSON objects, in their order."""
+    return [asdict(check) for check in checks]
+
+
+def number_text(check: Check, value: float | None = None) -> str:
+    """Return the value, or another number of the same check, as text."""
+    shown = check.value if value is None else value
+    if shown is None:
+        return "unknown"
+    if check.interval or check.is_difference:
+        return f"{shown:{'+' if check.is_difference else ''}.4f}"
+    return f"{shown:.4g}" if abs(shown) < 1e4 else f"{shown:.0f}"
+
+
+def _estimate(check: Check, first: str) -> str:
+    """Return a value with its interval, or a later difference without the name of the first."""
+    if check.is_difference and check.name != first and check.name.startswith(f"{first} "):
+        return f"{number_text(check)} {check.name.removeprefix(first).strip()}"
+    assert check.interval
+    low, high = (number_text(check, end) for end in check.interval)
+    return f"{check.name} {number_text(check)} [{low}, {high}]"
+
+
+def _named(check: Check, shown: Sequence[Check]) -> str:
+    """Return the name and the limit, and the value unless the line has shown it.
+
+    A check without a value is explained by its detail.
+    """
+    if check.value is None and check.detail:
+        return f"{check.name} ({check.detail})"
+    value = "" if check.value is None or check in shown else f" {number_text(check)}"
+    return f"{check.name}{value}" + (f" ({check.limit_text})" if check.limit_text else "")
