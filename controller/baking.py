@@ -267,15 +267,15 @@ def judge_counts(version: VersionCounts, before: VersionCounts | None, limits: R
         if ratio > limits.max_latency_ratio:
             return (
                 f"mean time in the model is {version.mean_ms:.3g} ms, {ratio:.2f} times the "
-                f"{other.mean_ms:.3g} ms of "
-                f"the version before, expected at most {limits.max_latency_ratio:g} times"
+                f"{other.mean_ms:.3g} ms of the version before, expected at most "
+                f"{limits.max_latency_ratio:g} times"
             )
         p99, p99_was = version.p99_ms(1), other.p99_ms(2)
         if p99 and p99_was and p99 > limits.max_p99_ratio * p99_was:
             return (
                 f"p99 of the time in the model is {p99:.3g} ms, {p99 / p99_was:.2f} times the "
-                f"{p99_was:.3g} ms of "
-                f"the version before, expected at most {limits.max_p99_ratio:g} times"
+                f"{p99_was:.3g} ms of the version before, expected at most "
+                f"{limits.max_p99_ratio:g} times"
             )
     return None
 

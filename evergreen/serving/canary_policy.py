@@ -279,8 +279,7 @@ def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str
     if p_value < policy.error_alpha:
         reason = (
             f"{canary.failure:.0f} of {canary.requests:.0f} requests failed, expected at most "
-            f"{allowed:.2%} "
-            f"(stable's rate and a margin; p-value {p_value:.2g})"
+            f"{allowed:.2%} (stable's rate and a margin; p-value {p_value:.2g})"
         )
         decision = replace(decision, action=ABORT, reason=reason)
     return replace(decision, error_p_value=p_value)
@@ -298,8 +297,7 @@ def _evaluate_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsDecisio
         action = ABORT
         reason = (
             f"mean time in the model is {canary.mean_ms:.3g} ms, {ratio:.2f} times stable's "
-            f"{stable.mean_ms:.3g} ms, "
-            f"expected at most {policy.max_latency_ratio} times"
+            f"{stable.mean_ms:.3g} ms, expected at most {policy.max_latency_ratio} times"
         )
         if timed < enough:
             action = HOLD
