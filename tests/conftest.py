@@ -125,7 +125,7 @@ def cloud_storage_server():
 
 @pytest.fixture
 def cloud_storage(cloud_storage_server, monkeypatch):
-    """A local Cloud Storage with an empty bucket `models`, where every `gs://models/...` is opened."""
+    """A local Cloud Storage with an empty bucket `models`, used for every `gs://models/...`."""
     cloud_storage_server.reset()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud_storage_server.front.host)
     return cloud_storage_server.front

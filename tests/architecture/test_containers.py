@@ -65,7 +65,7 @@ def test_entry_point_helps_in_confined_container(podman, images, image):
 
 
 def turn(folder: Path, lake: Path) -> dict:
-    """Run the compiled pipeline once from `lake` into `folder`, and return its result in numbers."""
+    """Run the compiled pipeline from `lake` into `folder`, and return its result in numbers."""
     folders = runner.LocalFolders(root=folder)
     places = {**folders.places(), "lake": str(lake), "server": "onnxruntime"}
     accept_into(folders.store)

@@ -71,7 +71,7 @@ def test_files_agree_with_published_schema(schema, paths):
 
 
 def test_cloud_build_is_told_nothing_that_it_does_not_know():
-    """The published schema is closed for steps and options, and open for the top level of the file."""
+    """The published schema is closed for steps and options, but not for the file's top level."""
     package = pytest.importorskip("check_jsonschema", reason="check-jsonschema is not in this environment")
     schema = Path(package.__file__).parent / "builtin_schemas" / "vendor" / "cloudbuild.json"
     assert load("cloudbuild.yaml").keys() <= json.loads(schema.read_text())["properties"].keys()
@@ -278,8 +278,10 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders_alone(check
 
 
 def digests_of(images: set[str], folder: Path) -> dict[str, str]:
-    """Write the file of digests of `images` into `folder`, and map each image by tag to its digest
-    reference.
+    """Write the file of digests of `images` into `folder`.
+
+    Returns:
+        The digest reference of each image by its tag.
     """
     named = {image: f"{image.rpartition(':')[0]}@sha256:{index:064x}" for index, image in enumerate(sorted(images))}
     (folder / "images.txt").write_text("".join(f"{name}\n" for name in named.values()))
@@ -303,8 +305,7 @@ def test_sample_that_fails_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """PATH with a kubectl that records its calls and answers a port-forward by a server, and its
-    records.
+    """PATH with a kubectl double that answers port-forwards by a server, and its records.
 
     A file `ready` next to the records holds the number of Triton's ready pods.
     """

@@ -1,6 +1,4 @@
-"""Checks that docs/dependencies.md agrees with the requirements files, and tests the audit's
-reaction to its services.
-"""
+"""Tests of docs/dependencies.md against the requirements files, and of the audit."""
 
 import re
 import shutil

@@ -36,8 +36,9 @@ OLD = re.compile(r"[Nn]ot\s+measured\s+again\s+since\s+\d{4}-\d\d-\d\d")
 
 
 def anchors(page: Path) -> set[str]:
-    """Return GitHub's anchors of a page's headings: lower case, spaces as hyphens, other marks
-    dropped.
+    """Return GitHub's anchors of a page's headings.
+
+    They are in lower case, with spaces as hyphens and other marks dropped.
     """
     texts = HEADING.findall(FENCED.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", text.lower().replace("`", "")).replace(" ", "-") for text in texts}
@@ -70,8 +71,7 @@ def test_make_targets_exist(page):
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
-    """Return the figures of speed that are not in the section of the results that their paragraph
-    links to.
+    """Return the figures of speed that the results linked by their paragraph do not contain.
 
     Code is skipped. A table belongs to the paragraph above it. A paragraph that says since when it
     was not measured again needs no source.

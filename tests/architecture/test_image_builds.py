@@ -1,5 +1,4 @@
-"""Tests of `make images`: its commands, when it runs none, and which files of the checkout an
-engine sees.
+"""Tests of `make images`: its commands, and the files of the checkout that an engine sees.
 
 If podman is installed, it builds an image for that. Other tests put a script called docker or
 podman on PATH that records its arguments.
@@ -44,9 +43,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A commit of this checkout, including uncommitted changes, with extra files that no image may
-    contain.
-    """
+    """A commit of this checkout and its uncommitted changes, next to files for no image."""
     if GIT is None:
         pytest.skip("git is not installed")
     try:

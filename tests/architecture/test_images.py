@@ -50,7 +50,7 @@ HADOLINT = Path(sys.executable).with_name("hadolint")
 
 @pytest.fixture
 def image(tmp_path):
-    """Replays the COPY lines of an image's Dockerfile and returns the folder of the image's root."""
+    """Replays the COPY lines of an image's Dockerfile and returns the image's root folder."""
     return lambda name: lay_out(name, tmp_path / "image")
 
 

@@ -1,6 +1,4 @@
-"""Tests of measurements: the documents of one commit, their presentation on the page, and the
-slopes.
-"""
+"""Tests of measurements: documents of one commit, the page, and the slopes."""
 
 import json
 

@@ -21,7 +21,7 @@ import yaml
 from demo import runner
 from demo.environments import python_of
 from demo.log_server import LogPlace
-from demo.plan import DemoSettings, Services, plan_for_world
+from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.summary import count_served_rows
 from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -65,9 +65,7 @@ def triton_image(podman, images, tmp_path_factory):
 
 @pytest.fixture
 def network(triton_image):
-    """Moves this thread and its children to a separate network with only loopback, after the
-    builds.
-    """
+    """Moves this thread and its children to a network with only loopback, after the builds."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert libc.unshare(NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
@@ -83,9 +81,10 @@ def playable(manifests, workload, claims):
     """Convert the Deployment and its ConfigMaps for podman 4.3.
 
     Variables are expanded, a mounted sub-folder is a separate volume, a claim is the folder in
-    `claims`, a token's volume is empty, and volume names include the Deployment, because podman
-    shares an emptyDir among pods by its name. Removed are probes and hooks, which need systemd or a
-    kubelet, ports, because pods share one network, and /dev/shm, which podman provides.
+    `claims`, and a token's volume is empty. Volume names include the Deployment, because podman
+    shares an emptyDir among pods by its name. Probes and hooks are removed, because they need
+    systemd or a kubelet. Ports are removed, because pods share one network. /dev/shm is removed,
+    because podman provides it.
     """
     workload = copy.deepcopy(workload)
     # Podman 4.3 waits 20 s for an init container that has ended, and fails if it must remove it.
@@ -127,9 +126,7 @@ class PlayedPod:
         self.run("kube", "play", "--network=host", str(self.file))
 
     def delete(self):
-        """Delete the pod by SIGTERM after the manifest's grace period, for which `kube down` does
-        not wait.
-        """
+        """Delete the pod by SIGTERM after its grace period, for which `kube down` does not wait."""
         seconds = pod_spec(self.workload)["terminationGracePeriodSeconds"]
         self.run("pod", "stop", "--ignore", f"--time={seconds}", f"{self.name}-pod-0", check=False)
         self.run("kube", "down", str(self.file), check=False)
@@ -157,9 +154,7 @@ class PlayedPod:
 
 @pytest.fixture
 def site(podman, network, volume):
-    """The overlay rendered for this machine's images, share and log, its pods by name, and their
-    folders.
-    """
+    """The overlay rendered for this machine, its pods by name, and their folders."""
     volume.chmod(0o755)
     share, state = volume / "share", volume / "state"
     for folder in (share, state):
@@ -209,7 +204,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     triton, monitor, controller = pods["triton"], pods["monitor"], pods["release-controller"]
     root = folders.root
     settings = DemoSettings(folder=root, rows=20_000)
-    plan = plan_for_world(settings)
+    plan = plan_for_simulator(settings)
     url = f"dns:///{SERVED_AT[0]}:8001"
     services = Services(
         settings=settings, plan=plan, folders=folders, triton_url=url, metrics_url="", log=LogPlace(url=log)

@@ -1,6 +1,4 @@
-"""Tests of the slowly drifting simulator: its truth over time, its rate of forgetting, and its
-constant parts.
-"""
+"""Tests of the slowly drifting simulator: its truth over time and its rate of forgetting."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Tests of back-fills: a version is complete or absent, later data is kept, and two at once are
-both written.
-"""
+"""Tests of back-fills: a version is complete or absent, and no data is lost."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

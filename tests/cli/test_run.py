@@ -1,6 +1,4 @@
-"""Tests of `evergreen run` as a process: a stopped one leaves a correct note and no child, and
-misuse is one line.
-"""
+"""Tests of `evergreen run` as a process: stopped or misused, it leaves no child."""
 
 import json
 import os

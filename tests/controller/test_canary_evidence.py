@@ -1,4 +1,4 @@
-"""Pairs and counters: each row and each request counts once, for the arm that it belongs to."""
+"""Tests of pairs and counters: each row and each request counts once, for its own arm."""
 
 import os
 import re
@@ -33,7 +33,11 @@ STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click
 
 
 def write(path, rows, *, shadow=True):
-    """`rows`: (request, row, seconds after BEGIN, label, version, score, shadow version, shadow score[, user])."""
+    """Write rows to a Parquet file.
+
+    A row is (request, row, seconds after BEGIN, label, version, score, shadow version, shadow
+    score[, user]).
+    """
     columns = dict(zip(COLUMNS, zip(*rows)))
     columns["event_time"] = [BEGIN + timedelta(seconds=seconds) for seconds in columns["event_time"]]
     kept = {name: values for name, values in columns.items() if shadow or not name.startswith("shadow")}
@@ -68,7 +72,7 @@ def test_rows_of_one_user_are_one_group_and_unknown_ones_group_by_request(tmp_pa
 
 
 def test_pairs_are_limited_to_what_last_look_needs_and_are_oldest(tmp_path, monkeypatch):
-    """A canary that holds for days must not outgrow its step's memory; archive and lake may both hold a row."""
+    """A canary of many days must fit into memory. Archive and lake may both hold a row."""
     archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
     for part in reversed(range(50)):
         rows = [(f"r{10 * part + i:03}", 0, 10 * part + i, i % 2, 3, part / 64, 4, 0.5) for i in range(10)]
@@ -182,7 +186,7 @@ def test_replicas_are_added_before_anything_is_divided():
 
 
 def test_restarted_or_new_server_counts_only_once_it_has_baseline():
-    """What it has counted by then is its warm-up, which is slow and nobody's request."""
+    """Its earlier counts are its warm-up, which is slow and contains no user's request."""
     before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
     after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
     found = counts_since(before, after)

@@ -1,6 +1,4 @@
-"""Tests of rollbacks: by one or several versions, to one gone from the repository, under load,
-refused ones.
-"""
+"""Tests of rollbacks: to any version, under load, and refused ones."""
 
 import dataclasses
 import shutil

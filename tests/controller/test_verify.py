@@ -45,7 +45,7 @@ def released(unserved, make_candidate):
 
 @pytest.fixture
 def truth(make_parts, store):
-    """Scores [n] of a table's rows by the stored model of a release, without the code under test."""
+    """Scores [n] of a table's rows by the stored model of a release, as a reference."""
 
     def scores(done, table):
         folder = model_folder(store, done.model_id)

@@ -1,6 +1,4 @@
-"""Tests of the watchdog with the real tritonserver: what it finds, what it heals, and when it
-waits.
-"""
+"""Tests of the watchdog with the real tritonserver: what it finds, heals and ignores."""
 
 import dataclasses
 import json
@@ -140,8 +138,9 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(deploy, cl
 
 
 class Overloaded(Counted):
-    """Refuses requests like the real server with a full queue, which
-    tests/e2e/test_serving_faults.py checks.
+    """Refuses requests like the real server with a full queue.
+
+    tests/e2e/test_serving_faults.py checks that it does so.
     """
 
     def infer(self, *_, **__):

@@ -1,5 +1,4 @@
-"""The real chain on a tiny lake: each step by its own command line, in its own environment, two
-runs.
+"""The real chain on a tiny lake: each step in its own environment, two runs.
 
 The chain runs once for all crossings. Run 1 starts from scratch. Run 2 gets later days with drift
 and continues from run 1's released model. `golden/criteo.json` holds the result, which no setting
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from demo.environments import python_of
-from demo.plan import DemoSettings, Services, plan_for_world
+from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
 from demo.simulation.world import Drift, World, write_lake
 from evergreen.config.features import MISSING_CATEGORY
@@ -82,9 +81,7 @@ class Chain:
     recommender: Recommender = CRITEO_RECOMMENDER
 
     def copied_to(self, root: Path, **changed: object) -> "Chain":
-        """Return a separate chain in `root` that continues from copies of the lake, registry and
-        repository.
-        """
+        """Return a chain in `root` that continues from copies of lake, registry and repository."""
         for name in ("lake", "store", "repository"):
             shutil.copytree(self.root / name, root / name)
         documents = [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]
@@ -234,7 +231,7 @@ def services(tmp_path):
     folders = LocalFolders(root=settings.folder)
     return Services(
         settings=settings,
-        plan=plan_for_world(settings),
+        plan=plan_for_simulator(settings),
         folders=folders,
         triton_url="127.0.0.1:8001",
         metrics_url="127.0.0.1:8002",

@@ -1,5 +1,4 @@
-"""A sample installation for later versions, made by `python -m
-tests.crossings.sample_installation`.
+"""A sample installation for later versions, made by this module as a program.
 
 It holds one run of a tiny recommender by the real steps, released, and a monitor that archived rows
 scored by this version. The result, `golden/installation-<n>.zip`, is committed and never made

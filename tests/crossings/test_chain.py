@@ -1,6 +1,4 @@
-"""Tests of six steps in six processes and four environments: each reads what the previous one
-wrote.
-"""
+"""Tests of six steps in six processes: each reads what the previous one wrote."""
 
 import json
 import subprocess

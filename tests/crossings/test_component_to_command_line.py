@@ -1,6 +1,4 @@
-"""Tests that each component's body makes a command line that the step's parser reads back to the
-same values.
-"""
+"""Tests that each step's parser reads its component's command line back to equal values."""
 
 import importlib
 import inspect
@@ -32,9 +30,7 @@ class Captured(Exception):
 
 @pytest.fixture
 def command_line(monkeypatch):
-    """Returns the arguments that `step`'s component passes to the step's `main`, and the step's
-    parser.
-    """
+    """Returns the arguments that `step`'s component passes to `main`, and the step's parser."""
 
     def capture(step, **values):
         module = importlib.import_module(f"components.{step}.__main__")

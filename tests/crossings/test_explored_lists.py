@@ -1,6 +1,4 @@
-"""Tests of explored lists through the client's log, the monitor, the lake and every step up to the
-verdict.
-"""
+"""Tests of explored lists from the client's log up to the verdict."""
 
 import asyncio
 import random

@@ -1,6 +1,4 @@
-"""Tests of flipped bits in a lake's Parquet files by each writing program: none is read as other
-rows.
-"""
+"""Tests of flipped bits in a lake's Parquet files: none is read as other rows."""
 
 import random
 

@@ -1,6 +1,4 @@
-"""Tests of `evergreen forget` on the files of all writers: an independent scan must not find the
-user.
-"""
+"""Tests of `evergreen forget`: an independent scan must not find the user afterwards."""
 
 import os
 import shlex
@@ -83,8 +81,7 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
 
 
 def fill_lake(lake: Path, files: Path) -> None:
-    """Write four days: the user is a friend in the first, has rows in the next two, and is absent
-    in the last.
+    """Write four days: a friend of the user, rows of the user in the next two, then none.
 
     The third day was back-filled. A file of the second has dictionaries.
     """
@@ -114,9 +111,7 @@ def users_of_row(row: int) -> list[int]:
 
 
 def run_monitor(folder: Path) -> None:
-    """Run a monitor on requests of two users: some in the lake, some archived, the last one in its
-    state.
-    """
+    """Run a monitor on requests of two users: in the lake, in the archive, in its state."""
     bench = Bench(folder, archive_roll_rows=40, **JUDGING)
     bench.clock.now = START + 3 * 86_400
     bench.start(SHOP)
@@ -334,7 +329,7 @@ def killing(call, left):
 
 
 def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeypatch):
-    """Killed before the third change of a name in a folder, then before the fourth, then the third again."""
+    """It is killed before the third change of a name, then the fourth, then the third again."""
     before, kills = others_rows(world), 0
     while True:
         left = iter(range(2 + kills % 2))

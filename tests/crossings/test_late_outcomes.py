@@ -75,9 +75,7 @@ class Place(monitors.Bench):
         self.start()
 
     def run(self, messages, until: float) -> None:
-        """Publish the messages of each `STEP` seconds at its end, with a turn of the monitor, up to
-        `until`.
-        """
+        """Publish the messages of each `STEP` seconds with a turn of the monitor, up to `until`."""
         for number, group in groupby(messages, key=lambda message: int((message[0] - BEGIN) // STEP)):
             # An hour at a time while nothing is published.
             while self.clock.now + 100 * STEP < BEGIN + number * STEP:

@@ -1,6 +1,4 @@
-"""Tests of evicted categories through the real steps: their ids are reused, learned again and
-served.
-"""
+"""Tests of evicted categories through the real steps: their ids are reused and learned."""
 
 from datetime import date
 

@@ -1,6 +1,4 @@
-"""Tests of every other network through all six steps and a real server: lake, train, gate, graph,
-serve.
-"""
+"""Tests of every other network through all six steps and a real server."""
 
 import shutil
 from datetime import date

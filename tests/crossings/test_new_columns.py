@@ -45,7 +45,7 @@ MODEL = {"training": {"learning_rate": 0.02, "batch_size": 64, "seed": 7}}
 
 
 def clicks(day, n):
-    """Return rows whose clicks depend on the item, and from the second day also on the new columns."""
+    """Return rows whose clicks depend on the item, and from day two also on new columns."""
     source = random.Random(day)
     for i in range(n):
         time = datetime(2026, 5, day, tzinfo=timezone.utc) + timedelta(seconds=i)

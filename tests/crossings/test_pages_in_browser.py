@@ -1,5 +1,4 @@
-"""Tests of every page in a real browser: on a phone, a pane, a laptop and a desktop, light and
-dark.
+"""Tests of every page in a real browser, from a phone to a desktop, light and dark.
 
 `tests/loop` checks the demo's report.
 """

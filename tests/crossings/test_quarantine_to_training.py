@@ -1,6 +1,4 @@
-"""Tests of a quarantine rule: later steps use the remaining rows, and a run from the parent learns
-all.
-"""
+"""Tests of a quarantine rule: later steps use the other rows, and a later run learns all."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tests of two real runs in a real MLflow and in a Model Registry that enforces its published API."""
+"""Tests of two real runs in a real MLflow and in a Model Registry double."""
 
 import json
 import os

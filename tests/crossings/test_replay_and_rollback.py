@@ -39,9 +39,7 @@ def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
 
 @pytest.fixture(scope="module")
 def again(chain, tmp_path_factory):
-    """A copy of the chain in which version 1 is live again after version 2, and the second round is
-    repeated.
-    """
+    """A copy of the chain after a rollback to version 1, with the second round repeated."""
     back = chain.copied_to(tmp_path_factory.mktemp("gone back"))
     folders = [back.root / "store" / "models" / this.training.model_id for this in chain.rounds]
     before = [sha256_tree(folder) for folder in folders]

@@ -1,6 +1,4 @@
-"""Tests that the monitor's request fills existing inputs of the compiled pipeline, for both
-triggers.
-"""
+"""Tests that the monitor's request fills existing inputs of the pipeline."""
 
 import json
 import shlex
@@ -67,8 +65,9 @@ def inputs(package):
 
 @pytest.fixture
 def monitor_asks(tmp_path):
-    """Lets the monitor's own code decide, write and submit a request through `trigger`, and returns
-    the request.
+    """Lets the monitor decide, write and submit a request through `trigger`.
+
+    Returns the request.
     """
 
     def ask(trigger) -> RetrainRequest:

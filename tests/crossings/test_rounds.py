@@ -1,5 +1,4 @@
-"""Tests of three rounds through the real steps: training and evaluation rows, counted where
-training reads them.
+"""Tests of three rounds: training and evaluation rows, counted where training reads them.
 
 Late rows are validated, encoded and learned before the window's, and recorded as seen.
 """

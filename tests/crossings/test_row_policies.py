@@ -1,6 +1,4 @@
-"""Tests of downsampled rows, excluded columns and immature rows, from lake to served graph, over
-two runs.
-"""
+"""Tests of downsampled rows, excluded columns and immature rows, over two runs."""
 
 from datetime import date
 
@@ -51,9 +49,7 @@ def read(folder):
 
 
 def held_out(this):
-    """Return labels of the holdout rows and the candidate's scores, which are those of the stored
-    weights.
-    """
+    """Return labels of the holdout rows, and their scores by the stored weights."""
     labels = read(local_path(this.extraction.holdout_uri))[raw_rows.LABEL].to_numpy()
     with np.load(local_path(this.evaluation.scores_uri), allow_pickle=False) as arrays:
         return labels, arrays["candidate"].astype(np.float64)
@@ -61,9 +57,7 @@ def held_out(this):
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_scores_of_full_holdout_are_calibrated_only_with_correction(rounds, turn):
-    """The bound is four standard errors of the counted clicks, in the holdout rows and as many
-    training rows.
-    """
+    """The bound is four standard errors of the clicks in holdout and training rows."""
     this, rate = rounds.rounds[turn], RATES[turn]
     labels, scores = held_out(this)
     assert len(labels) == this.extraction.num_holdout_rows

@@ -1,5 +1,4 @@
-"""Tests of weighted rows from ingestion to the served graph, in two runs: click predictions stay
-calibrated.
+"""Tests of weighted rows up to the served graph: click predictions stay calibrated.
 
 The first day's file has one in ten rows without a click, with a weight of 10. The second day's rows
 come from an archive, which has no weights.

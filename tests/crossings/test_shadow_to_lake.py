@@ -1,5 +1,4 @@
-"""Tests of shadow scores from the client's record through the monitor to the lake, where they are
-evidence.
+"""Tests of shadow scores from the client's record to the lake.
 
 They do not affect readers that need no shadow scores. Extraction makes the same rows from the same
 records without them.
@@ -46,9 +45,7 @@ PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=
 
 
 def _archived(folder, records):
-    """Run the monitor over the log of `records` and a click on row 1 of each, and return its
-    folder.
-    """
+    """Run the monitor over `records` and a click on row 1 of each, and return its folder."""
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
     bench.clock.now = BEGIN
     bench.start()

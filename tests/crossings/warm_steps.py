@@ -21,9 +21,7 @@ STEP = "import runpy; runpy.run_module('components.{}', run_name='__main__', alt
 
 
 class WarmSteps:
-    """A context with one waiting process per environment, started on first use and killed at the
-    end.
-    """
+    """A context with one waiting process per environment, which is killed at the end."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -40,9 +38,7 @@ class WarmSteps:
         return self.of(step, variables).run(STEP.format(step), arguments, variables=variables, folder=folder)
 
     def of(self, step: str, variables: dict[str, str]) -> Warm:
-        """Return the waiting process of the step's environment, started with `variables` if
-        necessary.
-        """
+        """Return the waiting process of the step's environment, started with `variables`."""
         name = ENVIRONMENT_OF_STEP[step]
         if name not in self._known:
             self._known[name] = self._stack.enter_context(Warm(python_of(name), IMPORTS[name], variables))

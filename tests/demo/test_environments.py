@@ -1,6 +1,4 @@
-"""Tests that `make environments` builds an environment only if a lock changed or a build did not
-finish.
-"""
+"""Tests that `make environments` builds only what changed or was not finished."""
 
 import os
 import re
@@ -19,9 +17,7 @@ LOCKS = environments.REPOSITORY / "requirements"
 
 @pytest.fixture(scope="module")
 def quick_python(tmp_path_factory):
-    """A Python whose `-m venv` copies a prepared environment, because each installation of pip
-    takes seconds.
-    """
+    """A Python whose `-m venv` copies a prepared environment, because pip takes seconds."""
     root = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", root / "made"], check=True, timeout=240)
     (root / "python").write_text(

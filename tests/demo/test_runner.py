@@ -1,6 +1,4 @@
-"""Tests of the local runner: KFP's handler call, gates, and failures that reach exit handler and
-caller.
-"""
+"""Tests of the local runner: KFP's handler call, gates, and reported failures."""
 
 import os
 import subprocess

@@ -1,6 +1,4 @@
-"""Tests of the demo's processes: none is left behind, and a failed one is reported with its last
-line.
-"""
+"""Tests of the demo's processes: none is left behind, and failures are reported."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""Tests of the demo's numbers: parsed from files and lines, absent if unknown, and compared with
-limits.
-"""
+"""Tests of the demo's numbers: parsed from files and lines, compared with limits."""
 
 import json
 from dataclasses import replace
@@ -27,7 +25,7 @@ from tests.support.releases import passing_verdict
 
 
 def changed(path, value, summary=GOOD):
-    """Return the summary with one field changed, such as `auc.threshold` or `verified.0.num_rows`."""
+    """Return the summary with one field changed, such as `verified.0.num_rows`."""
     name, _, rest = path.partition(".")
     if isinstance(summary, dict):
         return {**summary, name: value}

@@ -1,5 +1,4 @@
-"""Tests of the metric that scales Triton, from a real server through Prometheus, against other
-counts.
+"""Tests of the metric that scales Triton, through a real Prometheus.
 
 The reference values are independent of Prometheus' source: the server's statistics extension counts
 nanoseconds, and the clients count answers. Both servers start at zero before the first scrape, and
@@ -34,17 +33,16 @@ def prometheus(servers, tmp_path_factory):
 
 
 def statistics(client: Client):
-    """Return queue microseconds and successful requests over all models, from the server's
-    statistics.
-    """
+    """Return queue microseconds and successful requests from the server's statistics."""
     models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
     queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)
     return queue_ns / 1000, sum(int(each["inference_stats"]["success"].get("count", 0)) for each in models)
 
 
 def send(client: Client):
-    """Send 246 requests to two models with different traffic and queues, so that a mean of means
-    would be wrong.
+    """Send 246 requests to two models with different traffic.
+
+    A mean of means would be wrong.
     """
     threads = client.ask_at_once(240) + client.ask_at_once(6, CANARY_NAME)
     for thread in threads:

@@ -35,9 +35,7 @@ def client(triton):
 
 
 def hits(server, version):
-    """Return the number of cache hits of `version`, from the server's counter, which a canary's
-    step reads too.
-    """
+    """Return the server's count of cache hits of `version`, which a canary's step reads too."""
     address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def seen():

@@ -1,6 +1,4 @@
-"""Tests of answers while servers die, files are corrupt and requests are wrong: they come from a
-known version.
-"""
+"""Tests of answers during faults of servers, files and requests."""
 
 import dataclasses
 import os
@@ -37,9 +35,7 @@ def triton(tmp_path):
 
 
 def check_answers(answers, scores_of_version, settings):
-    """Assert that every answer has the scores of its version, and that the journal knows this
-    version and its hash.
-    """
+    """Assert that every answer has its version's scores, and that the journal knows it."""
     repository = ModelRepository(open_objects(settings.repository), NAMES)
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
@@ -164,7 +160,7 @@ def test_request_of_another_form_is_refused_and_next_one_answered(answering, ten
 
 
 def write_gated_model(root, options):
-    """Write a model that waits for the file `open` before it answers, and records its batch sizes."""
+    """Write a model that waits for the file `open`, and records its batch sizes."""
     work = f"""with open({str(root / "executions")!r}, "a") as file:
     file.write(f"{{len(requests)}} ")
 while not Path({str(root / "open")!r}).exists():

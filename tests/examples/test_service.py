@@ -1,6 +1,4 @@
-"""Tests of the example service with a gRPC server double and a real log, and of the simulated
-shop's log.
-"""
+"""Tests of the example service with a server double, and of the simulated shop's log."""
 
 import dataclasses
 import zlib

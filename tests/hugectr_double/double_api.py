@@ -1,5 +1,4 @@
-"""HugeCTR's Python interface, generated from `hugectr_api.json`: names, arguments, types, defaults,
-enums.
+"""HugeCTR's Python interface, generated from `hugectr_api.json`.
 
 The document was extracted from HugeCTR's pybind wrappers (25.03, whose training API equals that of
 24.06). Anything outside it is absent here. A missing, unknown or wrongly typed argument is a
@@ -143,7 +142,7 @@ def _absent_methods(name: str) -> dict[str, Any]:
 
 
 def method_class(name: str, implementation: type, *, constructible: bool = True) -> type:
-    """Return the class `hugectr.<name>`, with the document's methods, each run by `implementation`."""
+    """Return the class `hugectr.<name>`, whose methods are run by `implementation`."""
     prefix = f"hugectr.{name}."
 
     def method(full: str) -> Any:

@@ -1,5 +1,4 @@
-"""The dense part: the layers in the order of their addition, by the formulas of HugeCTR's kernels,
-in PyTorch.
+"""The dense part: layers by the formulas of HugeCTR's kernels, in PyTorch.
 
 It runs the graph that it is given, so a wrong order, width or tensor becomes visible.
 """

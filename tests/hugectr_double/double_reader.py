@@ -44,8 +44,9 @@ class Reader:
         self._batches, self._ended = self._read(), False
 
     def next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return labels, dense values and keys of a batch, which may be incomplete, or None once at
-        the end.
+        """Return labels, dense values and keys of a batch, or None once at the end.
+
+        The last batch may be incomplete.
 
         Keys are [n, sum of `most_keys`], with -1 for absent ones.
         """

@@ -29,7 +29,10 @@ class Table:
         self.states = [torch.zeros(shape) for _ in range(2)]
 
     def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
-        """Return the flat row of each key, or -1 for padding and for unknown keys without `insert`."""
+        """Return the flat row of each key, or -1.
+
+        Padding has none, and an unknown key has none without `insert`.
+        """
         found = self._found(keys)
         if insert and (unknown := np.unique(keys[(found < 0) & (keys >= 0)])).size:
             new = np.array([self._inserted(int(key)) for key in unknown], dtype=np.int64)

@@ -1,5 +1,4 @@
-"""A strict double of NVIDIA's `hugectr` for tests, with the interface of `hugectr_api.json`, on the
-CPU.
+"""A strict CPU double of NVIDIA's `hugectr`, with the interface of `hugectr_api.json`.
 
 It is imported as `hugectr` if this folder is on `sys.path`. It refuses what HugeCTR refuses,
 ignores what HugeCTR ignores, and trains the graph that it is given. Anything it does not support

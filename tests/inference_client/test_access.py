@@ -39,7 +39,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def secure(authority):
-    """`secure(*names, mutual=...)`: a running server with a certificate for these names and for 127.0.0.1."""
+    """`secure(*names, mutual=...)`: a server with a certificate for these names and 127.0.0.1."""
     running = []
 
     def run(*names, mutual=False):

@@ -1,6 +1,4 @@
-"""Tests of publishing to a real SQLite log and to failing logs: order, delays, outages, bounds and
-counts.
-"""
+"""Tests of publishing to a real log and to failing ones: order, outages, bounds, counts."""
 
 import asyncio
 import itertools
@@ -382,9 +380,7 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
 
 
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
-    """13 numbers of 4 bytes and 26 of 8, score, position, propensity and a shadow score are 280
-    bytes a row.
-    """
+    """A row has 280 bytes: 13 numbers of 4, 26 of 8, score, position, propensity, shadow."""
     monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
     log = MemoryLog()
     publisher = publisher_of(log, time)

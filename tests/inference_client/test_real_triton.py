@@ -1,6 +1,4 @@
-"""Tests of the client with the real tritonserver for laptops (2.51, which cancelled calls can
-crash).
-"""
+"""Tests of the client with the real tritonserver for laptops (2.51)."""
 
 import asyncio
 

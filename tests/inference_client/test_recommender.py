@@ -29,7 +29,7 @@ SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorica
 
 
 def by_name(dense, categorical):
-    """Return the rows as an application has them: lists by column name, None for a missing value."""
+    """Return the rows as an application has them: lists by column, None if missing."""
     columns = {name: [None if np.isnan(v) else v for v in dense[:, i].tolist()] for i, name in enumerate(DENSE)}
     return columns | {
         name: [None if v < 0 else v for v in categorical[:, i].tolist()] for i, name in enumerate(CATEGORICAL)
@@ -612,7 +612,7 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
 
 
 def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
-    """A record too large for the log would be retried forever, and no later one would be published."""
+    """A record too large for the log would be retried forever and block later ones."""
     names = tuple(f"column {i}" for i in range(300))
     wide = Recommender(name="wide", features=Features(numeric=(), categorical=names))
     rows = FeatureRows(dense=np.zeros((500, 0), np.float32), categorical=np.full((500, 300), 2**40))

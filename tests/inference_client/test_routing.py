@@ -1,6 +1,4 @@
-"""Tests of following a traffic plan, and of shadows that cost no caller: a real server, two models,
-a folder.
-"""
+"""Tests of following a traffic plan, and of shadows that cost no caller."""
 
 import asyncio
 import logging

@@ -1,5 +1,4 @@
-"""Checks custom resources by compact schemas in `crd_schemas/`, one JSON file per kind, with their
-source.
+"""Checks custom resources by compact schemas in `crd_schemas/`, one file per kind.
 
 A schema lists the fields that this project uses or may soon use and refuses all others. A misspelt
 field therefore fails here and not silently in a cluster. `kubernetes-validate` checks Kubernetes'
@@ -20,8 +19,9 @@ CRD_KINDS = tuple(SCHEMAS)
 
 
 def validate_crd(manifest: Manifest) -> None:
-    """Raise AssertionError with every fault and its path, also for a kind or API version without a
-    schema.
+    """Raise AssertionError with every fault and its path.
+
+    A kind or API version without a schema is a fault.
     """
     kind = manifest.get("kind")
     name = f"{kind} {manifest.get('metadata', {}).get('name')}"

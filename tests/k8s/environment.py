@@ -19,9 +19,7 @@ def container(workload: Manifest, name: str) -> Manifest:
 
 
 def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> dict[str, str]:
-    """Return a container's variables: those of ConfigMaps, overridden by its own, in Kubernetes'
-    order.
-    """
+    """Return a container's variables: those of ConfigMaps, overridden by its own."""
     found: dict[str, str] = {}
     ours = container(workload, name)
     for source in ours.get("envFrom", ()):
@@ -57,8 +55,6 @@ def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]
 
 
 def mounted(workload: Manifest, name: str, text: str, root: Path) -> str:
-    """Replace every path below a mount of the container in `text` by the test's folder below
-    `root`.
-    """
+    """Replace every path below a mount in `text` by the test's folder below `root`."""
     paths = sorted((m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True)
     return re.sub(rf"(?<![\w/.])({'|'.join(map(re.escape, paths))})(?=/|$)", rf"{root}\1", text)

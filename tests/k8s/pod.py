@@ -1,5 +1,4 @@
-"""Runs Triton's container from a manifest with this machine's server wheel, and probes it like a
-kubelet.
+"""Runs Triton's container from a manifest on this machine, and probes it like a kubelet.
 
 The arguments are the manifest's own, in their order. Only the differences of this machine are
 applied: the repository's path, free port numbers, and at the end loopback addresses and the
@@ -140,9 +139,7 @@ class TritonPod:
         return ask(f"http://{LOOPBACK}:{getattr(self.ports, port)}{path}", timeout=timeout).status
 
     def passes(self, probe: str) -> bool:
-        """Return whether a kubelet would count this probe as passed now: any status from 200 to
-        399.
-        """
+        """Return whether this probe passes now, with a status from 200 to 399."""
         asked = self.container[probe]["httpGet"]
         status = self.get(asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"])
         return 200 <= status < 400

@@ -1,6 +1,4 @@
-"""Tests of the example Alertmanager configuration: valid, without secrets, and alerts are routed by
-severity.
-"""
+"""Tests of the example Alertmanager configuration: valid, and routed by severity."""
 
 import re
 import shutil

@@ -1,5 +1,4 @@
-"""Tests of every alert with promtool: it fires on time with its numbers, is silent just below, and
-ends.
+"""Tests of every alert with promtool: it fires on time, is silent below, and ends.
 
 The cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
 promtool's input and output are in build/promtool/.

@@ -1,6 +1,4 @@
-"""Tests that target, metrics, bounds and pace of autoscaling are consistent, with both metric
-servers.
-"""
+"""Tests that target, metrics, bounds and pace of autoscaling are consistent."""
 
 import pytest
 import yaml

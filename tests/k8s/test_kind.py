@@ -1,5 +1,4 @@
-"""Tests of `make kind`: the script with doubles of docker, kind and kubectl, and its commands' own
-parsers.
+"""Tests of `make kind` with doubles of docker, kind and kubectl.
 
 The doubles record their calls and remember what was created. `kubectl kustomize` is the real one.
 No cluster is created.
@@ -30,9 +29,7 @@ DOUBLES = {path.stem: path.read_text() for path in (Path(__file__).parent / "kin
 
 @pytest.fixture
 def run(tmp_path):
-    """`run(*steps)` runs the script, which must succeed, and returns the doubles' calls, one per
-    line.
-    """
+    """`run(*steps)` runs the script and returns the doubles' calls, one per line."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
     tools, place = tmp_path / "bin", tmp_path / "machine"

@@ -1,5 +1,4 @@
-"""Tests of the real monitor and uploader as the manifests start them: command, environment, probes,
-stop.
+"""Tests of the real monitor and uploader as the manifests start them.
 
 A machine without a cluster changes some things: mounts are below a temporary folder, the port is a
 free one on 127.0.0.1, Kubeflow is absent, and the log is a SQLite file. Everything else is the

@@ -1,6 +1,4 @@
-"""Tests the monitor's manifests against its code: every key is a setting, paths are on volumes,
-ports agree.
-"""
+"""Tests of the monitor's manifests against its code: settings, volumes and ports."""
 
 import re
 
@@ -85,9 +83,7 @@ def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, up
 
 
 def runs_namespace(settings) -> str:
-    """Return the namespace of the pipeline's pods: Kubeflow's, or the profile if it has several
-    users.
-    """
+    """Return the namespace of the pipeline's pods: Kubeflow's, or the profile's."""
     return settings.actions.kubeflow.kubeflow_namespace or "kubeflow"
 
 

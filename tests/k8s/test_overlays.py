@@ -1,5 +1,4 @@
-"""Tests of the overlays: a value in `cluster.env` reaches all its positions, and Triton gets its
-hardware.
+"""Tests of the overlays: values of `cluster.env`, and the hardware of Triton.
 
 The meaning of names of GKE and of NVIDIA's device plugin is from their documentation. No cluster is
 used.
@@ -65,9 +64,7 @@ def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, cha
 
 
 def lakes(objects):
-    """Return the path to which the uploader writes, and the path from which the canary's steps
-    read.
-    """
+    """Return the path that the uploader writes, and the path that the canary's steps read."""
     uploader = environment_of(objects, find(objects, "Deployment", "monitor"), "uploader")
     (canary,) = pod_spec(find(objects, "CronJob", "canary"))["containers"]
     assert "--lake=$(LAKE)" in canary["args"]

@@ -1,6 +1,4 @@
-"""Tests that Prometheus scrapes the pods often enough for the autoscaler, and keeps the labels of
-queries.
-"""
+"""Tests that Prometheus scrapes the pods often enough, with the required labels."""
 
 import re
 

@@ -41,9 +41,7 @@ def refusals(workload: Manifest, spec: Manifest) -> list[str]:
 
 
 def _of_pod(spec: Manifest) -> list[str]:
-    """Return faults in the pod's own part of the restricted profile, and access to the API server
-    by default.
-    """
+    """Return faults in the pod's part of the restricted profile, and API server access."""
     security = spec.get("securityContext", {})
     found = [f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     found += [

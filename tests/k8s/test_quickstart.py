@@ -1,5 +1,4 @@
-"""Tests of the commands in docs/gke.md: pods fit the nodes, settings are filled in, no file is
-lost.
+"""Tests of the commands in docs/gke.md: pods fit the nodes, and files are kept.
 
 Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
 """
@@ -50,7 +49,7 @@ class Node:
 
 
 def room(machine: str) -> Node:
-    """Return what our pods may request on an empty node, after GKE's reservations and system pods."""
+    """Return what our pods may request on an empty node, after all reservations."""
     cores, gib = MACHINES[machine]
     kept_cores = sum(
         share * max(0, min(cores, upper) - lower)

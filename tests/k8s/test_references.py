@@ -1,5 +1,4 @@
-"""Tests that every name in a manifest exists: maps, claims, accounts, ports, selectors, targets,
-variables.
+"""Tests that every name in a manifest exists, such as maps, accounts and ports.
 
 Kubernetes accepts a Service that selects no pod, or a probe of an absent port, and the pod just
 never becomes ready. Optional objects, such as a Secret, must say `optional: true`.
@@ -53,7 +52,7 @@ def ports(template: Manifest) -> dict[str, int]:
 
 
 def _maps_and_secrets(spec: Manifest):
-    """Yield kind, name, key or None, and whether it is optional, for each map and secret of a pod."""
+    """Yield kind, name, key or None, and optionality of each map and secret of a pod."""
     for volume in spec.get("volumes", ()):
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"], None, volume["configMap"].get("optional", False)
@@ -145,7 +144,7 @@ def test_role_bindings_name_roles_and_accounts_that_exist(cluster):
 
 
 def test_variables_in_arguments_are_defined(cluster):
-    """Kubernetes leaves `$(NAME)` unchanged if NAME is undefined, and the program gets that text."""
+    """Kubernetes leaves `$(NAME)` unchanged if NAME is undefined."""
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             used = set(

@@ -1,5 +1,4 @@
-"""Tests of the release controller and the canary's steps, started as real processes by the
-manifests' commands.
+"""Tests of release controller and canary steps as processes of the manifests.
 
 The deployment step's tests cover what they find and heal with real servers.
 """

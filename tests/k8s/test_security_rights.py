@@ -50,9 +50,7 @@ def granted(role: Manifest) -> set[Right]:
 
 
 def used(kubeflow: KfpServer, settings: KubeflowSettings) -> set[Right]:
-    """Return all rights that the trigger uses through the real client: look up, submit, follow, end
-    a second run.
-    """
+    """Return all rights that the trigger uses through the real client."""
     trigger, other = KubeflowTrigger(settings, store=None), KubeflowTrigger(settings, store=None)
     assert trigger.state("drift-0").state == "unknown"
     assert trigger.submit(retrain_request("drift-1")) == "started"

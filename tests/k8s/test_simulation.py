@@ -1,6 +1,4 @@
-"""Tests of the simulated clicks on a new cluster: lake and traffic use one simulator, and flags
-exist.
-"""
+"""Tests of the simulated clicks on a new cluster: one simulator, and valid flags."""
 
 import socket
 import subprocess

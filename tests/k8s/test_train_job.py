@@ -1,6 +1,4 @@
-"""Tests of training as a TrainJob: placement, creation and following by the step, and rights of the
-component.
-"""
+"""Tests of training as a TrainJob: placement, the step, and its rights."""
 
 import ast
 import json

@@ -144,9 +144,7 @@ def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered,
 
 
 def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(rendered, cloud_storage, tmp_path):
-    """For this reason the setup of a cluster writes one object below the repository's prefix before
-    the first apply.
-    """
+    """Therefore a cluster's setup writes one object below the prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
     host = cloud_storage.host
@@ -234,7 +232,7 @@ def test_update_brings_new_pod_before_it_takes_old_one(variant):
 
 
 class Service:
-    """A TCP forwarder to a changeable `target`, which counts the open connections to each target."""
+    """A TCP forwarder to a changeable `target`, which counts each target's connections."""
 
     def __init__(self, target: int) -> None:
         self.target, self.open = target, dict.fromkeys([target], 0)

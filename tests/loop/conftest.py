@@ -1,4 +1,4 @@
-"""The real commands of the loop as separate processes, and Criteo files of the simulator for them."""
+"""The real commands of the loop as processes, and simulated Criteo files for them."""
 
 import contextlib
 import csv
@@ -114,9 +114,7 @@ def _run_to_end(words: list[str], *, output: Path, seconds: float = 800) -> Ende
 
 @pytest.fixture(scope="session")
 def started() -> Callable[..., contextlib.AbstractContextManager[Command]]:
-    """Starts `evergreen <words>` in its own session, and kills it with all descendants at the end
-    of the block.
-    """
+    """Starts `evergreen <words>` in its own session. All its processes end with the block."""
     return _started
 
 

@@ -1,6 +1,4 @@
-"""Tests of the demo on a user's own file: few rows give wide intervals, and no data is a one-line
-error.
-"""
+"""Tests of the demo on a user's own file: few rows, and no data."""
 
 import json
 
@@ -40,7 +38,7 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
 
 @pytest.mark.slow
 def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows):
-    """Of 4,000 rows, 30 s apart and five to a request, the first 2,400 end after 20 hours."""
+    """The 4,000 rows are 30 s apart and five to a request. The first 2,400 end after 20 hours."""
     folder, ended, summary = few_rows
     assert "those before 2026-11-01 20:00:00 UTC train and judge the first model" in ended.output
     assert summary["requests"]["sent"] == 1600 / 5
@@ -53,7 +51,7 @@ def test_few_thousand_rows_end_with_what_would_turn_loop_unless_it_turned(few_ro
     has_turned = summary["auc"]["recovered"] is not None
     assert bool(summary["to_turn"]) != has_turned
     last = ended.output.splitlines()[-1]
-    assert ("to turn the loop: " in last) != has_turned
+    assert ("to complete the loop: " in last) != has_turned
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests of a failing or interrupted demo: a clear last line, its exit code, nothing left running."""
+"""Tests of a failing or interrupted demo: last line, exit code, nothing left running."""
 
 import os
 import signal

@@ -67,9 +67,7 @@ class Page:
 
     @contextlib.contextmanager
     def beside(self, block, script, started):
-        """Run the program in the background while the body runs, once it has printed the awaited
-        text.
-        """
+        """Run the program in the background once it has printed the awaited text."""
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")

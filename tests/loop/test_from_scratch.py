@@ -1,6 +1,4 @@
-"""Tests of the advice if a run cannot continue the live model: the command runs as printed and
-releases one.
-"""
+"""Tests of the advice if a run cannot continue the live model: the command works."""
 
 import shlex
 from pathlib import Path
@@ -32,7 +30,7 @@ preprocessing: {{frequency_threshold: 2}}
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory, write_clicks, run_to_end):
-    """A folder whose live model has `age` as a number, and a function that runs printed commands."""
+    """A folder whose live model has `age` as a number, and a runner of printed commands."""
     folder = tmp_path_factory.mktemp("from scratch") / "a shop"
 
     def call(*words):

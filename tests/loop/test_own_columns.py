@@ -1,4 +1,4 @@
-"""Tests of another click log, from CSV to a published model: one file describes it, without code."""
+"""Tests of another click log, from CSV to a published model, without code."""
 
 import io
 import pickle
@@ -18,9 +18,7 @@ INDICATED = "{indicator: true, transform: [clip(0..90), minmax]}"
 
 
 def is_pickle(content: bytes) -> bool:
-    """Return whether the content could be unpickled: a pickle of any protocol, alone or in an
-    archive.
-    """
+    """Return whether the content holds a pickle of any protocol, alone or in an archive."""
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return any(is_pickle(archive.read(name)) for name in archive.namelist())
@@ -48,7 +46,7 @@ def test_pickle_is_told_from_what_pipeline_writes(protocol):
 
 
 def tutorial(folder):
-    """The commands of the README section on your own data, word by word, with its files in `folder`."""
+    """Return the README's commands for your own data, with its files in `folder`."""
     section = (REPOSITORY / "README.md").read_text().partition("## Use your own data\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
         if line.startswith(("evergreen ", "mkdir ")):

@@ -1,6 +1,4 @@
-"""Tests of `evergreen run` with a refusing or failing step: the exit code, and the step and reason
-in the outcome.
-"""
+"""Tests of `evergreen run` with a refusing or failing step: exit code and outcome."""
 
 import pytest
 

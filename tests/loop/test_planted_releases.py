@@ -1,5 +1,4 @@
-"""Tests of bad versions under live traffic, with the real server, client, log, monitor and
-controller.
+"""Tests of bad versions under live traffic, with all real programs.
 
 The first version is right: clicks are drawn from its reference probabilities. Each bad version is
 released normally and answers the same traffic. It must be rolled back within a stated number of

@@ -1,6 +1,4 @@
-"""Tests of the monitor with any recommender's columns: intake, archive and drift, also without a
-kind.
-"""
+"""Tests of the monitor with any recommender's columns: intake, archive and drift."""
 
 import re
 from dataclasses import replace

@@ -62,9 +62,7 @@ class Installation:
         return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
 
     def finish(self) -> int:
-        """Stop all in the order that leaves nothing behind, and return the number of requests in
-        the log.
-        """
+        """Stop all so that nothing is left, and return the number of requests in the log."""
         size = self.said.stat().st_size
         wait_for(lambda: self.said.stat().st_size > size, "a client that is up")
         self.client.end()
@@ -90,7 +88,7 @@ def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes
 
 @contextmanager
 def small_disk(folder, size):
-    """Mount a small disk at the folder."""
+    """Provide a small disk, mounted at the folder."""
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:

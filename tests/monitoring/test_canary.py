@@ -1,6 +1,4 @@
-"""Tests of a canary next to the serving version: its rows are stored and counted, but decide
-nothing.
-"""
+"""Tests of a canary next to the serving version: its rows decide nothing."""
 
 import dataclasses
 

@@ -86,9 +86,7 @@ class Chain:
     # -- publishing
 
     def _next_records(self) -> list[PredictionBatch | OutcomeBatch]:
-        """Return this turn's predictions, and the due outcomes: in time, late by arrival, or late
-        by their time.
-        """
+        """Return this turn's predictions and due outcomes, in time or late."""
         new: list[PredictionBatch | OutcomeBatch] = []
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)
@@ -185,9 +183,7 @@ class Chain:
         self.now += 10
 
     def finish(self) -> None:
-        """Publish what is still due, let every window close, and stop the monitor before the last
-        upload.
-        """
+        """Publish what is due, let every window close, and stop before the last upload."""
         self.is_ending = True
         while self.due:
             self.live_turn()

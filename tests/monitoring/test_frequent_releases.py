@@ -1,6 +1,4 @@
-"""Tests of a running monitor if releases are more frequent than final labels: its evaluation and
-page.
-"""
+"""Tests of a running monitor with releases more frequent than final labels."""
 
 import re
 from dataclasses import replace

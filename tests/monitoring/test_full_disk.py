@@ -1,6 +1,4 @@
-"""Tests of a full disk under a running monitor: it continues, reports what it cannot write, and
-loses nothing.
-"""
+"""Tests of a full disk under a running monitor: it continues and loses nothing."""
 
 import errno
 import resource

@@ -1,6 +1,4 @@
-"""Tests of a publisher's hostile records: they stop no monitor, fill no memory and are accounted
-for.
-"""
+"""Tests of a publisher's hostile records: they stop no monitor and fill no memory."""
 
 import signal
 import time

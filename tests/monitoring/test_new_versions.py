@@ -1,6 +1,4 @@
-"""Tests of a baking version in the running monitor: findings for the controller, one notification,
-a cooldown.
-"""
+"""Tests of a baking version in the running monitor: findings, notification, cooldown."""
 
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -23,9 +21,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.fixture
 def two_versions(bench, tmp_path):
-    """A monitor of a registry where version 2 has just replaced version 1, both with AUC 0.9 at the
-    gate.
-    """
+    """A monitor of a registry in which version 2 just replaced version 1, both of AUC 0.9."""
     b: Bench = bench(**{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1)
     quality = replace(ModelQuality(), auc=0.9, auc_low=0.89, auc_high=0.91)
     for version in (1, 2):

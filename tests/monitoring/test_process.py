@@ -1,6 +1,4 @@
-"""Tests of monitor and uploader as real processes: SIGKILL in mid-stream, SIGTERM, a local run, bad
-settings.
-"""
+"""Tests of monitor and uploader as processes: signals, a local run, bad settings."""
 
 import contextlib
 import os

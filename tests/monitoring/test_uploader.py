@@ -1,6 +1,4 @@
-"""Tests of the uploader to a folder and a bucket: complete, verified before the local delete, for
-any fault.
-"""
+"""Tests of the uploader: files are complete and verified before the local delete."""
 
 import base64
 import contextlib

@@ -1,6 +1,4 @@
-"""Tests of clocks that were 400 days ahead for five seconds: an hour after the fix nothing shows
-it.
-"""
+"""Tests of clocks that were 400 days ahead for five seconds."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""Tests that the KFP API double answers like a real server 2.17.0: status, code, message and
-fields.
+"""Tests that the KFP API double answers like a real server 2.17.0.
 
 `kfp_answers.json` has the real server's requests and answers. Long messages are cut with `...`.
 """

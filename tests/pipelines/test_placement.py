@@ -46,7 +46,7 @@ def everything(compile_with):
 
 
 def parsed(compiled: Compiled, step: str):
-    """Parse the step's part of the platform section like the backend: an unknown field is an error."""
+    """Parse the step's platform section like the backend: an unknown field is an error."""
     return json_format.ParseDict(compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig())
 
 
@@ -175,9 +175,7 @@ VALUES = "# where\n\nREGISTRY=r.dev/p=1\nTAG = t0\nPOOL=a100\n"
 
 @pytest.fixture
 def compile_file(tmp_path):
-    """Runs `evergreen compile --placement` of a file next to a cluster.env, and returns exit code
-    and output path.
-    """
+    """Runs `evergreen compile --placement` of a file. Returns exit code and output path."""
     folder = tmp_path / "an overlay"
     folder.mkdir()
 

@@ -1,6 +1,4 @@
-"""Tests of the exit handler: it reports the end of a run once, and never fails a run with a bad
-webhook.
-"""
+"""Tests of the exit handler: it reports the end of a run once, and never fails a run."""
 
 from types import SimpleNamespace
 

@@ -335,9 +335,7 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
 
 
 def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, tmp_path, capsys):
-    """Kubeflow starts no exit handler if a run's root driver fails, or if a schedule's account is
-    gone.
-    """
+    """Kubeflow starts no exit handler after a failed root driver or for a lost account."""
     assert command("--upload-version", "v", "--recurring", "0 0 3 * * *") == 0
     lost, kept = server.fire("s1"), server.fire("s1")
     server.end(lost, "FAILED", root_driver="FAILED")

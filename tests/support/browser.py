@@ -101,7 +101,7 @@ document.body.innerText.split('<img data-planted').length - 1, ...(document.body
 
 
 def planted(tmp_path, page: str) -> tuple[int, list[str]]:
-    """Return how often a page shows `MARKUP` as text, and which parts the browser parsed as markup."""
+    """Return how often a page shows `MARKUP` as text, and which parts became markup."""
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
     num_shown, *taken = json.loads(_title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri())))
     return num_shown, taken

@@ -1,4 +1,4 @@
-"""Fault campaigns: programs are killed at random moments while a client records what it has sent."""
+"""Fault campaigns: programs are killed at random while a client records what it sends."""
 
 import json
 import os
@@ -69,8 +69,9 @@ def strike(programs: list[Program], chance: random.Random, *, kills: int, stops:
 
 
 def client(url: str, said: Path, *, number: int, log: Path) -> subprocess.Popen:
-    """Start the client `number` of `campaign_client`, which records what it sends to `url` in
-    `said`.
+    """Start the client `number` of `campaign_client`, which sends to `url`.
+
+    It records in `said` what it sends.
     """
     command = [sys.executable, "-m", "tests.support.campaign_client", url, str(said), str(number)]
     with open(log, "ab") as file:

@@ -69,7 +69,7 @@ def write_text():
 
 @pytest.fixture
 def truth():
-    """Parse Criteo text with the standard library, to tuples of label, float or None, int or None."""
+    """Parse Criteo text with the standard library, to tuples of label, numbers and None."""
 
     def parse(rows: list[list[str]]) -> list[tuple]:
         text = io.StringIO("\n".join("\t".join(row) for row in rows))
@@ -159,7 +159,7 @@ def released(tmp_path):
 
 @pytest.fixture
 def run_main():
-    """Run the step's command line with some flags and settings changed, and return its exit code."""
+    """Run the step's command line with changed flags and settings, and return its exit code."""
     names = {each.name for each in fields(ExtractionSettings)}
 
     def run(flags: dict[str, str], **more: str) -> int:

@@ -184,7 +184,7 @@ class _Service:
         return received is not None and int(received[1]) >= int(part[2])
 
     def _with_metadata(self, request: Request, body: bytes) -> bytes:
-        """Apply the metadata in the rewrite's body to the object, and return the rewrite's answer."""
+        """Apply the metadata in the rewrite's body to the object, and return the answer."""
         answer, bucket = json.loads(body), _bucket(request)
         name = quote(answer["resource"]["name"], safe="")
         told = json.dumps({"metadata": json.loads(request.body or b"{}").get("metadata")}).encode()

@@ -132,7 +132,10 @@ def pip_places() -> list[str]:
 
 @pytest.fixture
 def volume():
-    """Create a folder that the images' user may write. pytest's own folder is private to this user."""
+    """Create a folder that the images' user may write.
+
+    pytest's own folder is private to this user.
+    """
     with tempfile.TemporaryDirectory(prefix="evergreen-containers-") as folder:
         yield Path(folder)
 

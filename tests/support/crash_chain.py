@@ -27,7 +27,7 @@ WINDOW = 30.0
 
 
 class Boundaries:
-    """Counts the boundaries of this process and kills it at those that `kill_at` names or numbers."""
+    """Counts the boundaries of this process and kills it at those of `kill_at`."""
 
     def __init__(self, kill_at: list[int | str], told: int) -> None:
         self.kill_at, self.told, self.seen = kill_at, told, 0

@@ -36,7 +36,7 @@ class Stage:
         return [argument for found, argument in self.instructions if found == keyword]
 
     def copies(self) -> list[tuple[str, str, str]]:
-        """Return the source stage (empty for the context), source and absolute target of each COPY."""
+        """Return source stage (empty for the context), source and absolute target of each COPY."""
         here, found = "/", []
         for keyword, argument in self.instructions:
             if keyword == "WORKDIR":

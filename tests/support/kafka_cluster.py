@@ -60,7 +60,7 @@ class KafkaCluster:
         assert self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1) == 0
 
     def refuse_topic(self, name: str, error: int) -> None:
-        """Answer every question about the topic with Kafka's error code, until the code 0 is set."""
+        """Answer every question about the topic with Kafka's error code, until that is 0."""
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
     def take_away(self) -> None:

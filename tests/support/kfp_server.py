@@ -119,7 +119,7 @@ class KfpServer(HttpDouble):
         return run
 
     def commit_late(self, created_at: str = "") -> list[dict]:
-        """Create and return the runs whose clients have given up, by default later than all others."""
+        """Create and return the runs whose clients have given up, by default as the latest."""
         for body in self.late:
             self.create_run(body)
             self.runs[-1]["created_at"] = created_at or self.runs[-1]["created_at"]

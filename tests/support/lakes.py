@@ -1,4 +1,4 @@
-"""Lakes in folders, the same lakes in the emulated bucket `models`, and counts of what was fetched."""
+"""Lakes in folders, the same in the emulated bucket `models`, and counts of fetches."""
 
 from collections import Counter
 from pathlib import Path

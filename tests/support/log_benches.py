@@ -84,7 +84,7 @@ class Bench:
         raise NotImplementedError
 
     def expire_leases(self) -> None:
-        """Let the leases expire, so that messages pulled but not acknowledged are delivered again."""
+        """Let the leases expire, so that unacknowledged messages are delivered again."""
         raise NotImplementedError
 
     def rest(self, subscriber: Subscriber) -> list[Delivery]:
@@ -180,9 +180,7 @@ class PubsubBench(Bench):
         return self._open[-1]
 
     def expire_leases(self) -> None:
-        """Return the readers' pulled messages to Pub/Sub, as after the shortest lease of ten
-        seconds.
-        """
+        """Return the readers' pulled messages, as after Pub/Sub's shortest lease of ten seconds."""
         for reader in self._open:
             if isinstance(reader, PubsubSubscriber) and not reader._closing.is_set():
                 reader._set_lease(list(reader._pulled), 0)
@@ -195,8 +193,7 @@ class PubsubBench(Bench):
 
 
 class KafkaBench(Bench):
-    """A separate topic on librdkafka's mock cluster, with one partition, so that messages are
-    ordered.
+    """A separate topic on librdkafka's mock cluster, with one partition and thus ordered.
 
     The leases of a living reader expire by its clock. Those of a killed reader expire by the
     brokers' clock, for which the next pulls wait.

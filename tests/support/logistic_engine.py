@@ -129,7 +129,7 @@ class TimedEngine(LogisticEngine):
 
 
 def fitted(training_set, settings, path, start=None, lines=None, engine=None, **keywords):
-    """Run a fit with checkpoints at `path` and return the result, the engine and the output lines."""
+    """Run a fit with checkpoints at `path`, and return result, engine and output lines."""
     lines = [] if lines is None else lines
     engine = engine or LogisticEngine(training_set.slot_sizes, settings)
     job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)

@@ -20,9 +20,7 @@ ROOT = "/api/model_registry/v1/"
 
 
 def _told_apart(schema):
-    """Translate OpenAPI's discriminators to JSON Schema: the named property selects the
-    alternative.
-    """
+    """Translate OpenAPI's discriminators to JSON Schema: a property selects the alternative."""
     if isinstance(schema, list):
         return [_told_apart(each) for each in schema]
     if not isinstance(schema, dict) or "discriminator" not in schema:

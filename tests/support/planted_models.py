@@ -144,8 +144,9 @@ def noise_that_costs(rate: float, part: float) -> float:
 
 
 def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float64]:
-    """Multiply the odds by one factor that raises the log loss of calibrated rows by the share
-    `part`.
+    """Multiply the odds by a factor that raises the log loss by the share `part`.
+
+    The probabilities must be calibrated.
     """
     entropy = -(probabilities * np.log(probabilities) + (1 - probabilities) * np.log1p(-probabilities)).mean()
     odds, low, high = probabilities / (1 - probabilities), 0.0, 10.0

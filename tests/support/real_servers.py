@@ -100,7 +100,7 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
 
 class BackgroundTraffic:
-    """Sends requests from its own thread by the subclass's coroutine `_ask`, until the block ends."""
+    """Sends requests from its own thread by the coroutine `_ask`, until the block ends."""
 
     def __init__(self):
         self._stop = threading.Event()

@@ -1,4 +1,4 @@
-"""The manifests as a cluster receives them, from `kubectl kustomize`, and helpers to search them."""
+"""The manifests as a cluster receives them (`kubectl kustomize`), and helpers for them."""
 
 import os
 import re

@@ -49,7 +49,7 @@ def exported(tmp_path):
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory):
-    """A real tritonserver with one repository, shared by all tests that start with nothing served."""
+    """A real tritonserver with one repository, shared by tests that start with nothing."""
     root = tmp_path_factory.mktemp("triton with space")
     # After a stub was killed, this Triton always takes the full time that it is given to stop.
     settings = TritonSettings(stop_seconds=0.2)

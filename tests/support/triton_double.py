@@ -1,4 +1,4 @@
-"""A real gRPC server with Triton's protocol that scores by a known function and fails on command."""
+"""A real gRPC server with Triton's protocol that scores and fails as a test says."""
 
 import asyncio
 import json

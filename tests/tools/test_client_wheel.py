@@ -1,4 +1,4 @@
-"""Tests of `make client-wheel`: a service with only the wheel and its dependencies scores and logs."""
+"""Tests of `make client-wheel`: a service with only the wheel scores and logs."""
 
 import ast
 import importlib.metadata

@@ -1,6 +1,4 @@
-"""Tests of the export to a registry, from hand-written journals, and of the command over unusable
-registries.
-"""
+"""Tests of the export to a registry, from hand-written journals and by the command."""
 
 import shutil
 

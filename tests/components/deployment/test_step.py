@@ -1,6 +1,4 @@
-"""Tests of the deployment step, as a command and as a KFP component: its manifest, notes and exit
-codes.
-"""
+"""Tests of the deployment step as a command and as a KFP component."""
 
 import dataclasses
 import json

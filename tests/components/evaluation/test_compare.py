@@ -24,7 +24,7 @@ LEARNED = "2025-10-09T00:00:00+00:00"
 
 @pytest.fixture
 def two(make_round):
-    """A run with the planted model as candidate, evaluated on its rows, and a noisy model `older`."""
+    """A run with the planted model as candidate, and a noisy model `older`."""
     made = make_round(3000)
     noisy = made.planted.noisy(0.3, 8)
     for model_id, linear, settings in (

@@ -1,6 +1,4 @@
-"""Tests of curves against scikit-learn, of slices against an explicit filter, and of the
-self-contained report.
-"""
+"""Tests of curves against scikit-learn, slices against a filter, and the report."""
 
 from dataclasses import replace
 

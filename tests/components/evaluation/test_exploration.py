@@ -1,6 +1,4 @@
-"""Tests of the gain of the candidate's ranking, against simulated users whose clicks depend on row
-and position.
-"""
+"""Tests of the gain of the candidate's ranking, against simulated users."""
 
 import math
 from typing import NamedTuple
@@ -24,8 +22,7 @@ class Log(NamedTuple):
 
 
 def simulate(random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5) -> Log:
-    """Simulate users who see a position with odds that fall by rank, and click what they see by its
-    own odds.
+    """Simulate users who see positions with falling odds and click some of what they see.
 
     The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
     over the log.
@@ -148,7 +145,7 @@ def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
 
 
 def explore_some(made, *, lists: int) -> None:
-    """Turn the first holdout rows into `lists` explored lists of ten, as numbered by `raw_table`."""
+    """Turn the first holdout rows into `lists` explored lists of ten, like `raw_table`."""
     chances = np.random.default_rng(4).random(lists)
     odds = np.concatenate([explored(np.arange(10), 0.4, chance)[1] for chance in chances])
     path = made.root / "raw holdout" / "0.parquet"

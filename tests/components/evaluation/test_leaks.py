@@ -149,8 +149,9 @@ def test_column_left_out_of_run_is_not_measured(make_raw):
 
 
 def leaking_round(make_round, leak: str):
-    """Return a run whose candidate ranks almost all rows correctly, with an optional column that
-    holds the label.
+    """Return a run whose candidate ranks almost all rows correctly.
+
+    A column holds the label if `leak` is given.
     """
     made = make_round()
     scores = made.scores(made.planted)

@@ -1,6 +1,4 @@
-"""Tests of a lake in a bucket: the same rows as in a folder, each object fetched once, and the
-cache.
-"""
+"""Tests of a lake in a bucket: the rows of the same folder, single fetches, and the cache."""
 
 import json
 import logging
@@ -50,7 +48,7 @@ def part(number: int, k: int = 0) -> str:
 
 @pytest.fixture
 def folder(tmp_path, raw_table, write_lake):
-    """Seven days of 200 rows in two files each, late clicks on every day's rows, and hidden files."""
+    """Seven days of 200 rows in two files each, late clicks on each day, and hidden files."""
     table = raw_table(1400, start=START.timestamp(), seconds=7 * 86_400)
     lake = write_lake(tmp_path / "la ke", table, num_files=2)
     rows = table.select([raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME]).to_pylist()[::7]

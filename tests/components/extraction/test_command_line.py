@@ -1,4 +1,4 @@
-"""Tests of the step as a command line and as a KFP component, and of the window that it resolves."""
+"""Tests of the step as a command line and a KFP component, and of its window."""
 
 import re
 

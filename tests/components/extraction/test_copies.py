@@ -1,6 +1,4 @@
-"""Tests of repeated rows: the newest copy counts for any order of files, and the others are
-counted.
-"""
+"""Tests of repeated rows: the newest copy counts, and the others are counted."""
 
 import itertools
 import random

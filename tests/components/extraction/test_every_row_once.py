@@ -58,9 +58,7 @@ class Ledger:
         return {file for file, at in self.comes_at.items() if at <= number}
 
     def expected(self, number: int, line: Line, late_days: int) -> tuple[set[int], set[int], set[int]]:
-        """Return the rows that a round must read by their time, the late ones, and those that are
-        too late.
-        """
+        """Return the rows that a round must read by time, the late ones, and those too late."""
         fresh, late, lost = set(), set(), set()
         known = {row for file in line.known for row in self.files[file]}
         for file in self.here(number):

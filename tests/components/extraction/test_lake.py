@@ -188,8 +188,9 @@ def lake(tmp_path, table, write_lake):
 
 
 def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):
-    """Write outcomes of (request id, row) pairs as one file of the partition `day`, by default
-    before any row.
+    """Write outcomes of (request id, row) pairs as one file of the partition `day`.
+
+    By default their time is before any row.
     """
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)

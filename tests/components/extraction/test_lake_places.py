@@ -1,6 +1,4 @@
-"""Tests of files at unexpected paths of a lake: they are refused or skipped by name, and none
-blocks.
-"""
+"""Tests of files at unexpected paths of a lake: they are refused or skipped by name."""
 
 import os
 from datetime import datetime, timezone

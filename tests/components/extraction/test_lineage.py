@@ -26,8 +26,9 @@ def at(hours: float) -> str:
 
 @pytest.fixture
 def store(tmp_path):
-    """m1 from scratch, m2 from m1 (live), m3 from m2, other from scratch, and old from a deleted
-    model.
+    """m1 from scratch, m2 from m1 (live), m3 from m2, two others from scratch.
+
+    The parent of `old` is gone.
     """
     days = {
         "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50, num_holdout_rows=15)]),

@@ -1,4 +1,4 @@
-"""Tests of old rows for rehearsal: which are drawn, how many, and repeatably, against plain Python."""
+"""Tests of rehearsal rows: which are drawn and how many, against plain Python."""
 
 from collections import Counter
 from datetime import datetime, timezone

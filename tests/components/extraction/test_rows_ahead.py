@@ -1,6 +1,4 @@
-"""Tests of rows with future times: named and counted, outside window and watermark, and learned
-later.
-"""
+"""Tests of rows with future times: counted, outside of the window, learned later."""
 
 import json
 import logging

@@ -1,6 +1,4 @@
-"""Tests that schema mismatches of a lake's files reach the manifest, because rows are cast to the
-step's types.
-"""
+"""Tests that schema mismatches of a lake's files reach the manifest."""
 
 from datetime import datetime, timezone
 

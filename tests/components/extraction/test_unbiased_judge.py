@@ -1,6 +1,4 @@
-"""Checks that no compared model has learned an evaluation row or its request, for any requested
-window.
-"""
+"""Tests that no compared model has learned an evaluation row or its request."""
 
 import re
 from datetime import datetime, timedelta, timezone

@@ -1,6 +1,4 @@
-"""Tests of unreadable files in a lake: named, skipped while they are few, and learned once
-repaired.
-"""
+"""Tests of unreadable files in a lake: skipped while few, and learned once repaired."""
 
 import json
 import logging

@@ -1,6 +1,4 @@
-"""Tests of the window of a chain of runs: by days, by watermark, without rows whose label is not
-final.
-"""
+"""Tests of the windows of successive runs: by days, by watermark, with final labels."""
 
 from datetime import datetime, timezone
 

@@ -136,8 +136,9 @@ def load_workflow(training_set) -> FeatureWorkflow:
 
 
 def read_raw_arrays(tables) -> SimpleNamespace:
-    """Return label, dense values (NaN is missing) and categories (-1 is missing) of raw tables,
-    without pandas.
+    """Return label, dense values and categories of raw tables, without pandas.
+
+    A missing value is NaN, a missing category -1.
     """
     table = pa.concat_tables(tables)
     dense = [table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False) for name in criteo.DENSE]

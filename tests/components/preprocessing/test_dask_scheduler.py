@@ -63,9 +63,7 @@ def test_worker_that_is_killed_is_reason_to_try_again(tmp_path):
 
 
 def die_once(folder):
-    """Kill the first worker that counts a partition, and the first that is in the middle of writing
-    a file.
-    """
+    """Kill the first worker that counts a partition, and the first in the middle of a write."""
 
     def dying(name, function):
         def call(*arguments, **options):

@@ -1,6 +1,4 @@
-"""Tests of both engines' output against the contract's arithmetic, float64 NumPy, and counts made
-by hand.
-"""
+"""Tests of both engines' output against the contract, float64 NumPy, and manual counts."""
 
 from collections import Counter
 
@@ -104,7 +102,7 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"])
 def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
-    """tests/evergreen/serving/test_graph.py checks that the served graph agrees on such rows too."""
+    """tests/evergreen/serving/test_graph.py checks the served graph on such rows too."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
     # Values that preprocessing's readers accept and that are far from any placeholder of NVTabular.
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))

@@ -1,6 +1,4 @@
-"""Checks that the same rows give the same workflow and encoding for any process and any
-partitioning.
-"""
+"""Tests that workflow and encoding do not depend on processes or partitions."""
 
 import os
 import re
@@ -60,9 +58,7 @@ def run_elsewhere(tmp_path):
 
 @pytest.fixture
 def cluster():
-    """The address of a scheduler with two workers, started by the commands of
-    `k8s/components/dask`.
-    """
+    """Address of a scheduler with two workers, started as in `k8s/components/dask`."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
         port, *health = [each.getsockname()[1] for each in sockets]

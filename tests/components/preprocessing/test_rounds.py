@@ -48,7 +48,7 @@ IN_C2 = ([10, 20, 30, 10, 20, 30, 7], [20, 20, 7], [30, 30, 30, 40, 40, 50])
 
 @pytest.fixture
 def play(write_raw, run_step, keep_as_model, raw_table, reading):
-    """Runs round `number` of three from a parent, and stores its workflow as that of the model `keep`."""
+    """Runs round `number` of three from a parent, and stores its workflow as model `keep`."""
 
     def play(number, parent, *, run=None, keep=None):
         values = np.zeros(300)
@@ -155,9 +155,7 @@ def test_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_ta
 
 
 def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_table, reading):
-    """A category that occurs only in old rows gets no id, however often it occurs, and no moment
-    changes.
-    """
+    """A category that occurs only in old rows gets no id, and no moment changes."""
     old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
     old = reading.replace(old, "I1", np.full(400, 9999.0))
     without = run_step(write_raw(raw_table(900, seed=1)))

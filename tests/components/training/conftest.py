@@ -1,4 +1,4 @@
-"""Fixtures for training: planted data, training sets, a validation report, the double of HugeCTR."""
+"""Fixtures for training: planted data, training sets, a report, the double of HugeCTR."""
 
 import gc
 import importlib
@@ -89,9 +89,7 @@ def step_flags(tmp_path, validation_report):
 
 @pytest.fixture
 def step(tmp_path, step_flags):
-    """Runs the command and returns its exit code, its manifest, if any, and the numbers of its
-    note.
-    """
+    """Runs the command and returns exit code, manifest, if any, and the numbers of its note."""
 
     def run(training_set, /, **changed):
         code = main(step_flags(training_set, **changed))

@@ -1,5 +1,4 @@
-"""Generated recommenders with 1 to 200 columns and lists of any kinds, from raw rows to the served
-graph.
+"""Generated recommenders with 1 to 200 columns, from raw rows to the served graph.
 
 Each is encoded by its workflow, trained by the step's own command, exported like deployment does,
 and scored by ONNX Runtime. References are the workflow with PyTorch's network, and the networks'
@@ -60,9 +59,7 @@ MODELS = {
 
 
 def can_be(counts, kind):
-    """Return whether the network has its required columns: HugeCTR a category, DLRM a pair of
-    vectors.
-    """
+    """Return whether the network has its columns: HugeCTR a category, DLRM two vectors."""
     needed = {"dlrm": 1 if counts[0] else 2, "dcn by hugectr": 1}
     return sum(counts[1:]) >= needed.get(kind, 0)
 
@@ -124,9 +121,7 @@ def random_workflow(features, random):
 
 
 def raw_rows(workflow, random):
-    """Return values of all sizes, missing ones, known, unknown and missing categories, lists of any
-    length.
-    """
+    """Return values of all sizes, all kinds of categories, and lists of any length."""
     features = workflow.features
     dense = random.normal(0, 3, (ROWS, len(features.numeric))).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
@@ -149,8 +144,7 @@ def with_more_categories(workflow):
 
 
 def vectors_of(weights, features, sizes, ids):
-    """Return the vectors of rows from the tables of the weights file, side by side if their widths
-    differ.
+    """Return the vectors of rows from the weights file, side by side if their widths differ.
 
     Vectors of a list are summed or averaged over its filled positions.
     """

@@ -1,6 +1,4 @@
-"""Tests that a model trained on downsampled rows predicts for all rows, for every backend, run and
-retry.
-"""
+"""Tests that a model trained on downsampled rows is calibrated for all rows."""
 
 import shutil
 from dataclasses import replace

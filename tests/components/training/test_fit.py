@@ -58,9 +58,7 @@ def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(world,
 
 
 class WatchedEngine(LogisticEngine):
-    """Records which rows it scored, by a unique dense value, and the number of earlier calls of
-    `learn`.
-    """
+    """Records which rows it scored, and the number of earlier calls of `learn`."""
 
     scored = ()
 

@@ -1,4 +1,4 @@
-"""Tests of a fit with the PyTorch engine: it learns, is reproducible, and survives kills and stops."""
+"""Tests of a fit with PyTorch: it learns, is reproducible, and survives kills and stops."""
 
 import json
 import os
@@ -173,7 +173,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def run_apart():
-    """Runs a program in a process forked from one with torch, and returns its exit code and output."""
+    """Runs a program in a fork of a process with torch, and returns exit code and output."""
     with Warm(Path(sys.executable), "import components.training.pytorch.engine, components.training.step") as warm:
         yield lambda program, *arguments: warm.run(program, arguments, variables=dict(os.environ), folder=REPOSITORY)
 

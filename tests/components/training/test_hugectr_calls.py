@@ -1,6 +1,4 @@
-"""Tests of the engine's calls to HugeCTR: every setting arrives, and no step is lost between
-models.
-"""
+"""Tests of the engine's calls to HugeCTR: all settings arrive, and no step is lost."""
 
 import queue
 import threading
@@ -37,9 +35,7 @@ def rows(world):
 
 @pytest.fixture
 def built(double, rows, tmp_path, world):
-    """Builds the double's model of a network and settings, and returns the arguments that it
-    received.
-    """
+    """Builds the double's model of a network and settings, and returns its arguments."""
 
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"

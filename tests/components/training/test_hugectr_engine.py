@@ -1,6 +1,4 @@
-"""Tests that concern only HugeCTR: staged files, checks of loads and saves, precision, and a fit by
-the double.
-"""
+"""Tests that concern only HugeCTR: staged files, checks, precision, and a fit."""
 
 import sys
 from contextlib import ExitStack

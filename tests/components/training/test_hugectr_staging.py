@@ -1,6 +1,4 @@
-"""Tests of rows staged as HugeCTR's Parquet folders: the double reads them back, batch by batch, in
-order.
-"""
+"""Tests that HugeCTR's double reads staged rows back, batch by batch, in order."""
 
 import json
 

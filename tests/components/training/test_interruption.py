@@ -1,6 +1,4 @@
-"""Tests of interrupted steps and a full disk: the next try never takes a partial file for a
-complete one.
-"""
+"""Tests of interrupted steps and a full disk: no partial file is used later."""
 
 import errno
 import os
@@ -42,9 +40,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def killed_removing(monkeypatch):
-    """Kills the process while it removes a folder of that name, of which some files are already
-    gone.
-    """
+    """Kills the process while it removes a folder of that name."""
     real = shutil.rmtree
 
     def arm(name):

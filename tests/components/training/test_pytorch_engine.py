@@ -1,6 +1,4 @@
-"""Tests of the PyTorch engine beyond the conformance suite: Adam in float64, equal bits, memory, a
-GPU.
-"""
+"""Tests of the PyTorch engine beyond the conformance suite: Adam, equal bits, memory, GPU."""
 
 import tracemalloc
 from contextlib import closing
@@ -39,9 +37,7 @@ def rows(world):
 
 @pytest.fixture
 def trained(tmp_path, world, rows):
-    """Trains the rows from fresh weights, and returns the saved model, the seen rows and the
-    scores.
-    """
+    """Trains the rows from fresh weights. Returns the saved model, the seen rows and the scores."""
     count = iter(range(100))
 
     def run(config=CONFIG, settings=SETTINGS, seed=0, batch_size=64, device="cpu"):

@@ -1,6 +1,4 @@
-"""Tests of a fit's start: fresh weights, or a parent's table rearranged for this run's
-vocabularies.
-"""
+"""Tests of a fit's start: fresh weights, or a parent's table for new vocabularies."""
 
 import tracemalloc
 from dataclasses import replace
@@ -63,8 +61,9 @@ def test_seeds_decide_fresh_weights_and_chunks_do_not(tmp_path, monkeypatch):
 
 
 def churned(seed):
-    """Return the vocabularies of two successive runs: some categories leave, some ids are reused,
-    some are appended.
+    """Return the vocabularies of two successive runs.
+
+    Some categories leave, some ids are reused, some are appended.
     """
     random = np.random.default_rng(seed)
     before, now = [], []
@@ -267,8 +266,9 @@ MORE = Features(
 
 
 def layout_of(name, features, *, more=False, **shape):
-    """Return a layout whose every slot has as many categories as its name has letters, or more with
-    `more`.
+    """Return a layout whose slots have as many categories as their names have letters.
+
+    With `more` they have more.
     """
     vocabularies = tuple(np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots)
     boundaries = dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32))

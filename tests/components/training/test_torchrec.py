@@ -1,5 +1,4 @@
-"""Tests of the step in several processes: the same model as in one, another number of them, a
-killed worker.
+"""Tests of the step in several processes, with changing numbers and a killed worker.
 
 `test_engine_exam` tests what the engine computes in one, two and four processes.
 """

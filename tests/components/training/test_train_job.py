@@ -1,5 +1,4 @@
-"""Tests of the training image's `kubernetes` client against an API server's rules, over a job's
-life.
+"""Tests of the training image's `kubernetes` client against an API server's rules.
 
 tests/k8s/test_train_job.py tests what the step does with a job. Its environment has the older
 client that kfp requires.

@@ -1,4 +1,4 @@
-"""Training rows on disk and in memory, and a model registry with a champion trained on given rows."""
+"""Training rows on disk and in memory, and a registry with a champion."""
 
 from dataclasses import replace
 from functools import partial

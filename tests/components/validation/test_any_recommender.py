@@ -1,4 +1,4 @@
-"""Tests that the step checks the columns of the manifest's recommender, for any names and number."""
+"""Tests that the step checks the columns of the manifest's recommender."""
 
 import json
 import re
@@ -58,9 +58,7 @@ def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, 
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes rows of a recommender with these features as a run's training rows, and returns the
-    manifest's path.
-    """
+    """Writes a recommender's rows as training rows, and returns the manifest's path."""
 
     def make(table, features, name, settings=(), data=NAMES, **facts):
         folder = tmp_path / name / "train"
@@ -145,7 +143,7 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
 
 
 def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, write, release_model):
-    """Three tests for a numeric column and two for a categorical one share the error rate of a run."""
+    """Three tests of a numeric and two of a categorical column share the error rate of a run."""
     seen = {}
     for features in (SHOP, NUMBERS, CATEGORIES):
         first = step(write(shop_rows(features, seed=0), features, f"first {len(features.names)}"), champion="none")[1]

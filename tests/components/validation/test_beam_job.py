@@ -45,7 +45,7 @@ def shared(tmp_path):
 
 @pytest.fixture(autouse=True)
 def plain_path(tmp_path, monkeypatch):
-    """This environment's Python under a path without spaces, as DirectRunner's processes require."""
+    """This environment's Python under a path without spaces, as DirectRunner requires."""
     (tmp_path / "environment").symlink_to(sys.prefix)
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/environment/bin/python")
 

@@ -1,4 +1,4 @@
-"""Compares the divergence of two samples with TFDV's, which is only installed in this environment."""
+"""Compares the divergence of two samples with TFDV's, which only this environment has."""
 
 import numpy as np
 import pytest

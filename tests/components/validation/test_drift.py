@@ -1,6 +1,4 @@
-"""Tests of drift: planted changes of features and click rate are reported, stationary windows are
-not.
-"""
+"""Tests of drift: planted changes are reported, stationary windows are not."""
 
 import json
 from dataclasses import asdict, replace

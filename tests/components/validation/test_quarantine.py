@@ -21,9 +21,7 @@ from tests.support.validation_models import make_dataset, release_validated
 
 @pytest.fixture
 def world(tmp_path, store, step, raw_table):
-    """Rows of one window, some of them malformed, the step over them, and a champion that learned
-    the valid ones.
-    """
+    """Rows of one window, some malformed, the step over them, and a champion."""
     return QuarantineWorld(tmp_path, store, step, raw_table)
 
 

@@ -1,6 +1,4 @@
-"""Tests of validation's reference for the monitor: exact, split into two fair halves, and found by
-the monitor.
-"""
+"""Tests of validation's reference for the monitor: exact, and split into fair halves."""
 
 from collections import Counter
 from itertools import chain, pairwise

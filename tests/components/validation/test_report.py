@@ -1,4 +1,4 @@
-"""Tests of the report's page and document: complete, correct, safe, accessible and self-contained."""
+"""Tests of the report's page and document: complete, correct, safe and accessible."""
 
 import json
 import re

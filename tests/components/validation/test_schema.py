@@ -50,9 +50,7 @@ def test_share_of_rows_must_have_value_less_sampling_error(judged):
 
 @pytest.mark.parametrize("hits", [0, 3, 50, 100])
 def test_ends_of_share_leave_four_standard_errors_of_binomial_beyond(hits):
-    """With 100 requests, this number of hits or a more extreme one has the tail's probability at
-    either end.
-    """
+    """This number of hits in 100 requests has the tail's probability at either end."""
     low, high = possible_shares(hits / 100, 6400)
     tail = 0.5 * math.erfc(4 / math.sqrt(2))
 

@@ -1,5 +1,4 @@
-"""Tests of train/serve skew: a planted difference is found with its true share, in a folder and in
-a bucket.
+"""Tests of train/serve skew: a planted difference is found with its true share.
 
 The share is computed by pandas. This environment has an older Google client than that of
 `tests/evergreen/storage`, because Beam requires it.
@@ -70,9 +69,7 @@ def training(tmp_path):
 
 @pytest.fixture
 def archive(tmp_path):
-    """Writes rows like the monitor's archive: one folder per UTC day, in another order than
-    training's.
-    """
+    """Writes rows like the monitor's archive: one folder per UTC day, in another order."""
 
     def write(frame):
         root = tmp_path / "archive"
@@ -238,9 +235,7 @@ SPAN = EventSpan(DAY + dt.timedelta(hours=6), DAY + dt.timedelta(hours=30))
 
 @pytest.fixture
 def put(cloud_storage):
-    """Writes bytes as an object by the service's own interface, because this environment's client
-    only reads.
-    """
+    """Writes an object by the service's own interface, because this client only reads."""
     import requests
 
     session = requests.Session()

@@ -1,6 +1,4 @@
-"""Tests of TFDV's statistics from streamed rows: equal to TFDV's and to the truth, for any batches
-and processes.
-"""
+"""Tests of TFDV's statistics from streamed rows, for any batches and processes."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""Tests of the settings reader: equal values and errors from YAML, flags, variables and a URL's
-query.
-"""
+"""Tests of the settings reader: equal values and errors from every source."""
 
 import re
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class Shelf:
     boards: int = 3
     """Number of boards."""
     folder: Path | None = None
-    """Where it is."""
+    """Path of the folder."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "boards")

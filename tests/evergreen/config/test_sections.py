@@ -1,6 +1,4 @@
-"""Tests that a wrong setting of any section is reported before a run: path, value and what was
-expected.
-"""
+"""Tests that a wrong setting is reported before a run: path, value and expected."""
 
 import re
 

@@ -1,6 +1,4 @@
-"""Tests of a recommender's description: errors name the path, and the digest depends on the
-content.
-"""
+"""Tests of a recommender's description: errors name the path, and of its digest."""
 
 import re
 from dataclasses import dataclass, replace

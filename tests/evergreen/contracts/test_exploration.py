@@ -1,4 +1,4 @@
-"""Tests of exploration: propensities are the probabilities with which rows are shown at a position."""
+"""Tests of exploration: propensities are the probabilities of rows at a position."""
 
 from collections import Counter
 

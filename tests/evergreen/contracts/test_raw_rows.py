@@ -1,6 +1,4 @@
-"""Tests of converting feature columns to arrays: nulls become the given value, and the rest is
-unchanged.
-"""
+"""Tests of converting feature columns to arrays, with nulls replaced."""
 
 import numpy as np
 import pyarrow as pa

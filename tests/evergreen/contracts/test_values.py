@@ -1,6 +1,4 @@
-"""Tests of category values: all spellings of a value are one string, and values that mean none are
-named.
-"""
+"""Tests of category values: all spellings of a value are one string."""
 
 import itertools
 

@@ -1,6 +1,4 @@
-"""Tests of the feature workflow: it is stored exactly, refuses invalid content, and encodes like a
-dict.
-"""
+"""Tests of the feature workflow: stored exactly, and encoding like a dict."""
 
 import json
 import math

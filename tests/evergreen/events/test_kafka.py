@@ -186,9 +186,7 @@ with KafkaCluster() as cluster:
 
 
 def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
-    """Runs in its own process: the deadlock that this looks for holds the interpreter's lock, so no
-    timeout ends it.
-    """
+    """It runs in its own process, because the deadlock would hold the interpreter's lock."""
     subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
 
 
@@ -278,8 +276,7 @@ def test_broker_that_hangs_is_problem_too_and_holds_no_caller_up_for_long(frozen
 
 @pytest.mark.slow
 def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster, monkeypatch):
-    """While a commit has no answer, librdkafka's own close looks for the group's coordinator
-    without a limit.
+    """librdkafka's own close waits without a limit while a commit has no answer.
 
     The test is marked slow because the abandoned client stays in the process until its end.
     """

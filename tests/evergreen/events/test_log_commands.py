@@ -1,6 +1,4 @@
-"""Tests of `evergreen log`: what the on-call engineer sees of a log, and how dead letters are
-redelivered.
-"""
+"""Tests of `evergreen log`: the view of the on-call engineer, and redelivery."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The conformance suite of every log backend: at least once, until acknowledged, dead-lettered but
-never dropped.
-"""
+"""The conformance suite of every log backend: at least once, and never dropped."""
 
 import os
 import signal

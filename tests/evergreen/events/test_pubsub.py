@@ -173,8 +173,9 @@ def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
 
 
 class Slow:
-    """A subscriber client whose leases expire before the next pull: everything comes again, under
-    new ids.
+    """A subscriber client whose leases expire before the next pull.
+
+    Everything comes again, under new ids.
     """
 
     def __init__(self, messages):

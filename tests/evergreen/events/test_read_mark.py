@@ -1,6 +1,4 @@
-"""Tests of the watermark of an unordered log: never beyond pending messages, and current after long
-silence.
-"""
+"""Tests of the watermark of an unordered log: never beyond pending messages."""
 
 from evergreen.events.pubsub.subscriber import ReadMark
 

@@ -1,6 +1,4 @@
-"""Tests of one id for five requests: on every log the monitor accepts the first and dead-letters
-the others.
-"""
+"""Tests of one id for five requests: the first is accepted, the others dead-lettered."""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from monitoring.monitor import Monitor

@@ -1,4 +1,4 @@
-"""Tests that concern only the embedded log: locks, threads, a full disk, an invalid file, SIGKILL."""
+"""Tests that concern only the embedded log: locks, threads, disk and SIGKILL."""
 
 import sqlite3
 import subprocess

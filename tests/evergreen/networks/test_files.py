@@ -1,6 +1,4 @@
-"""Tests of a model's files: readable by the safetensors library, refused if invalid, and light on
-memory.
-"""
+"""Tests of a model's files: readable by safetensors, refused if invalid, light on memory."""
 
 import errno
 import os

@@ -1,6 +1,4 @@
-"""The conformance suite for every network: its paper's formula, its files, its exported and served
-graph.
-"""
+"""The conformance suite for every network: formula, files, exported and served graph."""
 
 import json
 import subprocess

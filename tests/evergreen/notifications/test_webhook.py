@@ -1,6 +1,4 @@
-"""Tests of webhook addresses of any form: nothing is raised, because an error's text would contain
-the address.
-"""
+"""Tests of webhook addresses: nothing is raised, because an error would show the address."""
 
 import socket
 

@@ -1,6 +1,4 @@
-"""Tests of `evergreen recommender`: from a click log to an accepted file, and the output of each
-command.
-"""
+"""Tests of `evergreen recommender`: from a click log to an accepted file."""
 
 import re
 from pathlib import Path

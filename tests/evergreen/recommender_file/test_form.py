@@ -122,7 +122,7 @@ BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
 
 @pytest.mark.parametrize("kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__)
 def test_no_whole_number_of_setting_is_without_bound(kind):
-    """10^17 rows, columns, steps or processes are a mistake, and are refused before anything is allocated."""
+    """10^17 rows, columns, steps or processes are refused before anything is allocated."""
     hints = get_type_hints(kind)
     given = {"num_dense": 1, "num_categorical": 2} if issubclass(kind, NetworkConfig) else {}
     for each in fields(kind):

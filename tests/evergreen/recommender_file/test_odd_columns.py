@@ -1,4 +1,4 @@
-"""Tests of the messages of a draft and a trial about columns and rows that only people can assess."""
+"""Tests of messages about columns and rows that only people can assess."""
 
 import json
 import uuid

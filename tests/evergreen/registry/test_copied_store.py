@@ -1,6 +1,4 @@
-"""Tests of a copied or moved registry: it reads its own files, and model files match their stored
-hashes.
-"""
+"""Tests of a copied or moved registry: it reads its own files, with equal hashes."""
 
 import json
 import shutil
@@ -32,9 +30,7 @@ def stored(store, model_id="m1"):
 
 @pytest.fixture(params=["copied", "moved"])
 def there(tmp_path, request):
-    """A registry with a live version, moved away from its original path, where other models are
-    now.
-    """
+    """A registry with a live version at a new path. Other models are at the old one."""
     store, there = tmp_path / "my store #1", tmp_path / "backups" / "the store"
     stored(store)
     graph_folder(store, 3).mkdir(parents=True)

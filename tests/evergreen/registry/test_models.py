@@ -1,6 +1,4 @@
-"""Tests of the model registry's references, the promotion journal, and the notes that explain a
-run.
-"""
+"""Tests of the model registry's references, the promotion journal, and runs' notes."""
 
 from dataclasses import replace
 

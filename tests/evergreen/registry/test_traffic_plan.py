@@ -1,4 +1,4 @@
-"""Tests of the traffic plan: only plan and key decide who answers, and malformed plans are refused."""
+"""Tests of the traffic plan: plan and key decide who answers, and of malformed plans."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""Tests of pages for people: they fit their pane, escape all text, and never print an undefined
-probability.
-"""
+"""Tests of pages for people: width, escaping, and undefined probabilities."""
 
 import re
 from pathlib import Path
@@ -44,9 +42,7 @@ WIDTHS = (390, 480, 720, 1100, 1280)
 
 
 def page_of(text: str, *, rows: int) -> str:
-    """Return a page with every kind of block, `text` in every position, and tables of 2 to 14
-    columns.
-    """
+    """Return a page with every kind of block, `text` everywhere, and tables of 2 to 14 columns."""
     check = CheckRow(name=text, value=-0.0012345, interval=(-0.123456, 0.123456), limit=text, result="inconclusive")
     lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
     marks = [Mark(x=9.0 * place, text=text[:12]) for place in range(12)]

@@ -1,6 +1,4 @@
-"""Tests of small files that would fill the memory, hang or overflow: refused or rejected in bounded
-memory.
-"""
+"""Tests of small files that would fill the memory, hang or overflow."""
 
 import os
 import subprocess
@@ -44,9 +42,7 @@ except ContractError as error:
 
 @pytest.fixture
 def lake(tmp_path, raw_table):
-    """Writes a day of rows with some columns replaced, and returns what a process with 4 GiB reads
-    of it.
-    """
+    """Writes a day with some columns replaced. Returns what a process with 4 GiB reads."""
 
     def read(n: int, changes: dict, **options) -> str:
         table = raw_table(n, start=START.timestamp(), seconds=80_000)
@@ -88,7 +84,7 @@ def test_more_rows_than_bytes_can_hold_are_refused_by_footer(tmp_path):
     folder.mkdir(parents=True)
     same = pa.repeat(pa.scalar(START, pa.timestamp("us", tz="UTC")), 5_000_000)
     pq.write_table(pa.table({raw_rows.EVENT_TIME: same}), folder / "part-0.parquet", compression="zstd")
-    assert "names 5000000 rows in" in told(folder.parent)
+    assert "states 5000000 rows in" in told(folder.parent)
 
 
 @pytest.mark.parametrize("is_socket", [False, True])

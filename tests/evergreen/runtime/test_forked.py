@@ -1,6 +1,4 @@
-"""Tests of work in forked processes: results in order, the caller's errors, and cleanup after a
-kill.
-"""
+"""Tests of work in forked processes: order, the caller's errors, cleanup after a kill."""
 
 import os
 import signal

@@ -1,6 +1,4 @@
-"""Tests of foreign names: terminals ignore their control characters, and they never start a new
-line.
-"""
+"""Tests of foreign names: control characters have no effect, and no line is broken."""
 
 import io
 import logging

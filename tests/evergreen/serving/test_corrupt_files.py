@@ -1,6 +1,4 @@
-"""Tests of flipped bits in a version's files: the intact copy is used, and the corrupt one is named
-and repaired.
-"""
+"""Tests of flipped bits in a version's files: the intact copy is used."""
 
 import dataclasses
 import random

@@ -1,4 +1,4 @@
-"""Tests of a deployment's servers: addresses, names, and replicas that come and go during the work."""
+"""Tests of a deployment's servers: addresses, names, and changing replicas."""
 
 import dataclasses
 import socket
@@ -70,9 +70,7 @@ def test_replica_that_appears_during_switch_is_notified_too(cluster, make_candid
     cluster.release(make_candidate(cluster.settings.store, 1))
 
     def slow(pod, name):
-        """Wait while it loads, until two pods with the old configuration have appeared, one after
-        the other.
-        """
+        """Wait while it loads, until two pods with the old configuration have appeared."""
         if name == MODEL_NAME and len(cluster.listed) < 3:
             host = f"10.0.0.{len(cluster.listed) + 1}"
             (cluster.root / "state" / f"{host}:8001" / MODEL_NAME / "1").mkdir(parents=True)

@@ -1,6 +1,4 @@
-"""Tests of the graph against the contracts' encoding and a float64 network, and of its files and
-limits.
-"""
+"""Tests of the graph against the contracts' encoding and a float64 network."""
 
 import subprocess
 import sys

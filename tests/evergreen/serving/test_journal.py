@@ -1,6 +1,4 @@
-"""Tests of the promotion journal: the live version, monotonic times, and the live version at a
-time.
-"""
+"""Tests of the promotion journal: the live version, now and earlier, and its times."""
 
 import json
 import random

@@ -1,6 +1,4 @@
-"""Tests of odd replies that no Triton should send: each is a named fault of that server and stops
-nothing.
-"""
+"""Tests of odd replies that no Triton should send: each is a named fault."""
 
 import dataclasses
 import json
@@ -29,9 +27,7 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 @contextmanager
 def site_of(world):
-    """Return the world's deployment target with one server, reached by gRPC, and the odd
-    behaviour's switch.
-    """
+    """Yield the odd behaviours by method, and settings with one server reached by gRPC."""
     with odd_triton(world.servers[0]) as (odd, url):
         yield odd, dataclasses.replace(world.settings, triton_urls=(url,), connect=Triton)
 

@@ -1,6 +1,4 @@
-"""Tests of a successful release: what is served, recorded and stored, and how unusual requests are
-answered.
-"""
+"""Tests of a successful release: what is served, recorded and stored."""
 
 import dataclasses
 import threading

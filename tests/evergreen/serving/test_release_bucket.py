@@ -1,6 +1,4 @@
-"""Tests of the release protocol over a bucket: publish, roll back, repair, and refusal while
-locked.
-"""
+"""Tests of the release protocol over a bucket: publish, roll back, repair, lock."""
 
 import dataclasses
 

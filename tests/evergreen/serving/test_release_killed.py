@@ -1,5 +1,4 @@
-"""Tests of deployments killed at every checkpoint: valid versions are served, and the next one
-repairs.
+"""Tests of deployments killed at every checkpoint: the next one repairs.
 
 After the kill these invariants hold. The configuration names at least one version, and only
 complete ones. Every server that runs or starts answers from a version whose graph hash is in the
@@ -135,9 +134,7 @@ def transitions(world):
     ids=["baked", "taken back", "taken back, each boundary"],
 )
 def test_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
-    """Killed before and after each fsync, rename, unlink and checkpoint, or at named ones, until a
-    run completes.
-    """
+    """It is killed around each fsync, rename, unlink and checkpoint, until a run completes."""
     killed = []
     for place in places:
         world = baking_world(state)

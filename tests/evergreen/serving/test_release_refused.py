@@ -1,6 +1,4 @@
-"""Tests of a failed release: the live version stays, the journal says why, and the next model can
-follow.
-"""
+"""Tests of a failed release: the live version stays, and the next model can follow."""
 
 import dataclasses
 import fcntl

@@ -1,6 +1,4 @@
-"""Tests of the model repository on failing storage: corrupt files, failed writes, full disks,
-kills.
-"""
+"""Tests of the model repository on failing storage: bad files, full disks, kills."""
 
 import os
 
@@ -201,9 +199,7 @@ def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, 
 
 
 def break_off(server, make_version, step):
-    """Return whether a release completed although the bucket refuses everything after `step`
-    requests.
-    """
+    """Return whether a release completed although the bucket fails after `step` requests."""
     from evergreen.storage.bucket import BucketObjects
 
     server.reset()

@@ -1,5 +1,4 @@
-"""Tests of the real tritonserver over the model repository, in a folder and in a bucket, with
-warm-up.
+"""Tests of the real tritonserver over the model repository, folder and bucket.
 
 The bucket is the emulator from PyPI behind `tests/support/cloud_storage.py`. Triton's own Cloud
 Storage client finds it by its variable for emulators. The release protocol is tested elsewhere.

@@ -10,9 +10,7 @@ from evergreen.serving.release import StaleVerdict, release
 
 @pytest.fixture
 def judged(make_candidate):
-    """The candidate of `seed`, evaluated against `champion`, which the run had requested by
-    `reference`.
-    """
+    """The candidate of `seed`, evaluated against `champion`, which was named `reference`."""
 
     def make(store, seed, champion, reference="current"):
         model, verdict, raw = make_candidate(store, seed)

@@ -19,7 +19,7 @@ def openssl(*words):
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory):
-    """A CA, a server's certificate for the name `triton`, a client's certificate, and another CA."""
+    """A CA, a server's certificate for the name `triton`, a client's, and another CA."""
     folder = tmp_path_factory.mktemp("pki")
     for ca in ("ca", "other"):
         openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, "-subj", f"/CN={ca}",
@@ -36,9 +36,7 @@ def pki(tmp_path_factory):
 
 @pytest.fixture
 def secured(world, pki):
-    """Starts a server that requires TLS and other credentials, and returns its address and what it
-    has received.
-    """
+    """Starts a server that requires TLS and more. Returns its address and what it received."""
     world.release(1)
     with odd_triton(world.servers[0]) as (odd, _):
         servers = []

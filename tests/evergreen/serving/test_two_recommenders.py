@@ -1,6 +1,4 @@
-"""Tests of two recommenders on one tritonserver, each with its own registry: neither affects the
-other.
-"""
+"""Tests of two recommenders on one tritonserver: neither affects the other."""
 
 import dataclasses
 

@@ -1,6 +1,4 @@
-"""Tests of comparisons with rows that are alike within requests, against simulation and
-definitions.
-"""
+"""Tests of comparisons with rows that are alike within requests."""
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """Return a sample of rows [n] of cells 0..cells-1, in requests [n], counted by a plain table."""
+    """Return a sample of rows [n] of cells 0..cells-1, in requests [n], by a plain table."""
     table = np.zeros((requests.max() + 1, cells), np.int64)
     np.add.at(table, (requests, values), 1)
     table = table[table.sum(axis=1) > 0]

@@ -15,9 +15,7 @@ from evergreen.statistics import metrics
 
 
 def delong(labels, *models):
-    """Return AUCs and their covariance by definition: every click compared with every non-click,
-    O(n m).
-    """
+    """Return AUCs and their covariance from all pairs of clicks and non-clicks, O(n m)."""
     labels = np.asarray(labels)
     clicks_won, others_lost = [], []
     for scores in models:
@@ -72,7 +70,7 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
     ("labels", "scores", "said"),
     [
         ([0, 1], [0.1], r"\(2,\) and \(1,\)"),
-        ([[0, 1]], [[0.1, 0.2]], "one same length"),
+        ([[0, 1]], [[0.1, 0.2]], "expected one length"),
         ([0, 2], [0.1, 0.2], "other than 0 and 1"),
         ([0, float("nan")], [0.1, 0.2], "other than 0 and 1"),
         ([0, 1, 1], [0.1, float("nan"), float("inf")], "2 scores are NaN or infinite"),
@@ -156,7 +154,7 @@ def test_perfect_order_has_no_interval_and_equal_order_no_difference():
     ("degrees", "exact"), [(3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1e6, 1.95997)]
 )
 def test_intervals_and_p_values_are_those_of_students_t(degrees, exact):
-    """By a printed table of the distribution's 97.5 % quantiles."""
+    """The reference is a printed table of the distribution's 97.5 % quantiles."""
     assert metrics.Deviation(2.0, degrees).half_width == pytest.approx(2 * exact, rel=1e-5)
     assert metrics.student_p_value(exact, degrees) == pytest.approx(0.05, rel=1e-4)
     assert metrics.student_p_value(-exact, degrees) == metrics.student_p_value(exact, degrees)

@@ -1,6 +1,4 @@
-"""Tests of the file of a training profile: it is read back exactly, and a corrupt or foreign file
-is refused.
-"""
+"""Tests of the file of a training profile: round trip, and refused corrupt files."""
 
 import io
 import json

@@ -1,6 +1,4 @@
-"""Tests that concern only a folder: repeated times, leftovers of killed writers, full disks, plain
-files.
-"""
+"""Tests that concern only a folder: times, leftovers, full disks, plain files."""
 
 import errno
 import os

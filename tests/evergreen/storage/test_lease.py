@@ -1,4 +1,4 @@
-"""Tests of leases under a manual clock: holding, waiting, takeover, and detection of a lost lease."""
+"""Tests of leases under a manual clock: holding, waiting, takeover, lost leases."""
 
 import time
 

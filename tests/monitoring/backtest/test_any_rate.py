@@ -81,9 +81,7 @@ GAPS = st.one_of(st.just(0.0), st.floats(1e-4, 1e-2), st.floats(0.5, 60.0), st.f
 
 @st.composite
 def arrivals(draw):
-    """Draw times of requests: intervals of one rate each, from thousands a second to one a day,
-    with gaps.
-    """
+    """Draw times of requests: intervals of one rate each, with gaps."""
     gaps = []
     for rate, num, gap in draw(st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)):
         gaps += [gap, *[rate] * num]

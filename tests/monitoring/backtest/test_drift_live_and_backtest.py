@@ -1,4 +1,4 @@
-"""Tests of the data drift policy with training statistics: live, backtest and replay decide alike."""
+"""Tests of the data drift policy: live, backtest and replay decide alike."""
 
 import json
 from dataclasses import replace

@@ -13,9 +13,7 @@ from evergreen.statistics.reference import ScoreHistogram, TrainingReference
 
 
 def reference_of(rows, *, size=50) -> TrainingReference:
-    """Return the reference as validation writes it for requests of `size` rows, with scores as by
-    evaluation.
-    """
+    """Return the reference of validation for requests of `size` rows, with scores."""
     n = len(rows.label)
     ids = [f"t{i // size}" for i in range(n)]
     table = raw_table(rows, request_ids=ids, row=np.arange(n, dtype=np.int32), times=np.zeros(n))

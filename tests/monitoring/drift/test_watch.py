@@ -1,6 +1,4 @@
-"""Tests of drift detection: planted shifts are found, stationary data raises no alarm, order and
-restart do not matter.
-"""
+"""Tests of drift detection: planted shifts are found, stationary data raises no alarm."""
 
 import json
 from dataclasses import replace
@@ -145,8 +143,9 @@ def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference,
 
 
 def alike_in_requests(world, n, random, size=40):
-    """Return rows in which every second column is constant in a request, like a user's features in
-    a ranked list.
+    """Return rows in which every second column is constant in a request.
+
+    A user's features in a ranked list are so.
     """
     drawn = replace_arrays(world.draw(n, random))
     users = world.draw(n // size, random)
@@ -275,7 +274,7 @@ def test_clocks_ahead_do_not_crowd_out_present(reference, rows):
 
 
 def test_record_lies_in_bucket_of_its_time_in_whole_microseconds(reference, rows):
-    """As in the archive. A backtest must not count it elsewhere."""
+    """A backtest of the archive, in whole microseconds, must use the same bucket."""
     watch = watching(reference, requests_of(rows, time=1100.0 - 1e-7))
     assert watch.close(1100.0) == []
     (report,) = watch.close(1200.0)

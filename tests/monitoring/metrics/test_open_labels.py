@@ -1,6 +1,4 @@
-"""Tests of open labels: bounds against all possible labelings, and simulated delays against the
-final labels.
-"""
+"""Tests of open labels: bounds against all labelings, and simulated delays."""
 
 import itertools
 

@@ -1,6 +1,4 @@
-"""Tests of new versions on planted traffic: bad ones are rolled back within stated rows, equal ones
-rarely.
-"""
+"""Tests of new versions on planted traffic: bad ones are rolled back, equal ones rarely."""
 
 import json
 from dataclasses import replace
@@ -41,8 +39,9 @@ LIMITS = BakingSettings()
 
 
 def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
-    """Return rows until the version is rolled back (None if never), and the last decision, at 64
-    rows a second.
+    """Return rows until the version is rolled back, or None, and the last decision.
+
+    Traffic has 64 rows a second.
     """
     policy, memory, decision = BakingPolicy(settings), {}, None
     for begin in range(0, len(rows.labels), STEP):
@@ -99,9 +98,7 @@ def _share_taken_back(planted, runs, *, rows=20_000):
     ids=str,
 )
 def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
-    """At the exact limit and with one of five tests: a twentieth of the runs at an alpha of a
-    quarter.
-    """
+    """One of five tests at the exact limit: a twentieth of the runs at an alpha of a quarter."""
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
@@ -198,7 +195,7 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
 def test_few_users_who_come_back_take_no_good_version_back():
     """50 users with 100 requests each.
 
-    The gate saw 200 requests of 50 other users. docs/serving.md has 200 streams.
+    The gate saw 200 requests of 50 other users. docs/canary.md has 200 streams.
     """
     alarms = 0
     for number in range(30):

@@ -1,4 +1,4 @@
-"""Tests of the e-processes of the sequential test: payoffs against brute force, and a fair e-value."""
+"""Tests of the sequential test's e-processes: payoffs, and a fair e-value."""
 
 import json
 

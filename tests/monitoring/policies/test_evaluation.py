@@ -1,6 +1,4 @@
-"""Tests that decisions depend only on records: any batches, orders and restarts give identical
-lines.
-"""
+"""Tests that decisions depend only on records, not on batches, order or restarts."""
 
 import json
 from dataclasses import replace
@@ -35,8 +33,7 @@ def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Evaluator:
 
 
 def world(seed: int, num: int = 60):
-    """Return requests over a minute and a half: a canary next to version 1, then version 2, then a
-    rollback.
+    """Return requests over 90 s: a canary, then version 2, then a rollback.
 
     Version 2 is also rolled back for three seconds, less than a window.
     """
@@ -177,9 +174,7 @@ def reasons(points, policy):
 
 
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
-    """Version 2 serves from 23 on, but its rows from 20 on mature: "14720 matured rows ..., -1254
-    s".
-    """
+    """Version 2 serves from 23 on. Its rows from 20 on gave "14720 matured rows ..., -1254 s"."""
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Evaluator(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
     fed(

@@ -1,6 +1,4 @@
-"""Tests of which rows are evidence about the serving version: release, rollback, return, unknown
-cases.
-"""
+"""Tests of which rows are evidence about the serving version."""
 
 import json
 
@@ -33,9 +31,7 @@ class Line:
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
-        """Decide about the last version of `line` on 400 rows a point of each version in `aucs`,
-        with that AUC.
-        """
+        """Decide about the last version of `line` on 400 rows a point with these AUCs."""
         for _ in range(points):
             self.time += SPAN
             rows = {version: draw(self.random, TRAFFIC, rows=400, auc=auc) for version, auc in sorted(aucs.items())}

@@ -1,6 +1,4 @@
-"""Tests of cooldown and rate limit as a table of cases: rests after runs, the daily budget, clock
-changes.
-"""
+"""Tests of cooldown and rate limit as a table of cases."""
 
 from dataclasses import replace
 

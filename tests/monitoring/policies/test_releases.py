@@ -1,6 +1,4 @@
-"""Tests that evidence survives a release: the shipped monitor under continuous retraining, with and
-without drift.
-"""
+"""Tests that evidence survives a release, with and without drift."""
 
 from dataclasses import replace
 
@@ -29,9 +27,7 @@ def runs(points):
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_fall_is_found_however_often_models_are_released(minutes):
-    """Formerly 30 minutes gave 72 decision points in six hours and no alarm, and 20 minutes gave no
-    point at all.
-    """
+    """Formerly 30 minutes gave 72 decision points and no alarm, and 20 minutes no point."""
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, "rows mature all the time"
@@ -53,9 +49,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
 
 
 def test_only_version_that_learned_rows_after_change_ends_evidence():
-    """Rows that older versions scored after that are still bad, but say nothing about the new
-    version.
-    """
+    """Later bad rows of older versions say nothing about the new version."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}

@@ -1,6 +1,4 @@
-"""Tests of incremental or full runs, as a table of cases, and with a monitor whose runs are
-refused.
-"""
+"""Tests of incremental or full runs, as cases and with a monitor's refused runs."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""Tests of the sequential test on planted streams: at most alpha false alarms, and a drop is
-detected.
-"""
+"""Tests of the sequential test on planted streams: false alarms and power."""
 
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ TRAFFIC = ClickTraffic(0.25, 250)
 
 
 def test_of_stationary_streams_at_most_alpha_alarm():
-    """`make benchmark-policies` counts 1,000 streams at three click rates, and rows that share their user."""
+    """`make benchmark-policies` counts 1,000 streams, also with rows that share a user."""
     alarms = 0
     for number in range(20):
         stream = draw(np.random.default_rng((3, number)), TRAFFIC, rows=10_000, auc=GOOD)
@@ -34,9 +32,7 @@ def test_of_stationary_streams_at_most_alpha_alarm():
 
 
 def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
-    """The gate sees 100 requests of 50 users, the monitor 5,000 of others, in the limiting case
-    with a used-up bound.
-    """
+    """The gate sees 100 requests of 50 users, the monitor 5,000 of others, at the bound."""
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
         random = np.random.default_rng((5, number))

@@ -1,6 +1,4 @@
-"""Tests of the action after confirmed drift: a run or a notification, each with its own cooldown
-and rate limit.
-"""
+"""Tests of the action after confirmed drift: a run or a notification."""
 
 import dataclasses
 

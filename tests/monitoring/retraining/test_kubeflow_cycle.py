@@ -1,6 +1,4 @@
-"""Tests from drift to the end of the one run on Kubeflow: real monitor and kfp client, faults, two
-monitors.
-"""
+"""Tests from drift to the end of the one run on Kubeflow, with faults and two monitors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of the Kubeflow trigger through the real kfp client against an HTTP double of the KFP API."""
+"""Tests of the Kubeflow trigger through the real kfp client against a KFP double."""
 
 import pytest
 
@@ -232,7 +232,7 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
 def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
-    """A replica that was frozen after its checks resumes and creates its run after its successor's."""
+    """A frozen replica resumes after its checks and creates its run after its successor's."""
     stale, leader = connect(), connect()
 
     def the_leader_is_faster(body):

@@ -1,6 +1,4 @@
-"""Tests of local runs: one at a time by a kernel lock, found by another trigger, outcomes by code
-or note.
-"""
+"""Tests of local runs: one at a time by a lock, with outcomes by code or note."""
 
 import json
 import os

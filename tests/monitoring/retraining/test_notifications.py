@@ -1,6 +1,4 @@
-"""Tests of notifications about a monitor's incidents over real HTTP, to a failing, hanging or
-rate-limiting server.
-"""
+"""Tests of notifications about a monitor's incidents over real HTTP."""
 
 import logging
 
@@ -96,9 +94,7 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
 
 
 def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
-    """The monitor was killed after the event that opened it, and before it recorded that a drift is
-    open.
-    """
+    """The monitor was killed after the opening event, before it recorded the open drift."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
     b.judge("bad", auc="bad")

@@ -1,6 +1,4 @@
-"""Tests from drift to the end of the run: one at a time, over restarts and crashes, without loop
-after failure.
-"""
+"""Tests from drift to the end of the run: one at a time, without loop after failure."""
 
 import json
 from datetime import datetime

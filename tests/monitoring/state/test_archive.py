@@ -1,6 +1,4 @@
-"""Tests of the archive: schema and values, complete files, and no loss or duplicate after any
-crash.
-"""
+"""Tests of the archive: schema, complete files, and no loss after any crash."""
 
 import dataclasses
 import errno
@@ -53,7 +51,7 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
 
 
 def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
-    """Only a crash of the machine reveals a wrong order, so the test checks the order of the calls."""
+    """Only a crash of the machine reveals a wrong order, so the calls' order is checked."""
     calls = []
 
     def told(module, name, describe):
@@ -138,9 +136,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 
 
 def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_after: float) -> set[str]:
-    """Put a request with these rows of each version into its own file, and return the ids still
-    stored.
-    """
+    """Put a request with these rows into its own file, and return the ids still stored."""
     batches = [prediction(f"{v}-{number}", rows, time=START + number, version=v) for v, rows in rows_of.items()]
     store.add(Predictions.of(batches), [], [], now=START)
     requests = attribute(store.waiting(START + number, 9), [], window_seconds=0.0).requests

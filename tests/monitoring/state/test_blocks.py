@@ -1,6 +1,4 @@
-"""Tests of stored requests: unchanged, matured in time order, and deleted once a whole block is
-archived.
-"""
+"""Tests of stored requests: matured in time order, deleted once archived."""
 
 import numpy as np
 import pytest

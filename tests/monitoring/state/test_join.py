@@ -1,6 +1,4 @@
-"""Tests of labels against a brute-force reference, through the real log and store, for any order of
-arrival.
-"""
+"""Tests of labels against a brute-force reference, for any order of arrival."""
 
 import numpy as np
 import pytest
@@ -20,9 +18,7 @@ def micros(time: float) -> int:
 
 
 def test_window_ends_in_one_microsecond_wherever_floats_round():
-    """At 1.7e9 s floats are 0.24 microseconds apart, so a sum may be on either side of the same
-    moment.
-    """
+    """At 1.7e9 s floats are 0.24 microseconds apart, so a sum may be on either side."""
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
         for time, label in ((last, 1), (last + 1e-6, 0)):

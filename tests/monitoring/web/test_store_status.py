@@ -1,6 +1,4 @@
-"""Tests of runs, releases and files in the monitor's metrics: written by the steps' code, read
-through /metrics.
-"""
+"""Tests of runs, releases and files in the monitor's metrics."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Tests of the autoscaler's algorithm: cases from Kubernetes' documentation and source, and
-properties.
-"""
+"""Tests of the autoscaler's algorithm: documented cases, and properties."""
 
 import math
 
@@ -144,8 +142,9 @@ def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, valu
 
 
 def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
-    """Return the largest change that the policies allow now, from the replicas at past syncs,
-    newest last.
+    """Return the largest change that the policies allow now.
+
+    `numbers` are the replicas at past syncs, newest last.
     """
     allowed = []
     for policy in direction.policies:

@@ -1,6 +1,4 @@
-"""Tests of `evergreen scale simulate` for a new user: its output, defaults, wrong flags and wrong
-files.
-"""
+"""Tests of `evergreen scale simulate`: its output, defaults, wrong flags and files."""
 
 import re
 from pathlib import Path
